@@ -2,6 +2,8 @@
 
     python benchmarks/gpu/trainer.py [part ...]                          1.5 B on one GPU, ZeRO 2; all: seven minutes
     python benchmarks/gpu/trainer.py --size 7B --gpus 2 [4096] [16384]   ZeRO 3
+    python benchmarks/gpu/trainer.py --size Qwen3-0.6B                   against prime-rl's published figures
+    python benchmarks/gpu/trainer.py --size Qwen3-4B                     the same, adapters of rank 16
     python benchmarks/gpu/trainer.py --cpu --tiny
 
 A step is 16,384 tokens a GPU in one packed micro-batch, lengths mixed, and one update of AdamW, float32 masters; its
@@ -12,7 +14,11 @@ prompts: 4 groups of 8 sequences with one prompt, 4096 + 512 and 1024 + 1024 tok
 shared_prompts, in micro-batches of at most 36,864. compiled, the peer of 4096: the transformers model with
 torch.compile, 4 rows of 4096, the same head and loss, AdamW on bf16 alone, without recompute.
 
-6N: 6 x parameters x tokens/s, as a part of 989 TFLOP/s a GPU. GiB: the most that tensors took on GPU 0.
+sequence-16k, sequence-64k (Qwen3 sizes): one sequence a step, every layer recomputed, as prime-rl's baselines on one
+H100 (its repository, benchmarks/baselines, 2026-01). mlp-16k, mlp-64k: the same, only MLPs recomputed.
+
+6N: 6 x parameters x tokens/s, as a part of 989 TFLOP/s a GPU. MFU (Qwen3 sizes): as prime-rl counts it,
+6 x (parameters + layers x heads x head width x length) x tokens/s. GiB: the most that tensors took on GPU 0.
 """
 
 import argparse
@@ -35,29 +41,40 @@ SHAPES = {  # hidden, layers, heads, key-value heads, intermediate, vocabulary, 
     "tiny": (64, 2, 4, 2, 128, 512, True),
     "1.5B": (1536, 28, 12, 2, 8960, 151_936, True),
     "7B": (3584, 28, 28, 4, 18944, 152_064, False),
+    "Qwen3-0.6B": (1024, 28, 16, 8, 3072, 151_936, True),
+    "Qwen3-4B": (2560, 36, 32, 8, 9728, 151_936, True),
 }
-PARTS = ("4096", "full", "none", "unfused", "16384", "padding", "prompts", "compiled")
+QWEN3_HEAD_WIDTH = 128
+SEQUENCES = {"sequence-16k": 16_384, "sequence-64k": 65_536, "mlp-16k": 16_384, "mlp-64k": 65_536}
+# prime-rl's tokens/s on one H100, the rank of its adapters, and the goals of this benchmark.
+PRIME_RL = {
+    "Qwen3-0.6B": {"tokens/s": {16_384: 11_896, 65_536: 10_147}, "rank": 0, "goal": 3.0},
+    "Qwen3-4B": {"tokens/s": {16_384: 6_229, 65_536: 4_164}, "rank": 16, "goal": 2.0},
+}
+PARTS = ("4096", "full", "none", "unfused", "16384", "padding", "prompts", "compiled", *SEQUENCES)
 GROUPS = {"long": (4096, 512, 2.5), "even": (1024, 1024, 1.3)}  # prompt, response, the least gain of sharing
 PROMPTS = [f"{name}{kind}" for name in GROUPS for kind in ("", " shared")]
 PEAK_FLOPS, PART_SECONDS = 989e12, 240.0
 LEAST_TOKENS, LEAST_OF_ALL_KEPT, MOST_GIB, LEAST_OF_PADDED, LEAST_SHARE = 46_000, 52_000, 40.0, 1.7, 0.40
 LAYERS_IN_40_GIB = 12  # of 28 recompute their MLPs
-_OF_JOB = ("gpus", "zero", "steps", "tokens", "longest", "torch_attention")
+_OF_JOB = ("gpus", "zero", "steps", "tokens", "longest", "torch_attention", "lora", "tiny")
 ADAM = {"lr": 1e-6, "weight_decay": 0.0}
 
 
 def make_model(folder: Path, size: str, device: str) -> int:
     """Random weights, in bf16 on a GPU; the number of parameters."""
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
     hidden, layers, heads, kv_heads, intermediate, vocabulary, tied = SHAPES[size]
-    config = Qwen2Config(
-        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
-        intermediate_size=intermediate, vocab_size=vocabulary, tie_word_embeddings=tied, max_position_embeddings=32768,
+    width = {"head_dim": QWEN3_HEAD_WIDTH} if size in PRIME_RL else {}
+    config = (Qwen3Config if size in PRIME_RL else Qwen2Config)(
+        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads, **width,
+        intermediate_size=intermediate, vocab_size=vocabulary, tie_word_embeddings=tied,
+        max_position_embeddings=max(SEQUENCES.values()),
     )  # fmt: skip
     with torch.device(device):
-        model = Qwen2ForCausalLM(config).to(torch.bfloat16 if device == "cuda" else torch.float32)
+        model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16 if device == "cuda" else torch.float32)
     model.save_pretrained(folder)
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -83,6 +100,8 @@ def engine_of(job: dict[str, Any], trainer: dict[str, Any]) -> Any:
     config = json.loads(json.dumps(BASE))
     config["checkpoint_root_dir"] = job["folder"]
     config["model"] = {"model_path": job["model"], "max_model_len": job["longest"], "max_prompt_tokens": 1}
+    if job["lora"]:
+        config["model"]["lora_configs"] = [{"lora_rank": job["lora"], "lora_alpha": 2 * job["lora"]}]
     config["algorithm"] |= {"optimizer": ADAM, "kl_loss_fn": "none"}
     config["trainer"] = {"deepspeed": {"zero_stage": job["zero"]}, "grad_clip": 1.0, **trainer}
     return TrainEngine(make_plan(Config.model_validate(config)), ranks_from_environment(1), job["device"])
@@ -209,6 +228,11 @@ def time_part(part: str, job: dict[str, Any]) -> dict[str, Any]:
     packed = {"use_remove_padding": True, "max_token_len_per_gpu": most}
     if part == "compiled":
         return time_compiled(job)
+    if part in SEQUENCES:
+        length = job["longest"] if job["tiny"] else SEQUENCES[part]
+        recomputed = "mlp" if part.startswith("mlp") else True
+        chosen = {**packed, "max_token_len_per_gpu": length, "gradient_checkpointing": recomputed}
+        return time_engine({**job, "longest": length}, [length], chosen)
     if part in ("packed", "padded"):
         lengths = np.random.default_rng(0).integers(1, longest + 1, 8 * job["tokens"] // longest).tolist()
         rows = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": job["tokens"] // longest}
@@ -271,7 +295,9 @@ def table(args: argparse.Namespace, found: Found, parameters: int) -> Any:
     share = {part: 6 * parameters * rate / (PEAK_FLOPS * args.gpus) for part, rate in speed.items()}
     for part, seen in found.items():
         limit, ratio = "", ""
-        if args.size == "7B" and part in ("4096", "16384"):
+        if part in SEQUENCES and args.size in PRIME_RL:
+            limit, ratio = against_prime_rl(args.size, SEQUENCES[part], speed[part], parameters)
+        elif args.size == "7B" and part in ("4096", "16384"):
             limit, ratio = f"6N >= {at_least(share[part], LEAST_SHARE)}", f"{share[part] / LEAST_SHARE:.2f}"
         elif part == "4096":
             limit, ratio = f"tokens/s >= {at_least(speed[part], LEAST_TOKENS)}", f"{speed[part] / LEAST_TOKENS:.2f}"
@@ -295,10 +321,22 @@ def table(args: argparse.Namespace, found: Found, parameters: int) -> Any:
     return made
 
 
+def against_prime_rl(size: str, length: int, speed: float, parameters: int) -> tuple[str, str]:
+    """The cells for the limit, with both sides' MFU, and for the ratio to prime-rl's tokens/s."""
+    from buffer_table import at_least
+
+    published: Any = PRIME_RL[size]
+    _, layers, heads, *_ = SHAPES[size]
+    flops = 6 * (parameters + layers * heads * QWEN3_HEAD_WIDTH * length)
+    gain, theirs = speed / published["tokens/s"][length], published["tokens/s"][length]
+    mfu = f"MFU {flops * speed / PEAK_FLOPS:.1%}, theirs {flops * theirs / PEAK_FLOPS:.1%}"
+    return f"of prime-rl >= {at_least(gain, published['goal'])}; {mfu}", f"{gain:.2f}"
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"any of {', '.join(PARTS)}; by default those above")
-    parser.add_argument("--size", choices=["1.5B", "7B"], default="1.5B")
+    parser.add_argument("--size", choices=["1.5B", "7B", *PRIME_RL], default="1.5B")
     parser.add_argument("--gpus", type=int, default=1, help="each is a rank")
     parser.add_argument("--zero", type=int, choices=[0, 1, 2, 3], help="stage; default 3 on several GPUs, else 2")
     parser.add_argument("--steps", type=int, default=5, help="that count; two come before them")
@@ -310,7 +348,9 @@ def parse() -> argparse.Namespace:
     unknown = sorted(set(args.parts) - set(PARTS))
     if unknown:
         parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
-    args.parts = args.parts or (PARTS if args.size == "1.5B" else ("4096", "16384"))
+    defaults = {"1.5B": [part for part in PARTS if part not in SEQUENCES], "7B": ["4096", "16384"]}
+    args.parts = args.parts or defaults.get(args.size, list(SEQUENCES))
+    args.lora = PRIME_RL[args.size]["rank"] if args.size in PRIME_RL else 0
     args.zero = args.zero if args.zero is not None else (3 if args.gpus > 1 else 2)
     args.tokens, args.longest = (16_384, 4096) if not args.tiny else (128, 32)
     if args.tiny:

@@ -23,6 +23,7 @@ TABLES = {
         "ratio",
     ),
     "trainer.py": ("4096, memory", "none", "16384", "packed", "compiled", "6N", "ratio"),
+    "trainer.py sequence-16k": ("sequence-16k", "tokens/s"),
     "vision.py": ("rollout", "trainer", "language", "images, tokens/s", "ratio"),
     "e2e_learns.py": ("16 = 16 + 0 + 0", "16 of 16", "15 of 15", "KL of engine and trainer", "of limit"),
     "real_model.py": ("seed-1, templates it never saw", "what it took", "GPU minutes", "limit"),
