@@ -19,9 +19,9 @@ import uvicorn
 from starlette.testclient import TestClient
 
 from support.observe import experience, make_job
+from trinity.runtime.process import free_port
 from trinity.ui.app import make_app
 from trinity.ui.places import Places
-from trinity.runtime.process import free_port
 
 KEY = "the-key"
 REPEATS = 20

@@ -83,7 +83,11 @@ def test_what_the_runbook_names_is_in_the_dashboard_in_logs_and_on_the_command_l
     (board,) = (one for one in (json.loads(file.read_text()) for file in DASHBOARDS) if one["uid"] == "trinity-run")
     named = {" ".join(name.split()) for name in re.findall(r'"([^"]+)"', page)}
     assert named - {panel["title"] for panel in board["panels"]} == {board["title"]}
-    sources = [path.read_text() for part in ("lib", "services", "cli", "satellites") for path in (ROOT / part).glob("**/src/**/*.py")]
+    sources = [
+        path.read_text()
+        for part in ("lib", "services", "cli", "satellites")
+        for path in (ROOT / part).glob("**/src/**/*.py")
+    ]
     events = re.findall(r"`((?:buffer|explorer|nats|sync)\.[a-z_.]*[a-z_])\.*`", page)
     assert len(events) > 4 and not [event for event in events if not any(f'"{event}' in text for text in sources)]
     for line in set(re.findall(r"`trinity ([a-z ]+)`", page)):

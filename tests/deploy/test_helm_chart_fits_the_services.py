@@ -13,12 +13,12 @@ import yaml
 from support.services.helm import EXAMPLES, of_kind, pods, render
 from trinity.cluster.certs import certs
 from trinity.cluster.certs.certs import Form
-from trinity.ui.main import app as ui
 from trinity.runtime.errors import EXIT_FOR_GOOD
 from trinity.runtime.names import run_id
 from trinity.runtime.settings import ServiceSettings
 from trinity.runtime.trust.roles import METHODS
 from trinity.runtime.trust.subjects import table
+from trinity.ui.main import app as ui
 
 pytestmark = [pytest.mark.core, pytest.mark.slow]
 

@@ -11,9 +11,9 @@ import pytest
 import uvicorn
 from playwright.sync_api import Browser, Dialog, Page, sync_playwright
 
+from trinity.runtime.process import free_port
 from trinity.ui.app import make_app
 from trinity.ui.places import Places
-from trinity.runtime.process import free_port
 
 CHROMIUM = shutil.which("chromium")
 KEY = "the-key"

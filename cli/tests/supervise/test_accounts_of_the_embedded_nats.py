@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from support.services.nats import NatsServer
-from trinity.cluster.certs import certs
 from trinity.cli.errors import RunError
 from trinity.cli.supervise import nats, services
 from trinity.cli.supervise.children import Child, stop_all
 from trinity.cli.supervise.job import Job
 from trinity.cli.supervise.nats import NatsAccess, open_accounts
 from trinity.cli.supervise.supervisor import open_nats
+from trinity.cluster.certs import certs
 from trinity.config import Config
 from trinity.runtime.broker import StreamSpec, connect, ensure_streams
 from trinity.runtime.errors import Unauthenticated, Unavailable

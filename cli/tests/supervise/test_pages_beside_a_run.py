@@ -10,8 +10,8 @@ import pytest
 
 from trinity.cli.supervise.display import Pages
 from trinity.config import Config
-from trinity.ui.recorded import DEMO
 from trinity.runtime.process import is_alive
+from trinity.ui.recorded import DEMO
 
 pytestmark = pytest.mark.core
 

@@ -149,7 +149,11 @@ def test_a_reward_function_gets_what_it_names(monkeypatch: pytest.MonkeyPatch) -
 def test_refusals_name_sections_that_the_page_has() -> None:
     page = (ROOT / "docs/from_trinity.md").read_text()
     sections = {line.removeprefix("## ").lower().replace(" ", "-") for line in page.splitlines() if line[:3] == "## "}
-    folders = ("satellites/trinity_rft/src/trinity/common", "satellites/trinity_rft/src/trinity/algorithm", "services/explorer/src")
+    folders = (
+        "satellites/trinity_rft/src/trinity/common",
+        "satellites/trinity_rft/src/trinity/algorithm",
+        "services/explorer/src",
+    )
     sources = [path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")]
     named = {name for text in sources for name in re.findall(r'NotMapped\((?:[^()]|\([^()]*\))*?"([a-z-]+)"\)', text)}
     assert len(named) >= 6 and named <= sections, named - sections

@@ -19,9 +19,9 @@ from trinity.cli.commands.find import AnnouncedRun, find_run
 from trinity.cli.supervise.job import ProcessRecord, SupervisorRecord, make_folder
 from trinity.config import load
 from trinity.data.experience import Outcome, Task
+from trinity.runtime import files
 from trinity.ui.app import make_app
 from trinity.ui.places import Places
-from trinity.runtime import files
 from trinity.weights import Canary, Probe
 
 pytestmark = pytest.mark.core

@@ -12,8 +12,8 @@ from support.runs.buffer_run import BufferRun
 from support.runs.peers import FakeTrainer, a_failure, a_group, explorer
 from trinity.cli.commands.client import Buffer
 from trinity.data.experience import Outcome, Task
-from trinity.ui.audit import Audit, count_problems
 from trinity.runtime import rpc
+from trinity.ui.audit import Audit, count_problems
 
 pytestmark = pytest.mark.core
 

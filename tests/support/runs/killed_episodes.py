@@ -21,11 +21,11 @@ from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.cli.commands.client import Buffer
 from trinity.data.experience import Group
 from trinity.data.wire import decode_outcome
-from trinity.ui.audit import Audit, count_problems
 from trinity.runtime import rpc
 from trinity.runtime.broker import connect, ensure_consumer
 from trinity.runtime.names import TASKS_CONSUMER, RunNames
 from trinity.runtime.trust.roles import Role
+from trinity.ui.audit import Audit, count_problems
 
 TURNS = 10
 LAKE = ["SFFF", "FFFF", "FFFF", "FFFG"]  # without holes, so that few episodes end before their tenth turn

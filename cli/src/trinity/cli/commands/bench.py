@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from trinity.cli.commands.client import NoAnswer, Sync
-from trinity.convert import convert
 from trinity.cli.errors import RunError
 from trinity.cli.render import table
 from trinity.cli.supervise import job as jobs
@@ -28,6 +27,7 @@ from trinity.cli.supervise.preflight import check_inputs
 from trinity.cli.supervise.supervisor import ended_by_signals, open_nats
 from trinity.config import Config, Plan, dump, expand, make_plan
 from trinity.config.run_record import Addresses
+from trinity.convert import convert
 from trinity.runtime import files, names, rpc
 from trinity.weights import Manifest, manifest_of_folder
 from trinity.weights.checkpoint_manifest import verify, verify_model

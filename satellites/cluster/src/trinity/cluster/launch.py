@@ -23,11 +23,11 @@ from typing import Annotated
 
 import typer
 
-from trinity.cluster.certs import certs
 from trinity.cli.commands.check import Request, request, say_notices
 from trinity.cli.errors import RunError
 from trinity.cli.options import Arguments, ConfigOption, PluginDirs, command, group
 from trinity.cli.supervise.job import make_folder, make_private
+from trinity.cluster.certs import certs
 from trinity.config import Config
 from trinity.runtime import files
 from trinity.runtime.names import run_id

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trinity.convert.base import OtherModel, compared
-from trinity.convert.find import Checkpoint, find_checkpoints, parse_steps
 from trinity.cli.errors import CheckpointError, RunError
 from trinity.cli.options import command, group
 from trinity.cli.render import visible
+from trinity.convert.base import OtherModel, compared
+from trinity.convert.find import Checkpoint, find_checkpoints, parse_steps
 from trinity.runtime.errors import InvalidInput
 from trinity.weights.checkpoint_manifest import ManifestWriter, has_manifest, verify
 from trinity.weights.checkpoints import INDEX, has_weights

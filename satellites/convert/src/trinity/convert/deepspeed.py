@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from trinity.cli.errors import CheckpointError
 from trinity.convert.safe_load import StandIn, load_safely
 from trinity.convert.source import Parameter, Source, same_storage, want
-from trinity.cli.errors import CheckpointError
 
 # PolicyModel of the trainer holds the Hugging Face model as its attribute `model`.
 _PREFIX = "model."

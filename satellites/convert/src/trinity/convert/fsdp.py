@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
+from trinity.cli.errors import CheckpointError
 from trinity.convert.safe_load import Mesh, Replicate, Shard, ShardedTensor, Spec, load_safely
 from trinity.convert.source import Parameter, Source, same_storage
-from trinity.cli.errors import CheckpointError
 
 _NAME = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
 # What wrappers put into the names of parameters.

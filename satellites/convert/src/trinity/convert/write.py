@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from trinity.convert.source import Parameter
 from trinity.cli.errors import CheckpointError
+from trinity.convert.source import Parameter
 from trinity.runtime import files
 from trinity.runtime.process import FileLock
 from trinity.weights.checkpoints import INDEX, SINGLE, copy_all_but_weights

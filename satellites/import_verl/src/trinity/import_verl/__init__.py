@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from trinity.cli.errors import RunError
+from trinity.cli.options import command, group
 from trinity.import_verl.script import ScriptError, read_call
 from trinity.import_verl.write import Imported, imported
-from trinity.cli.options import command, group
 
 app = group()
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import yaml
 
+from trinity.config.foreign_correction import MEANINGS, translated
 from trinity.import_verl.expand import default_of
 from trinity.import_verl.run import Run
 from trinity.import_verl.tables import ACTOR, BY_SEQUENCE, CLIPPED, CORRECTION, LOSS_ARGS, LOSSES
 from trinity.import_verl.values import NUMBER, Leaf, Node, is_null, is_true, node_of, text_of
-from trinity.config.foreign_correction import MEANINGS, translated
 
 _CLIP = "0.2"  # veRL's own, of clip_ratio, clip_ratio_low and clip_ratio_high
 _OLD_CAP = f"{ACTOR}.tis_imp_ratio_cap"

@@ -34,10 +34,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trinity.cli.commands.view import versions
 from trinity.cli.errors import RunError
 from trinity.cli.render import age_text, error_text, size_text, visible, when
+from trinity.runtime.settings import LOOPBACK
 from trinity.ui import compare, history, journeys, letters, pictures, screens, texts, tokens, waste
 from trinity.ui.places import Places
 from trinity.ui.source import UNREADABLE, Source
-from trinity.runtime.settings import LOOPBACK
 
 _HERE = Path(__file__).parent
 _LANGUAGE_KEY, _LANGUAGE_COOKIE, _YEAR_SECONDS = "lang", "trinity_ui_language", 365 * 86400

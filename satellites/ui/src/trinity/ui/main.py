@@ -14,11 +14,11 @@ from trinity.cli.commands.find import find_run
 from trinity.cli.commands.reader import find_job_stage
 from trinity.cli.errors import RunError
 from trinity.cli.options import JobOption, NatsOption, RunName, RunOption, command, group
+from trinity.runtime import logs
 from trinity.ui.app import make_app
 from trinity.ui.bundle import write
 from trinity.ui.places import Places
 from trinity.ui.recorded import DEMO
-from trinity.runtime import logs
 
 app = group()
 

@@ -21,11 +21,11 @@ from trinity.cli.commands.wire import Letter, Version
 from trinity.cli.errors import RunError
 from trinity.cli.supervise import job as jobs
 from trinity.config import ConfigError
-from trinity.ui.audit import Audit
-from trinity.ui.recorded import RecordedBuffer, is_recorded
 from trinity.runtime.errors import TrinityError
 from trinity.runtime.logs import without_credentials
 from trinity.runtime.trust.roles import Role
+from trinity.ui.audit import Audit
+from trinity.ui.recorded import RecordedBuffer, is_recorded
 
 Facts = dict[str, Any]
 

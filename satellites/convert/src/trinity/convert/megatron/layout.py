@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from trinity.convert.source import Parameter
 from trinity.cli.errors import CheckpointError
+from trinity.convert.source import Parameter
 from trinity.runtime import files
 
 Tensors = Mapping[str, Callable[[], torch.Tensor]]

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from trinity.cli.errors import CheckpointError
 from trinity.convert.megatron.layout import Shapes, Tensors
 from trinity.convert.safe_load import load_any
-from trinity.cli.errors import CheckpointError
 
 _FOLDER = re.compile(r"mp_rank_(\d\d)(?:_(\d\d\d))?(_\d\d\d)?")
 _LAYER = re.compile(r"(decoder\.layers\.)(\d+)(\..+)")
