@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "docs/metrics.md"
 BEGIN, END = "<!-- metrics: written by `make docs` -->", "<!-- end of the metrics -->"
-_SOURCES = ("services/*/src", "lib/*/src")
+_SOURCES = ("services/*/src", "lib/*/src", "satellites/*/src")
 _DECLARATION = re.compile(r'\b(Counter|Gauge|Histogram)\(\s*"trinity_')
 
 

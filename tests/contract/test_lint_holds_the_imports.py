@@ -73,7 +73,7 @@ def test_mypy_checks_every_folder_and_the_calls_in_tests() -> None:
     parts = [
         path
         for name in ("src", "tests")
-        for top in ("sdk", "cli", "lib/*", "services/*")
+        for top in ("sdk", "cli", "lib/*", "services/*", "satellites/*")
         for path in ROOT.glob(f"{top}/{name}")
     ]
     assert {*parts, *(ROOT / name for name in ("benchmarks", "docs", "examples", "tests"))} == checked

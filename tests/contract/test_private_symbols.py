@@ -25,7 +25,7 @@ NEVER_SPELT = {"MLAAttention"}
 @cache
 def product() -> dict[str, ast.Module]:
     """The sources of the product, by their path."""
-    patterns = ("services/*/src", "lib/*/src", "sdk/src", "cli/src")
+    patterns = ("services/*/src", "lib/*/src", "sdk/src", "cli/src", "satellites/*/src")
     files = [file for pattern in patterns for file in ROOT.glob(f"{pattern}/**/*.py") if "_pb2" not in file.name]
     return {str(file.relative_to(ROOT)): ast.parse(file.read_text(encoding="utf-8")) for file in files}
 

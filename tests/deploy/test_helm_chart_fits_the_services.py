@@ -90,7 +90,11 @@ def test_the_pages_have_a_reader_and_a_port_of_their_pod_alone() -> None:
 def test_user_and_image_of_nats_are_those_of_the_images_and_of_compose(manifests: Manifests) -> None:
     composed = yaml.safe_load((ROOT / "deploy/compose/compose.yaml").read_text())["services"]
     assert {one["image"] for one in pods(manifests)["nats"]["containers"]} == {composed["nats"]["image"]}
-    files = [ROOT / "scripts/docker/Dockerfile", *ROOT.glob("services/*/Dockerfile")]
+    files = [
+        ROOT / "scripts/docker/Dockerfile",
+        *ROOT.glob("services/*/Dockerfile"),
+        *ROOT.glob("satellites/*/Dockerfile"),
+    ]
     images = {found for file in files for found in re.findall(r"^USER (.*)$", file.read_text(), re.MULTILINE)}
     security = [one["securityContext"] for one in pods(manifests).values()]
     assert {f"{one['runAsUser']}:{one['runAsGroup']}" for one in security} == images
