@@ -69,7 +69,8 @@ class Explorer:
 @contextlib.asynccontextmanager
 async def looping(run: BufferRun, explore: Callable[..., Any], progress: Progress) -> AsyncIterator[Broker]:
     async with await connect(run.nats.url, "tester") as broker:
-        loop = RolloutLoop(broker, names.RunNames(run.run), 16, explore, Weights(), progress)
+        weights = Weights()
+        loop = RolloutLoop(broker, names.RunNames(run.run), 16, explore, weights, weights.notify, progress)
         running = asyncio.create_task(loop.run())
         try:
             yield broker

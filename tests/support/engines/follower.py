@@ -14,8 +14,9 @@ from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.explorer.types import EngineFailed
 from trinity.explorer.weights.exact import ExactGates
-from trinity.explorer.weights.follower import Activity, WeightFollower
+from trinity.explorer.weights.follower import WeightFollower
 from trinity.explorer.weights.load_history import LoadHistory, Verdict
+from trinity.explorer.weights.member import Activity
 from trinity.runtime.process import free_port
 from trinity.weights import Canary, ExplorerState, Manifest, Probe, VersionState, manifest_of_folder, manifest_to_proto
 from trinity.weights.canary import Measured
@@ -130,12 +131,17 @@ class FakeGroup:
         self.asked: list[tuple[int, bool]] = []
         self.epochs: list[int] = []
 
-    async def epoch(self, epoch: Epoch | None) -> None:
-        self.epochs.append(epoch.number if epoch is not None else 0)
+    def epoch(self, epoch: Epoch | None) -> None:
+        number = epoch.number if epoch is not None else 0
+        if self.epochs[-1:] != [number]:
+            self.epochs.append(number)
 
-    async def ready(self, manifest: Manifest, willing: bool = True) -> dict[str, Any] | None:
-        self.asked.append((manifest.version, willing))
-        return self.gives.get(manifest.version) if willing else None
+    async def ready(self, manifest: Manifest) -> dict[str, Any] | None:
+        self.asked.append((manifest.version, True))
+        return self.gives.get(manifest.version)
+
+    def decline(self, manifest: Manifest) -> None:
+        self.asked.append((manifest.version, False))
 
     async def close(self) -> None:
         self.epochs.append(-1)
@@ -158,8 +164,10 @@ class Explorer:
         transports = ("folder", "collective-gloo") if group else ("folder",)
         me = Membership("run", name, "127.0.0.1:1", str(self.base), "float32", 1, 1, transports, platform)
         activity = Activity(lambda: ExplorerState.RUNNING, lambda: 1.5, lambda: 7, lambda: self.evaluating)
-        cache = WeightCache(folder / f"cache-{name}", "run", ["folder"], "")
-        self.follower = WeightFollower(address or self.sync.address, me, self.engines, cache, activity, group, exact)
+        self.cache = WeightCache(folder / f"cache-{name}", "run", ["folder"], "")
+        gates = exact or ExactGates(enforced=False)
+        where = address or self.sync.address
+        self.follower = WeightFollower(where, me, self.engines, self.cache, activity, gates, group)
         self.running: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -207,7 +215,7 @@ class Explorer:
 
     async def meets(self, step: int) -> bool:
         try:
-            await asyncio.wait_for(self.follower.wait_for_step(step), 0.3)
+            await asyncio.wait_for(self.follower.gates.wait_for_step(step), 0.3)
         except TimeoutError:
             return False
         return True

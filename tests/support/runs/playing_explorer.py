@@ -116,7 +116,7 @@ async def explore(given: Given) -> None:
             usable, flush = lambda version: True, given.flush_tokens
             journals = Journals(broker, names, given.name, limits, usable, weights.reaches_step, flush)
         work = partial(attempt.explore, explorer_id=given.name, tools=tools, limits=limits, journals=journals)
-        await RolloutLoop(broker, names, given.slots, work, weights, Progress()).run()
+        await RolloutLoop(broker, names, given.slots, work, weights, weights.notify, Progress()).run()
 
 
 if __name__ == "__main__":

@@ -78,7 +78,8 @@ async def test_engines_that_cannot_enter_a_group_leave_the_explorer_to_storage(m
 
     monkeypatch.setattr(collective, "Store", Store)
     member = CollectiveMember("a", enter, 5.0)
-    await member.epoch(Epoch(1, "gloo", "127.0.0.1:1", 2, (EpochMember("a", 1, 1),)))
+    member.epoch(Epoch(1, "gloo", "127.0.0.1:1", 2, (EpochMember("a", 1, 1),)))
     await asyncio.wait_for(entered.wait(), 10)
-    await member.epoch(Epoch(2, "gloo", "127.0.0.1:1", 1, ()))
+    member.epoch(Epoch(2, "gloo", "127.0.0.1:1", 1, ()))
+    await asyncio.sleep(0.1)
     await member.close()

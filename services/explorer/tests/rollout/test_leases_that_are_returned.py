@@ -82,7 +82,8 @@ async def test_tasks_that_are_given_back_again_and_again_are_attempted(broker: B
         return await explore(task, number)
 
     def started(progress: Progress) -> tuple[RolloutLoop, "asyncio.Task[None]"]:
-        loop = RolloutLoop(broker, RUN, 4, delivered, Weights(), progress, journals.give_back)
+        weights = Weights()
+        loop = RolloutLoop(broker, RUN, 4, delivered, weights, weights.notify, progress, journals.give_back)
         return loop, asyncio.create_task(loop.run())
 
     for number in range(1, RETURNS + 1):

@@ -115,7 +115,7 @@ async def worked(monkeypatch: pytest.MonkeyPatch, task: Task) -> tuple[Progress,
     monkeypatch.setattr(loop_module, "store", store)
     weights: Any = SimpleNamespace(reaches_step=nothing, notify=nothing)
     progress = Progress()
-    loop = RolloutLoop(queue(NotFound("gone")), RunNames("run"), 1, explore, weights, progress)
+    loop = RolloutLoop(queue(NotFound("gone")), RunNames("run"), 1, explore, weights, weights.notify, progress)
     message: Any = SimpleNamespace(sequence=7, deliveries=1, headers={}, ack=ack, retry=retry)
     await asyncio.wait_for(loop.work(task, message), 10)
     return progress, told

@@ -32,7 +32,7 @@ async def begins(explorer: Explorer, gate: int, seconds: float = 5.0) -> int | N
     """The version with which a task of this gate begins; None: it does not."""
     try:
         async with asyncio.timeout(seconds):
-            assert await explorer.follower.reaches_step(gate)
+            assert await explorer.follower.gates.reaches_step(gate)
     except TimeoutError:
         return None
     return explorer.follower.version
@@ -60,7 +60,7 @@ async def test_the_lowest_gate_comes_first(explorer: Explorer) -> None:
     begun: list[int] = []
 
     async def task(gate: int) -> None:
-        await explorer.follower.reaches_step(gate)
+        await explorer.follower.gates.reaches_step(gate)
         begun.append(gate)
         assert explorer.follower.version == gate
 

@@ -39,7 +39,7 @@ class Run:
     async def until_all_serve(self, version: int) -> None:
         for explorer in self.explorers:
             await explorer.until(lambda: explorer.follower.version == version, 20)  # noqa: B023
-            await asyncio.wait_for(explorer.follower.wait_for_step(version), 20)
+            await asyncio.wait_for(explorer.follower.gates.wait_for_step(version), 20)
 
     async def state(self, version: int) -> tuple[VersionState, str, pb.CanaryReport]:
         request = pb.GetVersionRequest(run="run", version=version)
@@ -107,7 +107,7 @@ async def test_a_rollback_reaches_every_explorer_and_every_gate_opens(run: Run) 
         await run.stub.Rollback(pb.RollbackRequest(run="run", version=target, reason="worse"), timeout=20)
         for explorer in run.explorers:
             await explorer.until(lambda: explorer.follower.version == target, 20)  # noqa: B023
-            await asyncio.wait_for(explorer.follower.wait_for_step(2), 20)
+            await asyncio.wait_for(explorer.follower.gates.wait_for_step(2), 20)
             assert explorer.engines.versions[-1] == target
     await run.publish(3)
     await run.until_all_serve(3)
@@ -127,7 +127,7 @@ async def test_an_outage_of_the_storage_rejects_nothing(run: Run, monkeypatch: p
 
     with monkeypatch.context() as outage:
         for explorer in run.explorers:
-            outage.setattr(explorer.follower._cache, "fetch", no_answer)
+            outage.setattr(explorer.cache, "fetch", no_answer)
         await run.publish(2)
         await run.explorers[0].until(lambda: tries >= 6, 60)
         assert (await run.state(2))[0] is VersionState.STAGED

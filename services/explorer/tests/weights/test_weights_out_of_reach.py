@@ -17,8 +17,8 @@ from trinity.data.experience import Task
 from trinity.data.wire import task_to_proto
 from trinity.explorer.rollout.loop import Progress, RolloutLoop
 from trinity.explorer.rollout.task_queue import TaskQueue
-from trinity.explorer.weights import fetch, follower
-from trinity.explorer.weights.follower import WeightFollower
+from trinity.explorer.weights import fetch, follower, gates
+from trinity.explorer.weights.gates import Gates
 from trinity.runtime.broker import StreamSpec, connect, ensure_consumer, ensure_streams
 from trinity.runtime.errors import Unavailable
 from trinity.runtime.names import TASK_LEASE_SECONDS, TASKS_CONSUMER, RunNames
@@ -33,7 +33,7 @@ class Storage:
     """Of an explorer: the versions in `silent` cannot be fetched now."""
 
     def __init__(self, explorer: Explorer) -> None:
-        self._cache: Any = explorer.follower._cache
+        self._cache: Any = explorer.cache
         self._fetch = self._cache.fetch
         self._cache.fetch = self.fetch
         self.silent: set[int] = set()
@@ -49,19 +49,19 @@ class Storage:
 @pytest_asyncio.fixture
 async def explorer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Explorer]:
     monkeypatch.setattr(follower, "_RETRY_SECONDS", 0.2)
-    monkeypatch.setattr(follower, "_OUT_OF_REACH_SECONDS", 0.0)
+    monkeypatch.setattr(gates, "_OUT_OF_REACH_SECONDS", 0.0)
     made = Explorer(tmp_path)
     await made.start()
     yield made
     await made.stop()
 
 
-async def reaches(weights: WeightFollower, step: int) -> bool:
+async def reaches(weights: Gates, step: int) -> bool:
     return await asyncio.wait_for(weights.reaches_step(step), 10)
 
 
 async def test_tasks_of_an_unreachable_version_go_to_other_explorers(explorer: Explorer) -> None:
-    storage, weights = Storage(explorer), explorer.follower
+    storage, weights = Storage(explorer), explorer.follower.gates
     storage.silent = {2}
     await explorer.sync.show(explorer.version(1))
     await explorer.serves(1)
@@ -88,14 +88,14 @@ async def test_it_leases_tasks_until_one_was_returned(explorer: Explorer) -> Non
     await explorer.serves(1)
     await explorer.sync.show(explorer.version(2))
     await explorer.until(lambda: storage.asked.count(2) > 1)
-    assert not explorer.follower.falls_short
+    assert not explorer.follower.gates.falls_short
 
 
 async def test_a_short_failure_returns_no_task(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower, "_OUT_OF_REACH_SECONDS", _LONG_SECONDS)
+    monkeypatch.setattr(gates, "_OUT_OF_REACH_SECONDS", _LONG_SECONDS)
     storage = Storage(explorer)
     storage.silent = {1}
-    waiting = asyncio.create_task(explorer.follower.reaches_step(1))
+    waiting = asyncio.create_task(explorer.follower.gates.reaches_step(1))
     await explorer.sync.show(explorer.version(1))
     await explorer.until(lambda: storage.asked.count(1) > 2)
     assert not waiting.done()
@@ -120,12 +120,12 @@ async def test_a_fetch_that_hangs_counts_as_an_unreachable_store(
 ) -> None:
     go_on = threading.Event()
     monkeypatch.setattr(fetch, "_FETCH_SECONDS", 0.1)
-    storage: Any = explorer.follower._cache
+    storage: Any = explorer.cache
     monkeypatch.setattr(storage, "fetch", lambda manifest: go_on.wait(60))
     await explorer.sync.show(explorer.version(1))
     try:
         await explorer.until(lambda: any("has not ended within" in r.failure for r in explorer.sync.reports))
-        assert await reaches(explorer.follower, 1) is False
+        assert await reaches(explorer.follower.gates, 1) is False
     finally:
         go_on.set()
 
@@ -144,7 +144,7 @@ async def test_a_task_that_cannot_run_here_is_returned_to_the_queue() -> None:
 
     weights: Any = SimpleNamespace(reaches_step=reaches_step)
     nothing: Any = None
-    loop = RolloutLoop(nothing, RunNames("run"), 1, nothing, weights, Progress(), note_return)
+    loop = RolloutLoop(nothing, RunNames("run"), 1, nothing, weights, nothing, Progress(), note_return)
     task = make_task(5, gate_step=7)
     message: Any = SimpleNamespace(data=task_to_proto(task).SerializeToString(), deliveries=3, retry=retry)
     await loop.work(task, message)

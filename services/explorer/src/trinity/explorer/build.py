@@ -27,7 +27,8 @@ from trinity.explorer.settings import ExplorerSettings
 from trinity.explorer.types import EngineOptions
 from trinity.explorer.weights.collective import CollectiveMember
 from trinity.explorer.weights.exact import ExactGates
-from trinity.explorer.weights.follower import Activity, WeightFollower
+from trinity.explorer.weights.follower import WeightFollower
+from trinity.explorer.weights.member import Activity
 from trinity.explorer.workflows.environments import refuse_rewritten_history
 from trinity.runtime.broker import Broker
 from trinity.runtime.names import RunNames
@@ -107,8 +108,8 @@ class ExplorerBuilder:
             platform=platform_of(options) if options.reproducible else "",
         )
         cache = WeightCache(cache_folder, self._run_id, stores, self._settings.nats_url)
-        exact = ExactGates() if self._config.reproducible else None
-        return WeightFollower(self._settings.sync_address, membership, pool, cache, activity, collective, exact)
+        exact = ExactGates(enforced=self._config.reproducible)
+        return WeightFollower(self._settings.sync_address, membership, pool, cache, activity, exact, collective)
 
     async def tools(
         self, options: EngineOptions, pool: EnginePool, tokenizer: ChatTokenizer, keys: KeyFile | None = None
@@ -143,17 +144,19 @@ class ExplorerBuilder:
         return options.images or READS_NONE
 
     def loop(
-        self, broker: Broker, pool: EnginePool, tools: ExplorerTools, weights: WeightFollower, progress: Progress
+        self, broker: Broker, pool: EnginePool, tools: ExplorerTools, follower: WeightFollower, progress: Progress
     ) -> RolloutLoop:
         names, mine, limits = RunNames(self._run_id), self._explorer_id, self.limits()
-        usable = partial(weights.is_usable, most_stale=self._plan.algorithm.sample_strategy.args.get("staleness_limit"))
+        usable = partial(
+            follower.is_usable, most_stale=self._plan.algorithm.sample_strategy.args.get("staleness_limit")
+        )
         # A reproducible run samples the same tokens again.
         keeps = self._explorer.durable_episodes and not self._config.reproducible
         flush = self._explorer.flush_tokens
-        journals = Journals(broker, names, mine, limits, usable, weights.reaches_step, flush, keeps)
+        journals = Journals(broker, names, mine, limits, usable, follower.gates.reaches_step, flush, keeps)
         patience = Patience(self._explorer.dynamic_timeout, self._config.buffer.batch_size)
         explore = partial(
             attempt.explore, explorer_id=mine, tools=tools, limits=limits, journals=journals, patience=patience
         )
         slots = self._explorer.runner_per_model * len(pool.engines)
-        return RolloutLoop(broker, names, slots, explore, weights, progress, journals.give_back)
+        return RolloutLoop(broker, names, slots, explore, follower.gates, follower.notify, progress, journals.give_back)

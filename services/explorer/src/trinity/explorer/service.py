@@ -23,7 +23,8 @@ from trinity.explorer.serving.outside import OutsideSessions
 from trinity.explorer.settings import ExplorerSettings
 from trinity.explorer.types import EngineOptions
 from trinity.explorer.weights.fetch import cache_folder
-from trinity.explorer.weights.follower import Activity, WeightFollower
+from trinity.explorer.weights.follower import WeightFollower
+from trinity.explorer.weights.member import Activity
 from trinity.runtime import names, process
 from trinity.runtime.broker import connect
 from trinity.runtime.errors import InvalidInput
@@ -106,15 +107,15 @@ class ExplorerService:
             if self._settings.serve_folder is not None:
                 unverified = self._plan.config.allow_unverified_checkpoint
                 checkpoints = endpoint.FolderFollower(self._settings.serve_folder, pool, unverified=unverified)
-                await self._run(checkpoints, serve, ready)
+                await self._run(checkpoints.run(), checkpoints.first_loaded(), serve, ready)
                 return
             activity = Activity(self.state, pool.tokens_per_second, lambda: pool.tokens_generated, self._keeps_weights)
             with cache_folder(self._settings.cache_dir, self.explorer_id) as cache:
-                self.follower = self._build.follower(options, pool, activity, address, cache)
+                self.follower = follower = self._build.follower(options, pool, activity, address, cache)
                 if listen and not self._records:
-                    await self._run(self.follower, serve, ready)
+                    await self._run(follower.run(), follower.gates.wait_for_step(0), serve, ready)
                 else:
-                    await self._explore(self.follower, options, pool, tokenizer, ready)
+                    await self._explore(follower, options, pool, tokenizer, ready)
 
     def _keeps_weights(self) -> bool:
         progress = self.progress
@@ -132,7 +133,8 @@ class ExplorerService:
         try:
             async with await connect(self._settings.nats_url, f"trinity-explorer-{self.explorer_id}") as broker:
                 self._loop = self._build.loop(broker, pool, self._tools, follower, self.progress)
-                await self._run(follower, partial(self._work_on_tasks, self._loop, self._tools), ready)
+                work = partial(self._work_on_tasks, self._loop, self._tools)
+                await self._run(follower.run(), follower.gates.wait_for_step(0), work, ready)
         finally:
             await self._tools.close()
 
@@ -158,17 +160,18 @@ class ExplorerService:
 
     async def _run(
         self,
-        follower: WeightFollower | endpoint.FolderFollower,
+        follows: Coroutine[Any, Any, None],
+        first_weights: Coroutine[Any, Any, None],
         job: Callable[[], Coroutine[Any, Any, None]],
         ready: asyncio.Event,
     ) -> None:
         """Follow the weights, and do the job from the first good ones on."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(follower.run())
+            group.create_task(follows)
             group.create_task(self._watch_health())
             if self.pool is not None:
                 group.create_task(sample(partial(measure, self.pool, self.progress)))
-            await follower.wait_for_step(0)
+            await first_weights
             ready.set()
             group.create_task(job())
 

@@ -104,8 +104,8 @@ class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
             failed_attempts=progress.failed_attempts,
             tokens_generated=pool.tokens_generated if pool else 0,
             tokens_per_second=pool.tokens_per_second() if pool else 0.0,
-            weight_updates=follower.updates if follower else 0,
-            last_pause_seconds=follower.last_pause_seconds if follower else 0.0,
+            weight_updates=follower.reports.updates if follower else 0,
+            last_pause_seconds=follower.reports.last_pause_seconds if follower else 0.0,
             sessions_waiting=service.outside.waiting if service.outside else 0,
             sessions_open=service.outside.open_now if service.outside else 0,
         )

@@ -36,13 +36,12 @@ Explore = Callable[..., Awaitable[Outcome]]  # attempt.explore: the task, its de
 NoteReturn = Callable[[Task, int], Awaitable[None]]
 
 
-class Weights(Protocol):
-    """The part of WeightFollower that the loop needs."""
+class Gates(Protocol):
+    """The part of weights.gates.Gates that the loop needs."""
 
     @property
     def falls_short(self) -> bool: ...
     async def reaches_step(self, step: int) -> bool: ...
-    async def notify(self) -> None: ...
 
 
 @dataclass
@@ -62,7 +61,8 @@ class Progress:
 class RolloutLoop:
     """Works on up to `slots` tasks at once, and on as many evaluation tasks.
 
-    `note_return`: hears of a task, with its deliveries, before its lease is given back.
+    `notify` is called when the explorer may have become busy or idle, `note_return` with a task and its deliveries
+    before its lease is given back.
     """
 
     def __init__(
@@ -71,17 +71,18 @@ class RolloutLoop:
         run: RunNames,
         slots: int,
         explore: Explore,
-        weights: Weights,
+        gates: Gates,
+        notify: Callable[[], Awaitable[None]],
         progress: Progress,
         note_return: NoteReturn | None = None,
     ) -> None:
         self._broker, self._run = broker, run
         self._explore = explore
-        self._weights = weights
+        self._gates, self._notify = gates, notify
         self._progress = progress
         self._note_return = note_return
         self._queues = [
-            TaskQueue(broker, stream, slots, self.work, lambda: weights.falls_short, self._give_back)
+            TaskQueue(broker, stream, slots, self.work, lambda: gates.falls_short, self._give_back)
             for stream in (run.evaluation_tasks_stream, run.tasks_stream)
         ]
 
@@ -94,7 +95,7 @@ class RolloutLoop:
     async def work(self, task: Task, message: Message) -> None:
         """Work on a leased task."""
         progress = self._progress
-        if not await self._weights.reaches_step(task.gate_step):
+        if not await self._gates.reaches_step(task.gate_step):
             log.warning("explorer.task.returned", task=task.task_id, gate_step=task.gate_step, reason="no weights")
             await self._give_back(message, _RETURN_SECONDS)
             return
@@ -145,7 +146,7 @@ class RolloutLoop:
         that waits, for its gate or a provider, is not counted: newer weights may come meanwhile."""
         self._progress.running_tasks += change
         self._progress.evaluations += change * (task.kind is TaskKind.EVALUATION)
-        await self._weights.notify()
+        await self._notify()
 
     @contextlib.asynccontextmanager
     async def _aside(self, task: Task, share: Attempt) -> AsyncIterator[None]:

@@ -202,8 +202,8 @@ class FolderFollower:
             self._first.set()
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def wait_for_step(self, step: int) -> None:
-        """Wait for the first checkpoint, or the base model where there is none; `step` is 0."""
+    async def first_loaded(self) -> None:
+        """Wait for the first checkpoint, or the base model where there is none."""
         await self._first.wait()
 
     async def load_newest(self) -> None:

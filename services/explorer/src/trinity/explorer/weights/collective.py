@@ -1,7 +1,6 @@
 """This explorer's member of the trainer's collective group: it enters epochs and reports when it can receive."""
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -28,18 +27,23 @@ class CollectiveMember:
         self._number = 0
         self._store: Store | None = None
         self._entering: asyncio.Task[None] | None = None
+        self._declining: set[asyncio.Task[Any]] = set()
 
-    async def epoch(self, epoch: Epoch | None) -> None:
-        """The current epoch: enter it in the background if it is a new one."""
+    def epoch(self, epoch: Epoch | None) -> None:
+        """The current epoch: leave the one before, and enter it in the background, if it is a new one."""
         number = epoch.number if epoch is not None else 0
         if number == self._number:
             return
-        await self.close()
-        self._number = number
+        self._number, self._store = number, None
+        before, self._entering = self._entering, None
+        if before is not None:
+            before.cancel()
         if epoch is not None:
-            self._entering = asyncio.create_task(self._join(epoch))
+            self._entering = asyncio.create_task(self._join(epoch, before))
 
-    async def _join(self, epoch: Epoch) -> None:
+    async def _join(self, epoch: Epoch, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
         try:
             store = await asyncio.to_thread(Store.connect, epoch.store_address, epoch.store_secret, self._timeout)
             await asyncio.to_thread(store.say, f"here/{epoch.number}/{self._id}")
@@ -60,6 +64,12 @@ class CollectiveMember:
         except (GroupBroken, EngineFailed, StopIteration) as error:  # a dead engine is found by its health
             log.warning("explorer.epoch.missed", epoch=epoch.number, reason=str(error))
 
+    def decline(self, manifest: Manifest) -> None:
+        """Tell the group, in the background, not to wait for this explorer."""
+        declining = asyncio.create_task(self.ready(manifest, willing=False))
+        self._declining.add(declining)
+        declining.add_done_callback(self._declining.discard)
+
     async def ready(self, manifest: Manifest, willing: bool = True) -> dict[str, Any] | None:
         """What to give to the engines at once, when all members are ready; None: load it another way."""
         offer = manifest.collective
@@ -76,7 +86,8 @@ class CollectiveMember:
                 return None
         except GroupBroken as error:
             log.warning("explorer.epoch.broken", epoch=offer.epoch, reason=str(error))
-            self._store = None
+            if self._store is store:
+                self._store = None
             return None
         tensors = [[t.name, t.dtype, list(t.shape), t.size_bytes] for t in manifest.tensors]
         return {"epoch": offer.epoch, "bucket_bytes": offer.bucket_bytes, "tensors": tensors}
@@ -84,8 +95,8 @@ class CollectiveMember:
     async def close(self) -> None:
         """Leave the epoch."""
         self._store = None
-        if self._entering is not None:
-            self._entering.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._entering
-            self._entering = None
+        open_calls = [*self._declining, *([self._entering] if self._entering is not None else [])]
+        for call in open_calls:
+            call.cancel()
+        await asyncio.gather(*open_calls, return_exceptions=True)
+        self._entering = None

@@ -6,21 +6,21 @@ the explorer that had it, that version is loaded again; the lowest gate that wai
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import structlog
 
-from trinity.explorer.weights.member import SyncMember
 from trinity.weights import Manifest, VersionState
-from trinity.weights.client import View
+from trinity.weights.client import Version, View
 
 log = structlog.get_logger(__name__)
 
 
 class ExactGates:
-    """The gates that tasks wait for, and the past versions that meet them."""
+    """The gates that tasks wait for, and the past versions that meet them. Without `enforced` any newer weights do."""
 
-    def __init__(self) -> None:
+    def __init__(self, enforced: bool = True) -> None:
+        self._enforced = enforced
         self._waiting: Counter[int] = Counter()
         self._past: Manifest | None = None
         self._without: set[int] = set()  # gates whose version was rejected or withdrawn: the LIVE one meets them
@@ -28,15 +28,17 @@ class ExactGates:
     @contextlib.contextmanager
     def waiting(self, gate: int) -> Iterator[None]:
         """A task waits for its gate."""
-        self._waiting[gate] += 1
+        self._waiting[gate] += self._enforced
         try:
             yield
         finally:
-            self._waiting[gate] -= 1
+            self._waiting[gate] -= self._enforced
 
-    def allows(self, gate: int, step: int) -> bool:
+    def allows(self, gate: int, step: int, updating: bool) -> bool:
         """Whether a task with this gate may begin with the weights of `step`, which are new enough."""
-        return gate == self._lowest and (step == gate or gate in self._without)
+        if not self._enforced:
+            return True
+        return not updating and gate == self._lowest and (step == gate or gate in self._without)
 
     def wanted(self, step: int) -> Manifest | None:
         """The past version to load next; None if the weights of `step`, or newer ones, will do."""
@@ -54,10 +56,10 @@ class ExactGates:
             return False
         return gate not in self._without and (self._past is None or self._past.step != gate)
 
-    async def find(self, link: SyncMember) -> None:
+    async def find(self, version: Callable[[int], Awaitable[Version | None]]) -> None:
         """Ask the sync service for the version of the lowest gate."""
         gate = self._lowest
-        if gate is None or (known := await link.version(gate)) is None:
+        if gate is None or (known := await version(gate)) is None:
             return
         if known.state not in (VersionState.LIVE, VersionState.RETIRED):
             self._without.add(gate)

@@ -4,7 +4,8 @@ Files are fetched and checked before the engines pause. A failed load leaves the
 new: only another full load resumes them.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from trinity.explorer.types import EngineFailed
 from trinity.explorer.weights.fetch import Cache, base_of, fetch, fetch_seconds, run_in_daemon_thread
 from trinity.explorer.weights.load_history import LoadHistory
 from trinity.runtime import tracing
+from trinity.runtime.errors import Unavailable
 from trinity.runtime.metrics import Gauge, Histogram
 from trinity.weights import Canary, Manifest
 from trinity.weights.canary import Measured
@@ -28,6 +30,7 @@ PAUSE = Histogram(
 CANARY = Gauge("trinity_explorer_canary_max_error_nats", "Largest difference of the newest canary, in nats")
 
 _BASE_SECONDS = 120.0
+_FORGET_SECONDS = 60.0
 
 
 class Engines(Protocol):
@@ -42,11 +45,12 @@ class Engines(Protocol):
 class Collective(Protocol):
     """This explorer's part in the trainer's collective group; none unless the explorer has one."""
 
-    async def ready(self, manifest: Manifest, willing: bool = True) -> dict[str, Any] | None:
-        """What the engines load at once, without a fetch. None: this version comes another way.
+    async def ready(self, manifest: Manifest) -> dict[str, Any] | None:
+        """What the engines load at once, without a fetch. None: this version comes another way. Called once for each
+        version, unless it is declined."""
 
-        Asked once for a version. With `willing` False it only tells the others not to wait for this explorer.
-        """
+    def decline(self, manifest: Manifest) -> None:
+        """Tell the others, in the background, not to wait for this explorer."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +79,13 @@ class Loader:
         collective: Collective | None = None,
         collective_transport: str = "collective",
     ) -> None:
+        self.loads = engines.loads
         self._engines = engines
         self._cache = cache
         self._base_model = base_model
         self._collective = collective
         self._collective_transport = collective_transport
-        self._asked: set[int] = set()  # versions whose broadcast was taken, missed or declined
+        self._answered: set[int] = set()  # versions whose broadcast was taken, missed or declined
         self.updating = False
 
     async def load(
@@ -92,8 +97,8 @@ class Loader:
         load broke off. Raises EngineFailed if the second load breaks off as well, InvalidInput and Unavailable if the
         files cannot be had.
         """
-        if not manifest.files and self._engines.loads.newest == 0:
-            loaded = await self._check(manifest, self._engines.loads.accept_initial_weights(), "", 0.0)
+        if not manifest.files and self.loads.newest == 0:
+            loaded = await self._check(manifest, self.loads.accept_initial_weights(), "", 0.0)
             if loaded.right or not is_live():
                 return loaded
         received = await self._receive(manifest)
@@ -101,23 +106,30 @@ class Loader:
             return received
         return await self._load_files(manifest, is_live, still_wanted)
 
-    async def decline(self, manifest: Manifest) -> None:
-        """Tell the collective group not to wait for this explorer."""
-        if self._collective is not None and self.is_offered(manifest):
-            self._asked.add(manifest.version)
-            await self._collective.ready(manifest, willing=False)
+    def decline(self, manifest: Manifest) -> None:
+        """Tell the collective group not to wait for this explorer, if a broadcast of this version may still come."""
+        if (group := self._offered(manifest)) is not None:
+            group.decline(manifest)
 
-    def is_offered(self, manifest: Manifest) -> bool:
-        """Whether a broadcast of this version may still come."""
-        return manifest.collective is not None and manifest.version not in self._asked
+    async def forget_all_but(self, versions: Iterable[int]) -> None:
+        """Remove fetched files of all other versions."""
+        with contextlib.suppress(Unavailable):  # a fetch that timed out may still hold the cache
+            await run_in_daemon_thread(_FORGET_SECONDS, self._cache.keep_only, versions)
+
+    def _offered(self, manifest: Manifest) -> Collective | None:
+        """The group that will broadcast this version, the first time that it is asked for."""
+        if manifest.collective is None or manifest.version in self._answered:
+            return None
+        self._answered.add(manifest.version)
+        return self._collective
 
     async def _receive(self, manifest: Manifest) -> Loaded | None:
         """Load by the collective group; None if this explorer is not in it or the load failed."""
-        if self._collective is None or not self.is_offered(manifest):
+        group = self._offered(manifest)
+        if group is None:
             return None
-        self._asked.add(manifest.version)
         base = await run_in_daemon_thread(_BASE_SECONDS, base_of, manifest.lora, self._base_model)
-        update_info = await self._collective.ready(manifest)
+        update_info = await group.ready(manifest)
         if update_info is None:
             return None
         try:
@@ -159,7 +171,7 @@ class Loader:
 
     async def _check(self, manifest: Manifest, serial: int, transport: str, pause: float) -> Loaded:
         """Compute the canary and record the result."""
-        loads, canary = self._engines.loads, manifest.canary
+        loads, canary = self.loads, manifest.canary
         measured: Measured | None = None
         if canary is not None:
             try:

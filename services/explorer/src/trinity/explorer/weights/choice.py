@@ -1,0 +1,96 @@
+"""Chooses the version to load next, from what the sync service wants, the engines hold and failed here before."""
+
+import time
+from dataclasses import replace
+
+import structlog
+
+from trinity.explorer.weights.exact import ExactGates
+from trinity.weights import Manifest
+from trinity.weights.client import View
+
+log = structlog.get_logger(__name__)
+
+
+class Choice:
+    """`version` and `step` are those of the weights that the engines hold, -1 before the first whose canary passed."""
+
+    def __init__(self, exact: ExactGates) -> None:
+        self.view = View()
+        self.version = self.step = -1
+        self._was_live = False  # the held version was LIVE once
+        self._refused: set[int] = set()  # candidates whose canary failed here
+        self._retry_at: dict[int, float] = {}
+        self._exact = exact
+
+    def is_live(self, version: int) -> bool:
+        return self.view.live is not None and self.view.live.version == version
+
+    def observe(self, view: View) -> None:
+        """Take over a view. A LIVE version that the service cannot describe leaves the one before it in force."""
+        if view.problem:
+            if view.problem != self.view.problem:
+                log.error("explorer.weights.live_unreadable", version=self.version, reason=view.problem)
+            view = replace(view, live=self.view.live, gate_step=self.view.gate_step)
+        self.view = view
+        self._was_live = self._was_live or self.is_live(self.version)
+
+    def hold(self, manifest: Manifest) -> None:
+        """The engines hold this version, and compute its canary right."""
+        self.version, self.step = manifest.version, manifest.step
+        self._was_live = self.is_live(manifest.version)
+
+    def refuse(self, version: int) -> None:
+        """Never choose this candidate again."""
+        self._refused.add(version)
+
+    def postpone(self, version: int, seconds: float) -> None:
+        self._retry_at[version] = time.monotonic() + seconds
+
+    def next(self, corrupt: bool, busy: bool) -> Manifest | None:
+        """The version to load now, if any.
+
+        `corrupt`: the held weights are known to be wrong. `busy`: newer versions wait, as while an evaluation runs
+        here, so that it measures one version. A load that replaces wrong or withdrawn weights does not wait.
+        """
+        now = time.monotonic()
+        later = {version for version, until in self._retry_at.items() if until > now}
+        found = self._replacement(corrupt)
+        if found is None and (self.version < 0 or not (busy or self._exact.keeps(self.step))):
+            found = self._newer(later)
+        if not busy:
+            found = self._exact.wanted(self.step) or found
+        return None if found is not None and found.version in later else found
+
+    def _replacement(self, corrupt: bool) -> Manifest | None:
+        """The LIVE version, where the engines hold no weights, or wrong or withdrawn ones."""
+        live, held = self._live, self.version
+        if live is None:
+            return None
+        withdrawn = held in self.view.rejected or (live.version < held and self._was_live)
+        return live if held < 0 or corrupt or withdrawn else None
+
+    def _newer(self, later: set[int]) -> Manifest | None:
+        """The candidate if it may be loaded, otherwise the LIVE version, if newer than the held weights."""
+        unwanted = self.view.rejected | self._refused | later
+        candidate = self.view.candidate
+        if candidate is not None and candidate.version > self.version and candidate.version not in unwanted:
+            return candidate
+        live = self._live
+        return live if live is not None and live.version > self.version else None
+
+    @property
+    def _live(self) -> Manifest | None:
+        live = self.view.live
+        return None if live is None or live.version in self.view.rejected else live
+
+    def still_wants(self, manifest: Manifest) -> bool:
+        """Whether a version that was chosen before is still LIVE, the candidate or the one that a gate waits for."""
+        named = {m.version for m in (self.view.live, self.view.candidate, self._exact.wanted(self.step)) if m}
+        return manifest.version in named - self.view.rejected
+
+    @property
+    def needed(self) -> set[int]:
+        """Versions whose files may be loaded again."""
+        live = {self.view.live.version} if self.view.live is not None else set()
+        return {self.version} | live
