@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar o
 PIP_LOCK := $(PIP) --no-deps --require-hashes -r
 PYTORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu
 
-.PHONY: help run programs test test-again test-all test-fifth fifths quicktest images-test deploy-test chaos fuzz lint proto docs lock wheels clean
+.PHONY: help run programs test test-again test-all test-fifth fifths quicktest images-test deploy-test chaos fuzz lint house proto docs lock wheels clean
 .DEFAULT_GOAL := help
 
 help: ## what there is to make
@@ -64,6 +64,10 @@ lint: $(BIN)/.installed ## ruff, mypy, the directions of imports, and imports th
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	@for part in $(PARTS); do found=$$(cd $$part && $(DEPTRY) 2>&1) || { printf "imports of %s\n%s\n" $$part "$$found"; exit 1; }; done
+	@$(BIN)/python scripts/fingerprint.py --change
+
+house: $(BIN)/.installed ## count lines, files on the two ways, circles, protobuf beyond the edge, and phrases
+	@$(BIN)/python scripts/house.py
 
 proto: $(BIN)/.installed ## make the stubs from the .proto files again
 	$(BIN)/python proto/generate.py
@@ -75,7 +79,7 @@ docs: $(BIN)/.installed ## write what follows from the sources into docs/ again
 	$(BIN)/python docs/generate_algorithms.py
 	$(BIN)/python docs/generate_metrics.py
 	$(BIN)/python docs/generate_alerts.py
-	$(BIN)/python docs/count_ways.py
+	$(BIN)/python scripts/count_ways.py
 
 clean: ## remove what was made (not the checkpoints)
 	rm -rf .venv build

@@ -92,7 +92,7 @@ def test_the_root_lists_the_sources_of_every_part() -> None:
     build = tool["hatch"]["build"]
     assert set(build["dev-mode-dirs"]) == folders
     assert set(build["targets"]["wheel"]["packages"]) == {f"{folder}/trinity" for folder in folders}
-    assert set(tool["mypy"]["mypy_path"]) == {*folders, "tests"}
+    assert set(tool["mypy"]["mypy_path"]) == {*folders, "scripts", "tests"}
 
 
 def test_the_root_has_every_requirement_extra_and_command_of_the_parts(root: Any) -> None:

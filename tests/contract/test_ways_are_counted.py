@@ -8,7 +8,7 @@ import pytest
 
 pytestmark = pytest.mark.core
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 import count_ways  # noqa: E402
 
@@ -23,6 +23,13 @@ def test_every_file_of_the_ways_is_there_and_used() -> None:
 def test_the_page_has_the_numbers_of_today() -> None:
     page = count_ways.PAGE.read_text()
     assert page == count_ways.counted(page), "run `make docs`"
+
+
+def test_a_way_grows_only_with_a_line_on_the_page() -> None:
+    page = count_ways.PAGE.read_text()
+    experience, version = map(len, count_ways.ways(page))
+    for title, files, limit in zip(count_ways.SECTIONS, (experience, version), count_ways.limits(page), strict=True):
+        assert files <= limit, f"{title}: write the larger number and its reason into docs/architecture.md"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Check and count the files on the two ways of docs/architecture.md, and write the numbers into it; count words.
+"""Check the files on the two ways of docs/architecture.md, write their numbers into it, and count the words of docs/.
 
-    python docs/count_ways.py            # prints the words of each page, written by hand and generated
+    python scripts/count_ways.py            # prints the words of each page, written by hand and generated
 
 The tables there are the list, in order. Each file must exist, and be imported by another file of its way, by its
 package, or by the wiring of a service; the first file of a table may be reached over the network instead.
@@ -49,7 +49,7 @@ def _file(folder: str, name: str) -> Path:
 
 @cache
 def imports() -> dict[str, set[str]]:
-    """What each module of the product imports, anywhere in it, by dotted names."""
+    """The dotted names that each module of the product imports, at any place in it."""
     found: dict[str, set[str]] = {}
     for source in _SOURCES:
         for path in (ROOT / source / "trinity").rglob("*.py"):
@@ -74,7 +74,7 @@ def _module(path: Path) -> str:
 
 
 def problems(way: list[list[Path]]) -> list[str]:
-    """Files that are not there, or that no file of a way, no package of one and no wiring imports."""
+    """Names the missing files, and those that no file of a way, no package of a way and no wiring imports."""
     listed = {_module(path) for table in way for path in table}
     packages = {name.rpartition(".")[0] for name in listed}
     on_the_way = {name for name in imports() if name in listed | packages or _WIRING.search(name)}
@@ -92,13 +92,23 @@ def problems(way: list[list[Path]]) -> list[str]:
     return found
 
 
+def ways(page: str) -> list[list[Path]]:
+    """The files of the way of an experience and of the way of a version, each once."""
+    return [list(dict.fromkeys(p for table in tables(section(page, title)) for p in table)) for title in SECTIONS]
+
+
+def limits(page: str) -> list[int]:
+    """The number of files that each way may have. People write it, with the reason when it grows."""
+    return [int(re.search(r"at most (\d+)", section(page, title))[1]) for title in SECTIONS]  # type: ignore[index]
+
+
 def counted(page: str) -> str:
-    """The page with the numbers of today."""
-    experience, version = ([path for table in tables(section(page, title)) for path in table] for title in SECTIONS)
+    """The page with today's numbers of files."""
+    experience, version = ways(page)
     both = len(set(experience) & set(version))
     for title, files in zip(SECTIONS, (experience, version), strict=True):
         before, after = page.split(title + "\n", 1)
-        after = re.sub(r"each once: \d+ files", f"each once: {len(set(files))} files", after, count=1)
+        after = re.sub(r"each once: \d+ files", f"each once: {len(files)} files", after, count=1)
         page = before + title + "\n" + after
     return re.sub(r"of which \d+ are also on the way", f"of which {both} are also on the way", page, count=1)
 
