@@ -7,8 +7,9 @@ import pytest
 from support.services.sync_instances import base_manifest, instance, make_member
 from trinity.runtime.errors import InvalidInput
 from trinity.sync.runs import Run
-from trinity.sync.store.records import Epoch, Member
+from trinity.sync.store.records import Member
 from trinity.weights import ExplorerState
+from trinity.weights.pointer import Epoch
 
 pytestmark = pytest.mark.core
 

@@ -196,7 +196,7 @@ async def test_a_released_version_loses_its_manifest_when_lists_leave_it_out(
     await run.versions.apply(1, Pin(True))
     assert await run.versions.collect([], 1) == [2, 3, 4]
     assert await stored(nats_url) == [0, 1, 5, 6]
-    problem = (await run.manifests.message_or_problem(run.state.records[3]))[1]
+    problem = (await run.manifests.encoded_or_problem(run.state.records[3]))[1]
     assert problem == "version: the files and the manifest of version 3 were deleted"
     await publish(run, tmp_path, 7)
     assert 5 in await run.versions.collect([], 1)

@@ -20,7 +20,8 @@ from trinity.explorer.weights.member import Activity
 from trinity.runtime.process import free_port
 from trinity.weights import Canary, ExplorerState, Manifest, Probe, VersionState, manifest_of_folder, manifest_to_proto
 from trinity.weights.canary import Measured
-from trinity.weights.client import Epoch, Membership
+from trinity.weights.client import Membership
+from trinity.weights.pointer import Epoch
 from trinity.weights.stores.cache import WeightCache
 
 CANARY = Canary((Probe((1, 2, 3), (-1.0, -2.0)),), 0.1, 1.0)

@@ -10,7 +10,7 @@ from trinity.explorer.engine.engine import Engine
 from trinity.explorer.types import EngineFailed, EngineOptions
 from trinity.explorer.weights import collective
 from trinity.explorer.weights.collective import CollectiveMember
-from trinity.weights.client import Epoch, EpochMember
+from trinity.weights.pointer import Epoch, EpochMember
 
 pytestmark = pytest.mark.core
 
@@ -78,8 +78,8 @@ async def test_engines_that_cannot_enter_a_group_leave_the_explorer_to_storage(m
 
     monkeypatch.setattr(collective, "Store", Store)
     member = CollectiveMember("a", enter, 5.0)
-    member.epoch(Epoch(1, "gloo", "127.0.0.1:1", 2, (EpochMember("a", 1, 1),)))
+    member.epoch(Epoch(1, "gloo", "127.0.0.1:1", (EpochMember("a", 1, 1),)))
     await asyncio.wait_for(entered.wait(), 10)
-    member.epoch(Epoch(2, "gloo", "127.0.0.1:1", 1, ()))
+    member.epoch(Epoch(2, "gloo", "127.0.0.1:1"))
     await asyncio.sleep(0.1)
     await member.close()

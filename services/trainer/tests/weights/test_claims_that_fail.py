@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trinity.trainer.weights.claim import Claim
-from trinity.weights.client import Claimed, Rollback
+from trinity.weights.client import Claimed
 
 pytestmark = pytest.mark.core
 
@@ -22,7 +22,7 @@ class Client:
         self.answers -= 1
         if self.answers < 0:
             raise ValueError("an answer that is not understood")
-        return Claimed("lease", 0.03, Rollback(), None)
+        return Claimed("lease", 0.03)
 
 
 def test_it_ends_who_waits_for_the_claim() -> None:

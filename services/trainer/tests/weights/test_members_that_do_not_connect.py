@@ -5,8 +5,9 @@ import torch
 
 from trinity.trainer.weights import collective
 from trinity.trainer.weights.collective import CollectiveSender
-from trinity.weights.client import Call, Epoch, EpochMember
+from trinity.weights.client import Call
 from trinity.weights.collective import GroupBroken, Store
+from trinity.weights.pointer import Epoch, EpochMember
 
 pytestmark = pytest.mark.core
 
@@ -33,7 +34,7 @@ def test_they_are_left_out_for_one_version_then_for_two(formed: list[int]) -> No
         if "a" in call.request.excluded:
             return None
         Store.connect(call.request.store_address, call.request.store_secret, 5).say(f"here/{number}/a")
-        return Epoch(number, "gloo", call.request.store_address, 2, (EpochMember("a", 1, 1),))
+        return Epoch(number, "gloo", call.request.store_address, (EpochMember("a", 1, 1),))
 
     sender = CollectiveSender(form, "127.0.0.1", torch.device("cpu"), 1000, 5.0)
     tried = []

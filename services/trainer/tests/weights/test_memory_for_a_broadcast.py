@@ -9,8 +9,9 @@ import torch
 
 from trinity.trainer.weights import collective
 from trinity.trainer.weights.collective import CollectiveSender
-from trinity.weights.client import Call, Epoch, EpochMember
+from trinity.weights.client import Call
 from trinity.weights.collective import Store
+from trinity.weights.pointer import Epoch, EpochMember
 
 pytestmark = pytest.mark.core
 
@@ -27,7 +28,7 @@ def sender() -> Iterator[CollectiveSender]:
         store = Store.connect(call.request.store_address, call.request.store_secret, 5)
         store.say("here/1/a")
         store.say("ready/1/7/a")
-        return Epoch(1, "gloo", call.request.store_address, 2, (EpochMember("a", 1, 1),))
+        return Epoch(1, "gloo", call.request.store_address, (EpochMember("a", 1, 1),))
 
     made = CollectiveSender(form, "127.0.0.1", torch.device("cpu"), 1000, 5.0)
     yield made

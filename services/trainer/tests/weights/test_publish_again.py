@@ -22,7 +22,7 @@ from trinity.trainer.weights.shards import describe
 from trinity.trainer.weights.verification import VerificationResults
 from trinity.trainer.weights.version_stores import VersionStores
 from trinity.weights import Canary, CollectiveOffer, Manifest, Offer, Probe, check_files
-from trinity.weights.client import BlockingSyncClient, Call, Rollback, release
+from trinity.weights.client import BlockingSyncClient, Call, release
 from trinity.weights.stores import FolderStore, Store
 
 pytestmark = pytest.mark.core
@@ -74,11 +74,11 @@ def start(sync: ServiceProcess, folder: Path, stores: Sequence[Store] = (), stop
     claim.start()
     stores = stores or [FolderStore(folder / "weights", RUN), FolderStore(folder / "shared", RUN)]
 
-    def newest_rollback() -> Rollback:
+    def withdrawn() -> tuple[int, ...]:
         claim.renew()
-        return claim.rollback
+        return claim.withdrawn
 
-    results = VerificationResults(client, newest_rollback, stops, allowed=(1.0, 1.0))
+    results = VerificationResults(client, withdrawn, stops, allowed=(1.0, 1.0))
     publisher = Publisher(
         client, claim, results, VersionStores(folder / "weights", RUN, stores, 9, ""), versions_to_keep=3
     )

@@ -19,7 +19,6 @@ from trinity.trainer.weights.shards import describe
 from trinity.trainer.weights.snapshot import Snapshot
 from trinity.trainer.weights.verification import VerificationResults
 from trinity.weights import TensorInfo, VersionState
-from trinity.weights.client import Rollback
 
 pytestmark = [pytest.mark.core, pytest.mark.timeout(60)]
 
@@ -217,7 +216,7 @@ def test_versions_that_are_not_judged_are_pending() -> None:
         asked.append(call.method)
         return SimpleNamespace(state=next(states))
 
-    results = VerificationResults(SimpleNamespace(ask=ask), lambda: Rollback(), True, (0.1, 1.0), seconds=0.0)  # type: ignore[arg-type]
+    results = VerificationResults(SimpleNamespace(ask=ask), tuple, True, (0.1, 1.0), seconds=0.0)  # type: ignore[arg-type]
     claim = SimpleNamespace(check=lambda: None, unreadable=None)
     publisher = Publisher(None, claim, results, SimpleNamespace(), 3)  # type: ignore[arg-type]
     results.expect(1)

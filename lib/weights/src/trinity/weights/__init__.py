@@ -13,11 +13,17 @@ from trinity.weights.manifest import (
     Probe,
     S3Offer,
     TensorInfo,
-    VersionState,
     check_files,
     manifest_of_folder,
 )
-from trinity.weights.wire import ExplorerState, decode_manifest, manifest_from_proto, manifest_to_proto
+from trinity.weights.wire import (
+    ExplorerState,
+    VersionState,
+    decode_manifest,
+    encode_manifest,
+    manifest_from_proto,
+    manifest_to_proto,
+)
 
 __all__ = [
     "Canary",
@@ -37,6 +43,7 @@ __all__ = [
     "VersionState",
     "check_files",
     "decode_manifest",
+    "encode_manifest",
     "manifest_from_proto",
     "manifest_of_folder",
     "manifest_to_proto",

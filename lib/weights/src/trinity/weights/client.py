@@ -25,8 +25,9 @@ from trinity.runtime import rpc
 from trinity.runtime.errors import AlreadyExists, Conflict, DataLoss, Full, NotFound, TrinityError, Unavailable
 from trinity.runtime.messages import from_message, to_message
 from trinity.weights.canary import Measured
-from trinity.weights.manifest import Manifest, VersionState
-from trinity.weights.wire import manifest_from_proto, manifest_to_proto
+from trinity.weights.manifest import Manifest
+from trinity.weights.pointer import Epoch, Rollback
+from trinity.weights.wire import VersionState, manifest_from_proto, manifest_to_proto
 
 log = structlog.get_logger(__name__)
 
@@ -63,48 +64,18 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Rollback:
-    """A rollback; number 0: there was none. `newest_step`: it meets gates up to that step.
-
-    withdrawn: versions withdrawn by this one; in the answer to `claim` also by those before it.
-    """
-
-    number: int = 0
-    version: int = -1
-    withdrawn: tuple[int, ...] = ()
-    newest_step: int = -1
-    keep_experience: bool = False
-
-
-@dataclass(frozen=True)
 class Claimed:
-    """An answered claim. `unreadable`: LIVE version whose manifest is damaged and has to be published again."""
+    """An answered claim.
+
+    `rollback` is the newest one, `withdrawn` the versions that any rollback withdrew. `unreadable`: LIVE version whose
+    manifest is damaged and has to be published again.
+    """
 
     lease_id: str
     lease_seconds: float
-    rollback: Rollback
+    rollback: Rollback | None = None
+    withdrawn: tuple[int, ...] = ()
     unreadable: int | None = None
-
-
-@dataclass(frozen=True)
-class EpochMember:
-    """An explorer in a collective group, with its first rank and its number of ranks."""
-
-    explorer_id: str
-    first_rank: int
-    ranks: int
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """A collective group; rank 0 is the trainer."""
-
-    number: int
-    backend: str
-    store_address: str
-    world_size: int
-    members: tuple[EpochMember, ...]
-    store_secret: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)
@@ -197,6 +168,20 @@ def versions(limit: int) -> Call[list[Version]]:
     """Newest first."""
     request = pb.ListVersionsRequest(limit=limit)
     return Call("ListVersions", request, lambda answer: [_version(v) for v in answer.versions])
+
+
+def pin(number: int, pinned: bool) -> Call[None]:
+    """Keep a version's files, or let them go again."""
+    return Call("Pin", pb.PinRequest(version=number, pinned=pinned), _nothing)
+
+
+def roll_back(number: int, keep_experience: bool, reason: str) -> Call[tuple[Rollback | None, tuple[int, ...]]]:
+    """The rollback, which may have been made before, and the versions that it withdrew.
+
+    None: the version is LIVE without a rollback.
+    """
+    request = pb.RollbackRequest(version=number, keep_experience=keep_experience, reason=reason)
+    return Call("Rollback", request, _rolled_back)
 
 
 def served() -> Call[list[int]]:
@@ -333,11 +318,12 @@ def _nothing(answer: Any) -> None:
 
 
 def _claimed(answer: pb.ClaimResponse) -> Claimed:
-    return from_message(Claimed, answer, rollback=_rollback(answer.rollback))
+    return from_message(Claimed, answer, withdrawn=tuple(answer.rollback.withdrawn))
 
 
-def _rollback(message: pb.RollbackRecord) -> Rollback:
-    return from_message(Rollback, message) if message.number else Rollback()
+def _rolled_back(answer: pb.RollbackResponse) -> tuple[Rollback | None, tuple[int, ...]]:
+    withdrawn = tuple(answer.rollback.withdrawn)
+    return (from_message(Rollback, answer.rollback) if answer.HasField("rollback") else None), withdrawn
 
 
 def _version(message: pb.WeightVersion) -> Version:

@@ -11,11 +11,9 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 from typing import ClassVar
 
-from trinity.api.sync.v1 import sync_pb2
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
 from trinity.weights.checkpoints import INDEX, SINGLE, safetensors_header
@@ -27,19 +25,6 @@ _BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I16": 2,
 _MOST_OF_IMAGES = 64 * 1024  # bytes, of one probe
 
 _CHECKED_TOGETHER = 8  # files hashed at once: 20 GB/s on 16 cores; 4 have 15, 16 no more
-
-
-class VersionState(IntEnum):
-    STAGED = sync_pb2.VERSION_STATE_STAGED
-    VERIFIED = sync_pb2.VERSION_STATE_VERIFIED
-    LIVE = sync_pb2.VERSION_STATE_LIVE
-    RETIRED = sync_pb2.VERSION_STATE_RETIRED
-    REJECTED = sync_pb2.VERSION_STATE_REJECTED
-
-    @property
-    def wire_name(self) -> str:
-        """Name of the protobuf value."""
-        return f"VERSION_STATE_{self.name}"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ Beside it the sync service keeps a record of each version; others may read its v
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ import pydantic_core
 from pydantic import TypeAdapter, ValidationError
 
 from trinity.runtime.errors import DataLoss
-from trinity.weights.manifest import VersionState
+from trinity.weights.wire import VersionState
 
 MOST_ROLLBACKS = 20
 # What decoding a value of KV raises that no sync service wrote.
@@ -72,6 +72,37 @@ class Live:
     def rollback(self) -> Rollback | None:
         """The newest one."""
         return self.rollbacks[-1] if self.rollbacks else None
+
+
+@dataclass(frozen=True)
+class EpochMember:
+    """An explorer in a collective group: ranks first_rank .. first_rank + ranks - 1.
+
+    Only the sync service knows `lease_id`.
+    """
+
+    explorer_id: str
+    first_rank: int
+    ranks: int
+    lease_id: str = ""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """A collective group. Rank 0 is the trainer. Number 0: there was none yet."""
+
+    number: int = 0
+    backend: str = ""
+    store_address: str = ""
+    members: tuple[EpochMember, ...] = ()
+    store_secret: str = field(default="", repr=False)
+
+    @property
+    def world_size(self) -> int:
+        return 1 + sum(member.ranks for member in self.members)
+
+    def has(self, lease_id: str) -> bool:
+        return any(member.lease_id == lease_id for member in self.members)
 
 
 def encode(value: Any) -> bytes:

@@ -12,6 +12,19 @@ from trinity.weights.manifest import CollectiveOffer, Manifest, Offer
 _OFFERS = {kind.transport: kind for kind in get_args(Offer)}
 
 
+class VersionState(IntEnum):
+    STAGED = pb.VERSION_STATE_STAGED
+    VERIFIED = pb.VERSION_STATE_VERIFIED
+    LIVE = pb.VERSION_STATE_LIVE
+    RETIRED = pb.VERSION_STATE_RETIRED
+    REJECTED = pb.VERSION_STATE_REJECTED
+
+    @property
+    def wire_name(self) -> str:
+        """Name of the protobuf value."""
+        return f"VERSION_STATE_{self.name}"
+
+
 class ExplorerState(IntEnum):
     """What an explorer does: explorer.v1.ExplorerState. A state that a newer explorer reports is UNKNOWN."""
 
@@ -45,6 +58,11 @@ def manifest_to_proto(manifest: Manifest) -> pb.Manifest:
     return to_message(manifest, pb.Manifest, offers=[_offer(offer) for offer in manifest.offers])
 
 
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The manifest as it is stored; equal manifests give equal bytes."""
+    return manifest_to_proto(manifest).SerializeToString(deterministic=True)
+
+
 def manifest_from_proto(message: pb.Manifest) -> Manifest:
     """Unknown kinds of offers, from newer writers, are ignored."""
     offers = (_from_offer(offer) for offer in message.offers)
@@ -52,7 +70,7 @@ def manifest_from_proto(message: pb.Manifest) -> Manifest:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """A manifest as stored beside a version's files. Raises InvalidInput if it is not one."""
+    """The manifest in `data`, as `encode_manifest` made it. Raises InvalidInput if it is not one."""
     try:
         return manifest_from_proto(pb.Manifest.FromString(data))
     except Exception as error:

@@ -381,7 +381,7 @@ class ClaimResponse(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., rollback: _Optional[_Union[RollbackRecord, _Mapping]] = ..., unreadable: _Optional[int] = ...) -> None: ...
 
 class RollbackRecord(_message.Message):
-    __slots__ = ("number", "version", "withdrawn", "keep_experience", "reason", "at_seconds", "newest_step")
+    __slots__ = ("number", "version", "withdrawn", "keep_experience", "reason", "at_seconds", "newest_step", "newest_version")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
@@ -389,6 +389,7 @@ class RollbackRecord(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     NEWEST_STEP_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_VERSION_FIELD_NUMBER: _ClassVar[int]
     number: int
     version: int
     withdrawn: _containers.RepeatedScalarFieldContainer[int]
@@ -396,7 +397,8 @@ class RollbackRecord(_message.Message):
     reason: str
     at_seconds: float
     newest_step: int
-    def __init__(self, number: _Optional[int] = ..., version: _Optional[int] = ..., withdrawn: _Optional[_Iterable[int]] = ..., keep_experience: bool = ..., reason: _Optional[str] = ..., at_seconds: _Optional[float] = ..., newest_step: _Optional[int] = ...) -> None: ...
+    newest_version: int
+    def __init__(self, number: _Optional[int] = ..., version: _Optional[int] = ..., withdrawn: _Optional[_Iterable[int]] = ..., keep_experience: bool = ..., reason: _Optional[str] = ..., at_seconds: _Optional[float] = ..., newest_step: _Optional[int] = ..., newest_version: _Optional[int] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("run", "lease_id")

@@ -20,7 +20,7 @@ from trinity.sync.lifecycle import Versions
 from trinity.sync.members import Members
 from trinity.sync.store import records
 from trinity.sync.store.manifests import Manifests
-from trinity.sync.store.records import Candidate, Epoch, Failure, Measured, Member, Record
+from trinity.sync.store.records import Candidate, Failure, Measured, Member, Record
 from trinity.sync.store.state import RunState
 from trinity.sync.versions import NotLoaded, Reject, Verify, current
 from trinity.weights import (
@@ -33,7 +33,7 @@ from trinity.weights import (
     S3Offer,
     VersionState,
 )
-from trinity.weights.pointer import Live
+from trinity.weights.pointer import Epoch, Live
 
 log = structlog.get_logger(__name__)
 

@@ -29,7 +29,7 @@ from trinity.sync.versions import (
     Release,
     RollBack,
     Verify,
-    Version,
+    VersionStatus,
     current,
     gate_step,
     needed,
@@ -56,16 +56,16 @@ class Versions:
         # By version and digest: two trainers in a row may make other files under one number.
         self._comparisons: dict[tuple[int, str], asyncio.Task[InvalidInput | None]] = {}
 
-    async def get(self, version: int) -> Version:
+    async def get(self, version: int) -> VersionStatus:
         """NotFound if there is no such version."""
         record = await self._state.record(version)
         return current(record, await self._state.pointer())
 
-    def all(self) -> list[Version]:
+    def all(self) -> list[VersionStatus]:
         """Newest first, as far as this process knows."""
         return [current(record, self._state.live) for record in self._state.newest_first]
 
-    async def publish(self, manifest: Manifest, lease_id: str = "", rollback: int | None = None) -> Version:
+    async def publish(self, manifest: Manifest, lease_id: str = "", rollback: int | None = None) -> VersionStatus:
         """Register a version, to be LIVE as soon as it is VERIFIED. Idempotent for the same manifest.
 
         An explorer may load a version with a canary while its files are read here. Not if it is broadcast: that begins

@@ -22,10 +22,10 @@ from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound
 from trinity.runtime.names import RunNames
 from trinity.sync.store import clock, records
 from trinity.sync.store.mirror import Mirror
-from trinity.sync.store.records import Epoch, EpochMember, Member
+from trinity.sync.store.records import Member
 from trinity.sync.store.state import ChangeEvent, RunState
 from trinity.weights import ExplorerState
-from trinity.weights.pointer import Live
+from trinity.weights.pointer import Epoch, EpochMember, Live
 
 log = structlog.get_logger(__name__)
 
@@ -252,7 +252,7 @@ def ranked(members: Sequence[Member]) -> tuple[EpochMember, ...]:
     first, found = 1, []
     for member in members:
         ranks = max(1, member.capabilities.engines) * max(1, member.capabilities.tensor_parallel_size)
-        found.append(EpochMember(member.explorer_id, member.lease_id, first, ranks))
+        found.append(EpochMember(member.explorer_id, first, ranks, member.lease_id))
         first += ranks
     return tuple(found)
 

@@ -4,7 +4,6 @@ import asyncio
 
 import grpc.aio
 
-from trinity.api.sync.v1 import sync_pb2, sync_pb2_grpc
 from trinity.runtime import names
 from trinity.runtime.broker import Broker, Bucket, connect
 from trinity.runtime.metrics import sample
@@ -40,8 +39,7 @@ class SyncService:
         self._servicer = SyncServicer()
 
     def register(self, server: grpc.aio.Server) -> list[str]:
-        sync_pb2_grpc.add_SyncServiceServicer_to_server(self._servicer, server)
-        return [sync_pb2.DESCRIPTOR.services_by_name["SyncService"].full_name]
+        return self._servicer.register(server)
 
     async def work(self, ready: asyncio.Event, address: str) -> None:
         async with await connect(self._settings.nats_url, "trinity-sync") as broker:

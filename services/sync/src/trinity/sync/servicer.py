@@ -15,7 +15,7 @@ from trinity.sync.members import check_new
 from trinity.sync.runs import Run, Runs
 from trinity.sync.store.manifests import LISTED
 from trinity.sync.store.records import Member
-from trinity.sync.versions import Pin, Version
+from trinity.sync.versions import Pin, VersionStatus
 from trinity.weights import manifest_from_proto
 
 log = structlog.get_logger(__name__)
@@ -32,6 +32,11 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
     def attach(self, runs: Runs) -> None:
         """NATS answers: calls can be served from now on."""
         self._runs = runs
+
+    def register(self, server: grpc.aio.Server) -> list[str]:
+        """Adds the service to a server; returns its full names."""
+        sync_pb2_grpc.add_SyncServiceServicer_to_server(self, server)
+        return [pb.DESCRIPTOR.services_by_name["SyncService"].full_name]
 
     @property
     def _runs_open(self) -> Runs:
@@ -63,8 +68,8 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         self, request: pb.WatchRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.WatchResponse]:
         run = await self._existing(request.run)
-        async for response in run.watches.follow(request.lease_id):
-            yield response
+        async for news in run.watches.follow(request.lease_id):
+            yield wire.announcement_to_proto(news)
 
     async def Report(self, request: pb.ReportRequest, context: grpc.aio.ServicerContext) -> pb.ReportResponse:
         run = await self._existing(request.run)
@@ -162,7 +167,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         listed = run.versions.all()[: request.limit or _DEFAULT_LIMIT]
         newest = await asyncio.gather(*(_version(run, version) for version in listed[:LISTED]))
         members = run.members.all()
-        older = [wire.version_to_proto(v, _bare(run.name, v), members) for v in listed[LISTED:]]
+        older = [wire.version_to_proto(status, run.name, None, members) for status in listed[LISTED:]]
         return pb.ListVersionsResponse(versions=[*newest, *older])
 
     async def ListMembers(
@@ -194,19 +199,15 @@ def _reported(request: pb.ReportRequest, before: Member) -> dict[str, object]:
     }
 
 
-def _bare(run: str, version: Version) -> pb.Manifest:
-    return pb.Manifest(run=run, version=version.record.version, step=version.record.step)
-
-
-async def _version(run: Run, version: Version) -> pb.WeightVersion:
-    manifest, problem = await run.manifests.message_or_problem(version.record)
-    return wire.version_to_proto(version, manifest, run.members.all(), problem)
+async def _version(run: Run, status: VersionStatus) -> pb.WeightVersion:
+    manifest, problem = await run.manifests.encoded_or_problem(status.record)
+    return wire.version_to_proto(status, run.name, manifest, run.members.all(), problem)
 
 
 async def _unreadable(run: Run) -> int | None:
     """The LIVE version, if its manifest cannot be read."""
     record = run.state.records.get(run.state.live.version)
-    return record.version if record and (await run.manifests.message_or_problem(record))[1] else None
+    return record.version if record and (await run.manifests.encoded_or_problem(record))[1] else None
 
 
 async def _newest_rollback(run: Run) -> pb.RollbackRecord | None:

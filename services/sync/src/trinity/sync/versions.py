@@ -98,28 +98,28 @@ Event = Register | Verify | Reject | NotLoaded | GoLive | RollBack | Pin | Relea
 
 
 @dataclass(frozen=True)
-class Version:
-    """A version as it is now: its record, seen together with the pointer."""
+class VersionStatus:
+    """A version's record with the state that follows from it and the pointer."""
 
     record: Record
     state: VersionState
     reason: str = ""
 
 
-def current(record: Record, live: Live) -> Version:
+def current(record: Record, live: Live) -> VersionStatus:
     """The state of a version. One that was overtaken while it was STAGED stays STAGED: it is not verified."""
     if live.is_withdrawn(record.version):
         rollback = next((r for r in reversed(live.rollbacks) if r.withdraws(record.version)), None)
         why = f": {rollback.reason}" if rollback and rollback.reason else ""
         to = f" to version {rollback.version}" if rollback else ""
-        return Version(record, VersionState.REJECTED, f"withdrawn by a rollback{to}{why}")
+        return VersionStatus(record, VersionState.REJECTED, f"withdrawn by a rollback{to}{why}")
     if record.state is VersionState.REJECTED:
-        return Version(record, record.state, record.reason)
+        return VersionStatus(record, record.state, record.reason)
     if record.version == live.version:
-        return Version(record, VersionState.LIVE)
+        return VersionStatus(record, VersionState.LIVE)
     if record.version < live.version and record.state is VersionState.VERIFIED:
-        return Version(record, VersionState.RETIRED)
-    return Version(record, record.state)
+        return VersionStatus(record, VersionState.RETIRED)
+    return VersionStatus(record, record.state)
 
 
 def transition(live: Live, record: Record | None, event: Event) -> tuple[Live, Record]:

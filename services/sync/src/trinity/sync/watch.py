@@ -2,26 +2,22 @@
 
 import asyncio
 import itertools
-from collections import OrderedDict
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 
-from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.runtime.errors import DataLoss
-from trinity.sync import wire
 from trinity.sync.members import Members
 from trinity.sync.store.manifests import Manifests
 from trinity.sync.store.records import Member, Record
 from trinity.sync.store.state import ChangeEvent, RunState
 from trinity.sync.versions import current
 from trinity.weights import VersionState
-from trinity.weights.pointer import Live
+from trinity.weights.pointer import Epoch, Live
 
 log = structlog.get_logger(__name__)
 
-_REMEMBERED = 8
 _MOST_REJECTED = 100
 _AGAIN_SECONDS = 0.01
 _MEND_SECONDS = 1.0
@@ -29,8 +25,8 @@ _OFFERED = (VersionState.STAGED, VersionState.VERIFIED)
 
 
 @dataclass(frozen=True)
-class View:
-    """What one explorer is told. Versions are -1 and the epoch is 0 where there is none."""
+class Selection:
+    """The numbers of what one explorer is to load. Versions are -1 and the epoch is 0 where there is none."""
 
     live: int = -1
     gate_step: int = -1
@@ -41,6 +37,18 @@ class View:
     problem: str = ""
 
 
+@dataclass(frozen=True)
+class Announcement:
+    """A selection with the encoded manifests and the epoch that its numbers stand for."""
+
+    live: bytes | None
+    gate_step: int
+    candidate: bytes | None
+    epoch: Epoch | None = field(hash=False)  # a thousand members take long to hash
+    rejected: tuple[int, ...]
+    problem: str
+
+
 class Watches:
     """The Watch streams of one run."""
 
@@ -49,11 +57,10 @@ class Watches:
         self._members = members
         self._manifests = manifests
         self._changed = ChangeEvent()
-        self._building = asyncio.Lock()
-        self._built: OrderedDict[View, pb.WatchResponse] = OrderedDict()
+        self._reading = asyncio.Lock()  # a manifest is read from KV once for all streams
         self._live = Live()
         self._seen = -1  # of RunState.changes
-        self._common_view = View()
+        self._common_selection = Selection()
         self._unreadable: dict[int, str] = {}  # versions whose manifest is damaged, with the problem
         self._failure = ""
         self.streams = 0
@@ -81,36 +88,36 @@ class Watches:
         """Manifests that could not be read may have been published again."""
         for version in list(self._unreadable):
             record = self._state.records.get(version)
-            if record is None or not (await self._manifests.message_or_problem(record))[1]:
+            if record is None or not (await self._manifests.encoded_or_problem(record))[1]:
                 del self._unreadable[version]
                 self._seen = -1
                 log.info("sync.manifest.mended", version=version)
 
-    async def follow(self, lease_id: str) -> AsyncIterator[pb.WatchResponse]:
+    async def follow(self, lease_id: str) -> AsyncIterator[Announcement]:
         """Until the lease ends: NotFound then, as for a lease that never was. DataLoss if `end` was called."""
-        told: View | None = None
+        told: Selection | None = None
         self.streams += 1
         try:
             while True:
                 change = self._changed.next()
                 if self._failure:
                     raise DataLoss(self._failure)
-                view = self._view(await self._members.find(lease_id))
-                if view != told:
-                    if told is not None and _is_asked_again(told, view):
-                        yield await self._response(replace(view, candidate=-1, attempt=0))
-                    yield await self._response(view)
-                    told = view
+                selection = self._selection(await self._members.find(lease_id))
+                if selection != told:
+                    if told is not None and _is_asked_again(told, selection):
+                        yield await self._announcement(replace(selection, candidate=-1, attempt=0))
+                    yield await self._announcement(selection)
+                    told = selection
                 await asyncio.wait({change, self._members.end(lease_id)}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self.streams -= 1
 
-    def _common(self) -> View:
+    def _common(self) -> Selection:
         """What every explorer is told; computed once for each change."""
         state = self._state
         is_whole = state.mirror.has_all_before(state.names.live_key)
         if self._seen == state.changes and (self._live is state.live or not is_whole):
-            return self._common_view
+            return self._common_selection
         if is_whole:
             self._live = state.live  # else there may be versions it was moved over that are not known here
         live = self._live
@@ -118,21 +125,22 @@ class Watches:
         bad = (r.version for r in state.newest_first if current(r, state.live).state is VersionState.REJECTED)
         rejected = tuple(itertools.islice(bad, _MOST_REJECTED))
         problem = self._unreadable.get(known, "")
-        self._seen, self._common_view = state.changes, View(known, live.gate_step, rejected=rejected, problem=problem)
-        return self._common_view
+        self._seen = state.changes
+        self._common_selection = Selection(known, live.gate_step, rejected=rejected, problem=problem)
+        return self._common_selection
 
-    def _view(self, member: Member) -> View:
-        view, state = self._common(), self._state
+    def _selection(self, member: Member) -> Selection:
+        common, state = self._common(), self._state
         if state.epoch.has(member.lease_id):
-            view = replace(view, epoch=state.epoch.number)
+            common = replace(common, epoch=state.epoch.number)
         asked = state.candidate
         record = state.records.get(asked.version)
         if record is not None and asked.lease_id == member.lease_id and self._is_on_offer(record, asked.attempt):
-            return replace(view, candidate=asked.version, attempt=asked.attempt)
+            return replace(common, candidate=asked.version, attempt=asked.attempt)
         collective = self._collective()
-        if collective is not None and view.epoch:
-            return replace(view, candidate=collective.version)
-        return view
+        if collective is not None and common.epoch:
+            return replace(common, candidate=collective.version)
+        return common
 
     def _collective(self) -> Record | None:
         """The version that is being sent to the members of the newest epoch."""
@@ -146,43 +154,34 @@ class Watches:
             return False
         return not any(failure.attempt == attempt for failure in record.failures)
 
-    async def _response(self, view: View) -> pb.WatchResponse:
-        """Built once for all streams that tell the same. What cannot be read is left out, and is not remembered."""
-        async with self._building:
-            if view not in self._built:
-                response = await self._build(view)
-                if response.problem or view.candidate in self._unreadable:
-                    return response
-                self._built[view] = response
-                while len(self._built) > _REMEMBERED:
-                    self._built.popitem(last=False)
-            return self._built[view]
-
-    async def _build(self, view: View) -> pb.WatchResponse:
+    async def _announcement(self, selection: Selection) -> Announcement:
+        """Manifests that cannot be read are left out."""
         epoch = self._state.epoch
-        response = pb.WatchResponse(gate_step=view.gate_step, rejected=view.rejected)
-        if (live := await self._manifest(view.live)) is not None:
-            response.live.CopyFrom(live)
-        if (candidate := await self._manifest(view.candidate)) is not None:
-            response.candidate.CopyFrom(candidate)
-        if view.epoch and view.epoch == epoch.number:
-            response.epoch.CopyFrom(wire.epoch_to_proto(epoch))
-        response.problem = self._unreadable.get(view.live, "")
-        return response
+        async with self._reading:
+            live = await self._manifest(selection.live)
+            candidate = await self._manifest(selection.candidate)
+        return Announcement(
+            live,
+            selection.gate_step,
+            candidate,
+            epoch if selection.epoch and selection.epoch == epoch.number else None,
+            selection.rejected,
+            self._unreadable.get(selection.live, ""),
+        )
 
-    async def _manifest(self, version: int) -> pb.Manifest | None:
+    async def _manifest(self, version: int) -> bytes | None:
         """None if there is none, or it cannot be read."""
         record = self._state.records.get(version)
         if record is None:
             return None
-        found, problem = await self._manifests.message_or_problem(record)
+        found, problem = await self._manifests.encoded_or_problem(record)
         if problem and version not in self._unreadable:
             self._unreadable[version], self._seen = problem, -1
             log.error("sync.manifest.damaged", run=self._state.names.run, version=version, reason=problem)
             self._state.changed.notify()
-        return None if problem else found
+        return found
 
 
-def _is_asked_again(told: View, view: View) -> bool:
+def _is_asked_again(told: Selection, now: Selection) -> bool:
     """The same version a second time: it must disappear first, or explorers could not see the change."""
-    return told.candidate == view.candidate >= 0 and 0 < told.attempt < view.attempt
+    return told.candidate == now.candidate >= 0 and 0 < told.attempt < now.attempt

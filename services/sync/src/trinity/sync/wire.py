@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.messages import from_message, to_message
-from trinity.sync.store.records import Epoch, Measured, Member
-from trinity.sync.versions import Version
-from trinity.weights.pointer import Rollback
+from trinity.sync.store.records import Measured, Member
+from trinity.sync.versions import VersionStatus
+from trinity.sync.watch import Announcement
+from trinity.weights.pointer import Epoch, Rollback
 
+_REMEMBERED = 64  # answers to Watch
 _ROUNDED = 1.0  # a log-probability of 0 may come to it where large logits are in bfloat16
 
 
@@ -37,13 +40,15 @@ def measured_from_proto(report: pb.CanaryReport, explorer_id: str) -> Measured:
 
 
 def version_to_proto(
-    version: Version, manifest: pb.Manifest, members: Iterable[Member], problem: str = ""
+    status: VersionStatus, run: str, manifest: bytes | None, members: Iterable[Member], problem: str = ""
 ) -> pb.WeightVersion:
-    record = version.record
+    """`manifest`: encoded; None for one that is not listed or cannot be read."""
+    record = status.record
+    bare = pb.Manifest(run=run, version=record.version, step=record.step)
     return pb.WeightVersion(
-        manifest=manifest,
-        state=version.state.wire_name,
-        reason=version.reason or problem,
+        manifest=bare if manifest is None else pb.Manifest.FromString(manifest),
+        state=status.state.wire_name,
+        reason=status.reason or problem,
         holders=sum(member.version == record.version for member in members),
         pinned=record.pinned,
         measured=to_message(record.measured, pb.CanaryReport) if record.measured else None,
@@ -56,4 +61,17 @@ def epoch_to_proto(epoch: Epoch) -> pb.Epoch:
 
 
 def rollback_to_proto(rollback: Rollback | None, withdrawn: Sequence[int]) -> pb.RollbackRecord | None:
-    return to_message(rollback, pb.RollbackRecord, newest_version=None, withdrawn=withdrawn) if rollback else None
+    return to_message(rollback, pb.RollbackRecord, withdrawn=withdrawn) if rollback else None
+
+
+@lru_cache(_REMEMBERED)
+def announcement_to_proto(news: Announcement) -> pb.WatchResponse:
+    """Built once for all streams that tell the same."""
+    return pb.WatchResponse(
+        live=None if news.live is None else pb.Manifest.FromString(news.live),
+        gate_step=news.gate_step,
+        candidate=None if news.candidate is None else pb.Manifest.FromString(news.candidate),
+        epoch=None if news.epoch is None else epoch_to_proto(news.epoch),
+        rejected=news.rejected,
+        problem=news.problem,
+    )

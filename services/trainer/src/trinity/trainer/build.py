@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from trinity.trainer.engine import TrainEngine
     from trinity.trainer.loop import TrainLoop
     from trinity.trainer.weights.publisher import Publisher
-    from trinity.weights.client import Rollback
 
 _MEMORY = Path("/dev/shm")
 
@@ -142,16 +141,16 @@ def make_publisher(plan: Plan, settings: TrainerSettings, engine: "TrainEngine")
         size = sync.bucket_mib * 1024**2
         collective = CollectiveSender(client.ask, host, engine.device, size, sync.collective_timeout)
 
-    def newest_rollback() -> "Rollback":
+    def withdrawn() -> tuple[int, ...]:
         claim.renew()
-        return claim.rollback
+        return claim.withdrawn
 
     return Publisher(
         client,
         claim,
         VerificationResults(
             client,
-            newest_rollback,
+            withdrawn,
             sync.on_rejected == "stop",
             allowed_by(plan, engine),
             seconds=0.1 if plan.config.reproducible else 1.0,  # it is waited for

@@ -8,8 +8,8 @@ import structlog
 
 from trinity.explorer.types import EngineFailed
 from trinity.weights import Manifest
-from trinity.weights.client import Epoch
 from trinity.weights.collective import GroupBroken, Store
+from trinity.weights.pointer import Epoch
 
 log = structlog.get_logger(__name__)
 

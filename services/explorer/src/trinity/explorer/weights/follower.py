@@ -26,7 +26,8 @@ from trinity.explorer.weights.member import Activity, Reports, SyncMember
 from trinity.runtime.errors import InvalidInput, TrinityError, Unavailable
 from trinity.runtime.metrics import Gauge
 from trinity.weights import Manifest, VersionState
-from trinity.weights.client import Epoch, Membership, View
+from trinity.weights.client import Membership, View
+from trinity.weights.pointer import Epoch
 
 log = structlog.get_logger(__name__)
 

@@ -9,25 +9,23 @@ from collections import OrderedDict
 
 import nats.errors
 import nats.js.errors
-from google.protobuf.message import DecodeError
 
-from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.runtime.broker import Bucket, SequenceConflict
 from trinity.runtime.errors import DataLoss, InvalidInput, Unavailable
 from trinity.runtime.names import RunNames
 from trinity.sync.store.records import Record
-from trinity.weights import Manifest, manifest_from_proto, manifest_to_proto
+from trinity.weights import Manifest, decode_manifest, encode_manifest
 
 LISTED = 100  # newest versions that a list gives with their manifests: thousands of them fit into no message
 _REMEMBERED = 16
 
 
 def digest_of(manifest: Manifest) -> str:
-    return _digest(manifest_to_proto(manifest))
+    return _digest(encode_manifest(manifest))
 
 
-def _digest(message: pb.Manifest) -> str:
-    return hashlib.sha256(message.SerializeToString(deterministic=True)).hexdigest()[:32]
+def _digest(encoded: bytes) -> str:
+    return hashlib.sha256(encoded).hexdigest()[:32]
 
 
 class Manifests:
@@ -37,17 +35,17 @@ class Manifests:
         self._bucket = bucket
         self._most_bytes = most_bytes
         self._names = RunNames(run)
-        self._remembered: OrderedDict[str, pb.Manifest] = OrderedDict()
+        self._remembered: OrderedDict[str, bytes] = OrderedDict()
 
     async def put(self, manifest: Manifest) -> None:
         """Store it, unless it is there undamaged. InvalidInput if NATS takes no message that long."""
-        message, digest = manifest_to_proto(manifest), digest_of(manifest)
-        value = message.SerializeToString()
+        value = encode_manifest(manifest)
+        digest = _digest(value)
         key = self._names.manifest_key(manifest.version, digest)
         try:
             with contextlib.suppress(SequenceConflict):
                 there = await self._bucket.get(key)
-                if not there.revision or _parsed(there.value, digest) is None:
+                if not there.revision or _digest(there.value) != digest:
                     await self._bucket.put_if(key, value, there.revision)
         except nats.errors.MaxPayloadError:
             raise InvalidInput(
@@ -58,51 +56,42 @@ class Manifests:
             ) from None
         except (TimeoutError, nats.errors.Error, nats.js.errors.Error) as error:
             raise Unavailable(f"NATS did not store {key}: {type(error).__name__} {error}") from None
-        self._remember(digest, message)
+        self._remember(digest, value)
 
-    async def message(self, record: Record) -> pb.Manifest:
-        """The manifest of a record, as it travels. DataLoss if it is gone or damaged: `put` mends it."""
+    async def encoded(self, record: Record) -> bytes:
+        """The manifest of a record, as it is stored. Raises DataLoss if it is gone or damaged: `put` mends it."""
         found = self._remembered.get(record.digest)
         if found is None:
             entry = await self._bucket.get(self._names.manifest_key(record.version, record.digest))
-            found = _parsed(entry.value, record.digest)
-            if found is None and record.collected:
-                raise DataLoss(f"version: the files and the manifest of version {record.version} were deleted")
-            if found is None:
+            if _digest(entry.value) != record.digest:
+                if record.collected:
+                    raise DataLoss(f"version: the files and the manifest of version {record.version} were deleted")
                 what = "damaged in" if entry.revision else "gone from"
                 raise DataLoss(
                     f"version: the manifest of version {record.version} is {what} NATS; its trainer, if it runs, "
                     "publishes it again; else publish or roll back to another version"
                 )
+            found = entry.value
         self._remember(record.digest, found)
         return found
 
-    async def message_or_problem(self, record: Record) -> tuple[pb.Manifest, str]:
-        """As `message`. One that cannot be read has the number and the step alone, and the problem is not empty."""
+    async def encoded_or_problem(self, record: Record) -> tuple[bytes | None, str]:
+        """As `encoded`; None and the problem for a manifest that cannot be read."""
         try:
-            return await self.message(record), ""
+            return await self.encoded(record), ""
         except DataLoss as error:
-            return pb.Manifest(run=self._names.run, version=record.version, step=record.step), str(error)
+            return None, str(error)
 
     async def get(self, record: Record) -> Manifest:
-        return manifest_from_proto(await self.message(record))
+        return decode_manifest(await self.encoded(record))
 
     async def delete(self, record: Record) -> None:
         """Delete the manifest of a version that is not loaded any more."""
         self._remembered.pop(record.digest, None)
         await self._bucket.purge(self._names.manifest_key(record.version, record.digest))
 
-    def _remember(self, digest: str, message: pb.Manifest) -> None:
-        self._remembered[digest] = message
+    def _remember(self, digest: str, encoded: bytes) -> None:
+        self._remembered[digest] = encoded
         self._remembered.move_to_end(digest)
         while len(self._remembered) > _REMEMBERED:
             self._remembered.popitem(last=False)
-
-
-def _parsed(value: bytes, digest: str) -> pb.Manifest | None:
-    """None if it is not the manifest of this digest."""
-    try:
-        found = pb.Manifest.FromString(value)
-    except DecodeError:
-        return None
-    return found if _digest(found) == digest else None

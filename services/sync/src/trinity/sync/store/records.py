@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, field
 
 from trinity.weights import ExplorerState, VersionState
-from trinity.weights.pointer import UNREADABLE, decode, encode
+from trinity.weights.pointer import UNREADABLE, Epoch, decode, encode
 
 __all__ = ["UNREADABLE", "encode"]  # UNREADABLE: what decoding raises for a value that no sync service wrote
 
@@ -77,34 +77,6 @@ class Candidate:
     lease_id: str = ""
     attempt: int = 0
     deadline_at: float = 0.0
-
-
-@dataclass(frozen=True)
-class EpochMember:
-    """An explorer in a collective group: ranks first_rank .. first_rank + ranks - 1."""
-
-    explorer_id: str
-    lease_id: str
-    first_rank: int
-    ranks: int
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """A collective group. Rank 0 is the trainer. Number 0: there was none yet."""
-
-    number: int = 0
-    backend: str = ""
-    store_address: str = ""
-    store_secret: str = field(default="", repr=False)
-    members: tuple[EpochMember, ...] = ()
-
-    @property
-    def world_size(self) -> int:
-        return 1 + sum(member.ranks for member in self.members)
-
-    def has(self, lease_id: str) -> bool:
-        return any(member.lease_id == lease_id for member in self.members)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from trinity.runtime.errors import Conflict, NotFound
 from trinity.runtime.names import RunNames
 from trinity.sync.store import records
 from trinity.sync.store.mirror import Mirror
-from trinity.sync.store.records import Candidate, Claim, Epoch, Member, Platform, Record
-from trinity.weights.pointer import Live, decode_live, encode
+from trinity.sync.store.records import Candidate, Claim, Member, Platform, Record
+from trinity.weights.pointer import Epoch, Live, decode_live, encode
 
 log = structlog.get_logger(__name__)
 

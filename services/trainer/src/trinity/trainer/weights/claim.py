@@ -15,7 +15,8 @@ import structlog
 
 from trinity.runtime.errors import AlreadyExists, NotFound, TrinityError, Unavailable
 from trinity.weights import client as calls
-from trinity.weights.client import BlockingSyncClient, Rollback
+from trinity.weights.client import BlockingSyncClient, Claimed
+from trinity.weights.pointer import Rollback
 
 log = structlog.get_logger(__name__)
 
@@ -35,10 +36,7 @@ class Claim:
         self._decided = threading.Event()
         self._closed = threading.Event()
         self._failure: Exception | None = None
-        self._rollback = Rollback()
-        self._lease_seconds = 0.0
-        self.lease_id = ""
-        self.unreadable: int | None = None  # LIVE version whose manifest the service cannot read
+        self._held = Claimed("", 0.0)
 
     def start(self) -> None:
         threading.Thread(target=self._run, daemon=True, name="claim").start()
@@ -54,8 +52,23 @@ class Claim:
             raise self._failure
 
     @property
-    def rollback(self) -> Rollback:
-        return self._rollback
+    def lease_id(self) -> str:
+        return self._held.lease_id
+
+    @property
+    def rollback(self) -> Rollback | None:
+        """The newest one, as of the last renewal."""
+        return self._held.rollback
+
+    @property
+    def withdrawn(self) -> tuple[int, ...]:
+        """Versions that any rollback withdrew, as of the last renewal."""
+        return self._held.withdrawn
+
+    @property
+    def unreadable(self) -> int | None:
+        """LIVE version whose manifest the service cannot read."""
+        return self._held.unreadable
 
     def renew(self) -> None:
         """Renew at once, to learn the newest rollback."""
@@ -75,7 +88,7 @@ class Claim:
             wait_seconds = _RETRY_SECONDS
             try:
                 self._attempt()
-                wait_seconds = self._lease_seconds / 3
+                wait_seconds = self._held.lease_seconds / 3
             except Unavailable as error:
                 log.info("trainer.claim.retry", reason=str(error))
             self._closed.wait(wait_seconds)
@@ -115,6 +128,4 @@ class Claim:
             raise AlreadyExists(f"this trainer has lost the run: {error}") from None
 
     def _claim(self, lease_id: str) -> None:
-        answer = self._client.ask_once(calls.claim(self._trainer_id, lease_id))
-        self.lease_id, self._lease_seconds = answer.lease_id, answer.lease_seconds
-        self._rollback, self.unreadable = answer.rollback, answer.unreadable
+        self._held = self._client.ask_once(calls.claim(self._trainer_id, lease_id))

@@ -7,8 +7,9 @@ import structlog
 import torch
 
 from trinity.weights import CollectiveOffer, Manifest
-from trinity.weights.client import Call, Epoch, form_epoch
+from trinity.weights.client import Call, form_epoch
 from trinity.weights.collective import Group, GroupBroken, Store, send
+from trinity.weights.pointer import Epoch
 
 log = structlog.get_logger(__name__)
 

@@ -21,7 +21,8 @@ from trinity.trainer.weights.verification import VerificationResults
 from trinity.trainer.weights.version_stores import VersionStores
 from trinity.weights import Canary, FileInfo, Lora, Manifest, TensorInfo, VersionState
 from trinity.weights import client as calls
-from trinity.weights.client import BlockingSyncClient, Rollback, Version
+from trinity.weights.client import BlockingSyncClient, Version
+from trinity.weights.pointer import Rollback
 
 log = structlog.get_logger(__name__)
 
@@ -88,13 +89,14 @@ class Publisher:
     @property
     def newest_step(self) -> int:
         """Step of the newest version that is registered, or whose number a rollback has withdrawn."""
-        return max(self._registered_step, self._claim.rollback.newest_step)
+        rollback = self._claim.rollback
+        return max(self._registered_step, rollback.newest_step if rollback else -1)
 
     @property
     def due_rollback(self) -> Rollback | None:
         """The newest rollback, if it is not applied to the weights yet."""
         newest = self._claim.rollback
-        return newest if newest.number > self.followed_rollback else None
+        return newest if newest and newest.number > self.followed_rollback else None
 
     def poll(self) -> bool:
         """Poll for a rejected version; True if there is one. Cheap.

@@ -6,14 +6,15 @@ A version that a rollback withdrew counts as rejected too, whether or not its we
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import structlog
 
 from trinity.runtime.errors import NotFound, TrinityError
 from trinity.weights import VersionState
 from trinity.weights import client as calls
-from trinity.weights.client import BlockingSyncClient, Rollback, Version
+from trinity.weights.client import BlockingSyncClient, Version
+from trinity.weights.pointer import Rollback
 
 log = structlog.get_logger(__name__)
 
@@ -27,19 +28,19 @@ class VersionRejected(TrinityError):
 
 
 class VerificationResults:
-    """`newest_rollback` is called at a rejection and must be up to date then."""
+    """`withdrawn` returns the versions that rollbacks withdrew, up to date. It is called at each rejection."""
 
     def __init__(
         self,
         client: BlockingSyncClient,
-        newest_rollback: Callable[[], Rollback],
+        withdrawn: Callable[[], Collection[int]],
         stops: bool,
         allowed: tuple[float, float],
         seconds: float = 1.0,
     ) -> None:
         """`seconds` between two polls."""
         self._client = client
-        self._newest_rollback = newest_rollback
+        self._withdrawn = withdrawn
         self._stops = stops
         self._allowed = allowed
         self._seconds = seconds
@@ -50,8 +51,7 @@ class VerificationResults:
     def open(self, known: Sequence[Version]) -> None:
         """Start from the service's records, newest first. Raises if the newest version was rejected before."""
         self.live_version = max((v.version for v in known if v.state is VersionState.LIVE), default=-1)
-        withdrawn = self._newest_rollback().withdrawn
-        newer = [v for v in known if v.version > max(self.live_version, *withdrawn, -1)]
+        newer = [v for v in known if v.version > max(self.live_version, *self._withdrawn(), -1)]
         self._pending = {v.version for v in newer if v.state in (VersionState.STAGED, VersionState.VERIFIED)}
         rejected = next((v for v in newer if v.state is VersionState.REJECTED), None)
         if rejected is not None and not self._would_pass_now(rejected):
@@ -95,7 +95,7 @@ class VerificationResults:
                 self._pending = {other for other in self._pending if other > version}
             elif known.state is VersionState.REJECTED:
                 self._pending.discard(version)
-                if version not in self._newest_rollback().withdrawn:
+                if version not in self._withdrawn():
                     found = True
                     self._reject(known)
         return found
