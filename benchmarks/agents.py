@@ -87,7 +87,7 @@ async def measure(model: str, args: argparse.Namespace) -> tuple[dict[str, list[
     from trinity.data.experience import SamplingParams
     from trinity.explorer.chat import ChatTokenizer
     from trinity.explorer.engine.pool import EnginePool
-    from trinity.explorer.serving.agents import AgentGateway, OpenTo
+    from trinity.explorer.sessions.server import AgentGateway, OpenTo
     from trinity.explorer.types import EngineOptions
     from trinity.runtime.process import free_port
     from trinity.runtime.trust.keys import KeyFile

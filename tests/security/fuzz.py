@@ -45,8 +45,8 @@ from trinity.data.experience import Limits, SamplingParams, VersionSpan
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.rollout.loop import Progress
 from trinity.explorer.servicer import ExplorerServicer
-from trinity.explorer.serving.outside import OutsideSessions
-from trinity.explorer.serving.sessions import Sessions
+from trinity.explorer.sessions.offers import OutsideSessions
+from trinity.explorer.sessions.session import Sessions
 from trinity.explorer.types import Completion
 from trinity.runtime import names, rpc
 from trinity.runtime.broker import connect

@@ -32,7 +32,7 @@ CONVERSATIONS = {"add": ["--tool", "add"], "system": ["--tool", "add", "--system
 # The explorer notes what its engine gave for each call of a session: the programs do not ask for token ids.
 NOTES = """
 import json, os
-from trinity.explorer.serving.recording import Recording
+from trinity.explorer.sessions.recording import Recording
 from trinity.explorer.workflows.agents import AgentWorkflow
 
 note = Recording.note

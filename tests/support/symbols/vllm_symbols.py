@@ -272,10 +272,14 @@ VLLM = (
     ),
     Border(
         "vLLM: agents' sessions",
-        ("trinity.explorer.serving.recording", "trinity.explorer.serving.replies", "trinity.explorer.serving.gateway"),
+        (
+            "trinity.explorer.sessions.recording",
+            "trinity.explorer.sessions.replies",
+            "trinity.explorer.sessions.gateway",
+        ),
         "Every protocol must still render its messages by `engine_client.renderer.render_chat_async`. Further fields "
         "of requests that change a prompt (`_REFUSED`) or a distribution (`_NEUTRAL`).",
-        ("services/explorer/tests/serving/test_gateway_on_real_vllm.py",),
+        ("services/explorer/tests/sessions/test_gateway_on_real_vllm.py",),
         (
             "vllm.renderers.base:BaseRenderer.render_chat_async(conversations, chat_params, tok_params)",
             "vllm.renderers.base:BaseRenderer.render_cmpl_async(prompts, tok_params)",

@@ -23,8 +23,8 @@ from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.environments.client import EnvironmentClient, Score
 from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.toolbox import ExplorerTools
-from trinity.explorer.serving.agents import AgentGateway
 from trinity.explorer.serving.endpoint import PooledClient
+from trinity.explorer.sessions.server import AgentGateway
 from trinity.explorer.weights.load_history import WeightsWithdrawn
 from trinity.explorer.workflows.agents import AgentWorkflow
 from trinity.runtime.errors import FailureCause
@@ -144,7 +144,7 @@ async def test_a_session_that_is_not_whole_is_a_failed_attempt_with_its_cause(
 async def test_a_session_with_withdrawn_weights_is_played_again(
     tools: ExplorerTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generate, calls = PooledClient._generate, []
+    generate, calls = PooledClient.good_outputs, []
 
     async def withdrawn_first(self: PooledClient, *args: Any, **kwargs: Any) -> Any:
         calls.append(1)
@@ -157,7 +157,7 @@ async def test_a_session_with_withdrawn_weights_is_played_again(
         await chat(agent)
         return 1.0
 
-    monkeypatch.setattr(PooledClient, "_generate", withdrawn_first)
+    monkeypatch.setattr(PooledClient, "good_outputs", withdrawn_first)
     group = await explore(tools, monkeypatch, play)
     assert isinstance(group, Group), group
     assert len(group.experiences) == 2

@@ -28,7 +28,7 @@ from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.environments.client import EnvironmentClient, Score
 from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.toolbox import ExplorerTools
-from trinity.explorer.serving.agents import AgentGateway
+from trinity.explorer.sessions.server import AgentGateway
 
 pytestmark = [pytest.mark.extended, *ENGINE_TESTS]
 

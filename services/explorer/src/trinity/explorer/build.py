@@ -22,7 +22,7 @@ from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.loop import Progress, RolloutLoop
 from trinity.explorer.rollout.patience import Patience
 from trinity.explorer.rollout.toolbox import ExplorerTools
-from trinity.explorer.serving.agents import AgentGateway, OpenTo
+from trinity.explorer.sessions.server import AgentGateway, OpenTo
 from trinity.explorer.settings import ExplorerSettings
 from trinity.explorer.types import EngineOptions
 from trinity.explorer.weights.collective import CollectiveMember

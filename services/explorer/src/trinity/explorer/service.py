@@ -17,9 +17,9 @@ from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.rollout.account import keep
 from trinity.explorer.rollout.loop import Progress, RolloutLoop
 from trinity.explorer.rollout.toolbox import ExplorerTools
+from trinity.explorer.running import Running
 from trinity.explorer.servicer import ExplorerServicer
 from trinity.explorer.serving import endpoint
-from trinity.explorer.serving.outside import OutsideSessions
 from trinity.explorer.settings import ExplorerSettings
 from trinity.explorer.types import EngineOptions
 from trinity.explorer.weights.fetch import cache_folder
@@ -29,7 +29,6 @@ from trinity.runtime import names, process
 from trinity.runtime.broker import connect
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.metrics import Gauge, sample
-from trinity.weights import ExplorerState
 
 log = structlog.get_logger(__name__)
 
@@ -50,57 +49,32 @@ _UNRECORDABLE = (
 
 
 class ExplorerService:
-    """The parts are None until they are started."""
-
     name = "explorer"
 
     def __init__(self, settings: ExplorerSettings) -> None:
         self._settings = settings
         self._plan = load_plan(settings.config_file, settings.stage, settings.plugin_dirs)
         config = self._plan.config
-        self.run_id = names.run_id(config.project, config.name, config.group)
-        self.explorer_id = settings.name.format(host=socket.gethostname()) or config.explorer.name
-        self._build = ExplorerBuilder(self._plan, settings, self.explorer_id, self.run_id)
-        self.limits = self._build.limits()
-        self.progress = Progress()
-        self.pool: EnginePool | None = None
-        self.tokenizer: ChatTokenizer | None = None
-        self.follower: WeightFollower | None = None
+        run_id = names.run_id(config.project, config.name, config.group)
+        explorer_id = settings.name.format(host=socket.gethostname()) or config.explorer.name
+        self._build = ExplorerBuilder(self._plan, settings, explorer_id, run_id)
         listen, keys = settings.serve_listen, settings.api_keys_file
         self._records = config.explorer.record and bool(listen)
         if self._records and (keys is None or settings.serve_folder is not None):
             raise InvalidInput("explorer.record", _UNRECORDABLE)
         self._api_keys = endpoint.open_keys(listen, keys) if listen else None
-        self._tools: ExplorerTools | None = None
-        self._loop: RolloutLoop | None = None
+        only_serves = bool(listen) and not self._records
+        self._running = Running(explorer_id, run_id, self._build.limits(), only_serves)
 
     def register(self, server: grpc.aio.Server) -> list[str]:
-        return [ExplorerServicer(self).add_to(server)]
-
-    def state(self) -> ExplorerState:
-        """What the explorer does."""
-        progress, follower = self.progress, self.follower
-        if self.pool is None or (follower is not None and follower.version < 0):
-            return ExplorerState.STARTING
-        if progress.draining:
-            return ExplorerState.DRAINING
-        if self._settings.serve_listen and not self._records:
-            return ExplorerState.SERVING
-        if progress.waits_for_log:
-            return ExplorerState.WAITING_FOR_LOG
-        if follower is not None and follower.updating:
-            return ExplorerState.UPDATING
-        if progress.evaluations:
-            return ExplorerState.EVALUATING
-        if progress.running_tasks:
-            return ExplorerState.RUNNING
-        return ExplorerState.WAITING_FOR_PROVIDER if progress.waiting_tasks else ExplorerState.WAITING
+        return [ExplorerServicer(self._running).add_to(server)]
 
     async def work(self, ready: asyncio.Event, address: str) -> None:
         process.guard_group()  # vLLM's processes do not notice that this one was killed
         options = self._build.engine_options()
-        self.tokenizer = tokenizer = await asyncio.to_thread(ChatTokenizer, self._plan.config.model)
-        self.pool = pool = await self._build.pool(options)
+        running = self._running
+        running.tokenizer = tokenizer = await asyncio.to_thread(ChatTokenizer, self._plan.config.model)
+        running.pool = pool = await self._build.pool(options)
         listen, name = self._settings.serve_listen, self._plan.config.name
         serve = partial(endpoint.serve, pool, listen, self._api_keys, options.model, name, tokenizer.template)
         with closing(pool):
@@ -109,16 +83,18 @@ class ExplorerService:
                 checkpoints = endpoint.FolderFollower(self._settings.serve_folder, pool, unverified=unverified)
                 await self._run(checkpoints.run(), checkpoints.first_loaded(), serve, ready)
                 return
-            activity = Activity(self.state, pool.tokens_per_second, lambda: pool.tokens_generated, self._keeps_weights)
-            with cache_folder(self._settings.cache_dir, self.explorer_id) as cache:
-                self.follower = follower = self._build.follower(options, pool, activity, address, cache)
-                if listen and not self._records:
+            activity = Activity(
+                running.state, pool.tokens_per_second, lambda: pool.tokens_generated, self._keeps_weights
+            )
+            with cache_folder(self._settings.cache_dir, running.explorer_id) as cache:
+                running.follower = follower = self._build.follower(options, pool, activity, address, cache)
+                if running.only_serves:
                     await self._run(follower.run(), follower.gates.wait_for_step(0), serve, ready)
                 else:
                     await self._explore(follower, options, pool, tokenizer, ready)
 
     def _keeps_weights(self) -> bool:
-        progress = self.progress
+        progress = self._running.progress
         return (progress.running_tasks if self._plan.config.reproducible else progress.evaluations) > 0
 
     async def _explore(
@@ -129,14 +105,15 @@ class ExplorerService:
         tokenizer: ChatTokenizer,
         ready: asyncio.Event,
     ) -> None:
-        self._tools = await self._build.tools(options, pool, tokenizer, self._api_keys if self._records else None)
+        running, keys = self._running, self._api_keys if self._records else None
+        running.tools = tools = await self._build.tools(options, pool, tokenizer, keys)
         try:
-            async with await connect(self._settings.nats_url, f"trinity-explorer-{self.explorer_id}") as broker:
-                self._loop = self._build.loop(broker, pool, self._tools, follower, self.progress)
-                work = partial(self._work_on_tasks, self._loop, self._tools)
+            async with await connect(self._settings.nats_url, f"trinity-explorer-{running.explorer_id}") as broker:
+                running.loop = loop = self._build.loop(broker, pool, tools, follower, running.progress)
+                work = partial(self._work_on_tasks, loop, tools)
                 await self._run(follower.run(), follower.gates.wait_for_step(0), work, ready)
         finally:
-            await self._tools.close()
+            await tools.close()
 
     async def _work_on_tasks(self, loop: RolloutLoop, tools: ExplorerTools) -> None:
         if self._records and tools.gateway is not None:
@@ -145,18 +122,12 @@ class ExplorerService:
         if folder is None:
             await loop.run()
             return
-        keeping = asyncio.create_task(keep(self.progress.account, folder, self.explorer_id))
+        keeping = asyncio.create_task(keep(self._running.progress.account, folder, self._running.explorer_id))
         try:
             await loop.run()
         finally:
             keeping.cancel()
             await asyncio.wait([keeping])
-
-    @property
-    def outside(self) -> OutsideSessions | None:
-        """Sessions of agents outside; None before this explorer works on tasks."""
-        gateway = self._tools.gateway if self._tools is not None else None
-        return gateway.outside if gateway is not None else None
 
     async def _run(
         self,
@@ -169,8 +140,8 @@ class ExplorerService:
         async with asyncio.TaskGroup() as group:
             group.create_task(follows)
             group.create_task(self._watch_health())
-            if self.pool is not None:
-                group.create_task(sample(partial(measure, self.pool, self.progress)))
+            if self._running.pool is not None:
+                group.create_task(sample(partial(measure, self._running.pool, self._running.progress)))
             await first_weights
             ready.set()
             group.create_task(job())
@@ -178,21 +149,12 @@ class ExplorerService:
     async def _watch_health(self) -> None:
         while True:
             await asyncio.sleep(_HEALTH_SECONDS)
-            for part in (self.pool, self._tools):
+            for part in (self._running.pool, self._running.tools):
                 if part is not None:
                     await part.check()
 
     async def drain(self, grace_seconds: float) -> None:
-        await self.drain_tasks(max(0.0, grace_seconds - 1.0))
-        if self.follower is not None:
-            await self.follower.leave()
-
-    async def drain_tasks(self, grace_seconds: float) -> tuple[int, int]:
-        """(finished, returned)."""
-        self.progress.draining = True
-        finished, returned = await self._loop.drain(grace_seconds) if self._loop is not None else (0, 0)
-        log.info("explorer.drained", finished=finished, returned=returned)
-        return finished, returned
+        await self._running.drain(max(0.0, grace_seconds - 1.0))
 
 
 async def measure(pool: EnginePool, progress: Progress) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import grpc.aio
 
@@ -13,19 +12,17 @@ from trinity.data.experience import Limits, SamplingParams
 from trinity.data.wire import sampling_from_proto, to_tensor
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.pool import EnginePool
-from trinity.explorer.serving.front import told
-from trinity.explorer.serving.outside import OutsideSessions
+from trinity.explorer.running import Running
+from trinity.explorer.sessions.front import told
+from trinity.explorer.sessions.offers import OutsideSessions
 from trinity.explorer.types import Completion
 from trinity.runtime.errors import InvalidInput, Unavailable
 from trinity.runtime.messages import to_message
 
-if TYPE_CHECKING:
-    from trinity.explorer.service import ExplorerService
-
 
 class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
-    def __init__(self, service: "ExplorerService") -> None:
-        self._service = service
+    def __init__(self, running: Running) -> None:
+        self._running = running
 
     def add_to(self, server: grpc.aio.Server) -> str:
         """The full name of the gRPC service."""
@@ -33,14 +30,14 @@ class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
         return str(pb.DESCRIPTOR.services_by_name["ExplorerService"].full_name)
 
     def _engines(self) -> tuple[EnginePool, ChatTokenizer]:
-        if self._service.pool is None or self._service.tokenizer is None:
+        if self._running.pool is None or self._running.tokenizer is None:
             raise Unavailable("the explorer is still starting")
-        return self._service.pool, self._service.tokenizer
+        return self._running.pool, self._running.tokenizer
 
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> pb.GenerateResponse:
         pool, tokenizer = self._engines()
         prompt = list(request.prompt_token_ids)
-        check_prompt(prompt, self._service.limits, "prompt_token_ids")
+        check_prompt(prompt, self._running.limits, "prompt_token_ids")
         completions = await pool.generate(prompt, _sampling(request.sampling))
         return pb.GenerateResponse(completions=[_completion(c, tokenizer) for c in completions])
 
@@ -53,14 +50,14 @@ class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
         if not isinstance(messages, list) or not messages:
             raise InvalidInput("messages_json", "must be a JSON list of at least one message")
         prompt = tokenizer.prompt(messages)
-        check_prompt(prompt, self._service.limits, "messages_json")
+        check_prompt(prompt, self._running.limits, "messages_json")
         completions = await pool.generate(prompt, _sampling(request.sampling))
         return pb.ChatResponse(prompt_token_ids=prompt, completions=[_completion(c, tokenizer) for c in completions])
 
     def _outside(self) -> OutsideSessions:
-        if self._service.outside is None:
+        if self._running.outside is None:
             raise Unavailable("the explorer is still starting, or works on no tasks")
-        return self._service.outside
+        return self._running.outside
 
     async def OpenSession(
         self, request: pb.OpenSessionRequest, context: grpc.aio.ServicerContext
@@ -85,18 +82,16 @@ class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
     async def Drain(self, request: pb.DrainRequest, context: grpc.aio.ServicerContext) -> pb.DrainResponse:
         if request.grace_seconds < 0:
             raise InvalidInput("grace_seconds", f"is {request.grace_seconds}, must be >= 0")
-        finished, returned = await self._service.drain_tasks(request.grace_seconds)
-        if self._service.follower is not None:
-            await self._service.follower.leave()
+        finished, returned = await self._running.drain(request.grace_seconds)
         return pb.DrainResponse(finished=finished, returned=returned)
 
     async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.StatusResponse:
-        service, follower, pool = self._service, self._service.follower, self._service.pool
-        progress = service.progress
+        running, follower, pool = self._running, self._running.follower, self._running.pool
+        progress, outside = running.progress, running.outside
         return pb.StatusResponse(
-            explorer_id=service.explorer_id,
-            run=service.run_id,
-            state=service.state().wire_name,
+            explorer_id=running.explorer_id,
+            run=running.run_id,
+            state=running.state().wire_name,
             weight_version=follower.version if follower else -1,
             weight_step=follower.step if follower else -1,
             running_tasks=progress.running_tasks,
@@ -106,8 +101,8 @@ class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
             tokens_per_second=pool.tokens_per_second() if pool else 0.0,
             weight_updates=follower.reports.updates if follower else 0,
             last_pause_seconds=follower.reports.last_pause_seconds if follower else 0.0,
-            sessions_waiting=service.outside.waiting if service.outside else 0,
-            sessions_open=service.outside.open_now if service.outside else 0,
+            sessions_waiting=outside.waiting if outside else 0,
+            sessions_open=outside.open_now if outside else 0,
         )
 
 

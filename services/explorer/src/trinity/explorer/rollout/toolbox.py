@@ -14,7 +14,8 @@ from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.environments.client import Answer, EnvironmentClient, Score
 from trinity.explorer.journal.journal import EpisodeJournal, current_episode
-from trinity.explorer.serving.agents import AgentGateway, AgentSession
+from trinity.explorer.sessions.agents import AgentSession
+from trinity.explorer.sessions.server import AgentGateway
 from trinity.explorer.types import Completion
 from trinity.explorer.workflows import seeds
 from trinity.runtime import tracing

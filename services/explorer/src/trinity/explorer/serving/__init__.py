@@ -1,1 +1,1 @@
-"""The OpenAI-compatible endpoint, and the checkpoints it follows where no run is live."""
+"""The OpenAI-compatible endpoint over this explorer's engines, and the checkpoints it follows without a live run."""

@@ -7,18 +7,14 @@ import importlib
 import logging
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import structlog
 
+from trinity.explorer.engine.engine import Engine
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.serving.asgi import App, Refused, is_preflight, send_error
-from trinity.explorer.serving.recording import Recording, RecordingRenderer
-from trinity.explorer.serving.sessions import CALL
-from trinity.explorer.types import EngineFailed
-from trinity.explorer.weights.load_history import WeightsWithdrawn
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.settings import LOOPBACK, split_address
 from trinity.runtime.trust.keys import KeyFile
@@ -35,41 +31,24 @@ class PooledClient:
     """All engines as the one that vLLM's application talks to: a request goes to the engine with the fewest.
 
     As with rollouts, only tokens of GOOD loads are sent: an output waits until every load since its request began is
-    known to be good. Raises WeightsWithdrawn where one is not. Calls of sessions are recorded.
+    known to be good. Raises WeightsWithdrawn where one is not.
     """
 
-    def __init__(self, pool: EnginePool, rewrites_history: bool = False) -> None:
-        """`rewrites_history`: whether the chat template writes former turns otherwise than they were."""
+    def __init__(self, pool: EnginePool) -> None:
         self._pool = pool
-        self._rewrites_history = rewrites_history
-
-    @cached_property
-    def renderer(self) -> Any:
-        return RecordingRenderer(self._pool.engines[0].llm.renderer, self._rewrites_history)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool.engines[0].llm, name)
 
-    async def generate(self, prompt: Any, sampling_params: Any = None, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        call = CALL.get()
-        recording = Recording(call, sampling_params) if call is not None else None
-        outputs = self._generate(recording, prompt, sampling_params, *args, **kwargs)
-        try:
-            async with contextlib.aclosing(outputs):
-                async for output in outputs:
-                    yield output
-        except WeightsWithdrawn as error:
-            if call is not None:
-                call.session.fail(error)
-            raise
-        except Exception as error:
-            if call is not None and not isinstance(error, ValueError):
-                call.session.fail(EngineFailed(f"vLLM failed: {type(error).__name__}: {error}"))
-            raise
+    async def generate(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        async with contextlib.aclosing(self.good_outputs(*args, **kwargs)) as outputs:
+            async for _, output in outputs:
+                yield output
 
-    async def _generate(
-        self, recording: Recording | None, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any
-    ) -> AsyncGenerator[Any, None]:
+    async def good_outputs(
+        self, prompt: Any, sampling_params: Any = None, *args: Any, **kwargs: Any
+    ) -> AsyncGenerator[tuple[Engine, Any]]:
+        """Outputs of a request, with the engine that samples it."""
         loads = self._pool.loads
         await loads.usable()
         async with self._pool.least_busy(getattr(sampling_params, "n", 1)) as engine:
@@ -81,9 +60,7 @@ class PooledClient:
                 async for output in outputs:
                     for serial in engine.serials[first:]:
                         await loads.require_good(serial)
-                    if recording is not None:
-                        self._pool.count(engine, await recording.note(output, engine.serials, loads))
-                    yield output
+                    yield engine, output
 
     async def abort(self, request_id: Any, *args: Any, **kwargs: Any) -> None:
         for engine in self._pool.engines:

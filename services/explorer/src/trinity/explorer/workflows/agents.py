@@ -16,7 +16,7 @@ class AgentWorkflow(SimpleWorkflow):
 
     @abstractmethod
     async def play(self, agent: Any) -> float | Sequence[float] | Score:
-        """One session (trinity.explorer.serving.agents.AgentSession); returns its reward, or one of each branch, or a
+        """One session (trinity.explorer.sessions.agents.AgentSession); returns its reward, or one of each branch, or a
         score with metrics.
 
         `agent.sync` and `agent.asynchronous` are OpenAI's clients, the first one for threads (asyncio.to_thread);

@@ -75,7 +75,7 @@ class Toolbox(Protocol):
         """float32 [L - 1]: the policy's log-probabilities of each token after the first, at temperature 1."""
 
     def openai_client(self, task: Task) -> Any:
-        """A session of an agent, as an asynchronous context: see trinity.explorer.serving.agents.AgentSession."""
+        """A session of an agent, as an asynchronous context: see trinity.explorer.sessions.agents.AgentSession."""
 
     async def outside_agent(self, task: Task, agent: Any) -> float | Sequence[float]:
         """Have a program outside play a session; returns its reward, or one of each branch."""

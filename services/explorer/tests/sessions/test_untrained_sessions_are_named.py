@@ -8,10 +8,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from trinity.data.experience import SamplingParams, VersionSpan
-from trinity.explorer.serving import sessions
-from trinity.explorer.serving.recording import Recording, untrained_reason
-from trinity.explorer.serving.samples import Place, Said
-from trinity.explorer.serving.sessions import Call, Session, Sessions
+from trinity.explorer.sessions import session as sessions
+from trinity.explorer.sessions.recording import Recording, untrained_reason
+from trinity.explorer.sessions.samples import Place, Said
+from trinity.explorer.sessions.session import Call, Session, Sessions
 from trinity.explorer.types import Completion
 
 pytestmark = pytest.mark.core

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trinity.data.experience import VersionSpan
-from trinity.explorer.serving.samples import Place, Said, SampleTree, Turn
+from trinity.explorer.sessions.samples import Place, Said, SampleTree, Turn
 from trinity.explorer.types import Completion
 
 pytestmark = pytest.mark.core

@@ -1,15 +1,19 @@
-"""Where the endpoint meets vLLM: prompts of sessions are made of recorded tokens, and outputs are recorded."""
+"""Where sessions meet vLLM: their prompts are made of recorded tokens, and their outputs are recorded."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.engine import completion_of
-from trinity.explorer.serving.samples import Turn
-from trinity.explorer.serving.sessions import CALL, Call
-from trinity.explorer.types import UNREAD_LOGPROBS
-from trinity.explorer.weights.load_history import LoadHistory
+from trinity.explorer.engine.pool import EnginePool
+from trinity.explorer.serving.endpoint import PooledClient
+from trinity.explorer.sessions.samples import Turn
+from trinity.explorer.sessions.session import CALL, Call
+from trinity.explorer.types import UNREAD_LOGPROBS, EngineFailed
+from trinity.explorer.weights.load_history import LoadHistory, WeightsWithdrawn
 
 # A character of a private use area: it stands for a reply in a rendered text, and no real text has it.
 _REPLY = "\ue0a4\ue0a5\ue0a6"
@@ -23,6 +27,38 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (None,),
     "thinking_token_budget": (None,),  # vLLM writes the end of the thoughts by itself
 }
+
+
+class RecordingClient(PooledClient):
+    """Records calls of sessions. A call that the engines fail fails its session."""
+
+    def __init__(self, pool: EnginePool, rewrites_history: bool = False) -> None:
+        """`rewrites_history`: whether the chat template writes former turns otherwise than they were."""
+        super().__init__(pool)
+        self._rewrites_history = rewrites_history
+
+    @cached_property
+    def renderer(self) -> Any:
+        return RecordingRenderer(self._pool.engines[0].llm.renderer, self._rewrites_history)
+
+    async def generate(self, prompt: Any, sampling_params: Any = None, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        call = CALL.get()
+        recording = Recording(call, sampling_params) if call is not None else None
+        try:
+            async with contextlib.aclosing(self.good_outputs(prompt, sampling_params, *args, **kwargs)) as outputs:
+                async for engine, output in outputs:
+                    if recording is not None:
+                        tokens = await recording.note(output, engine.serials, self._pool.loads)
+                        self._pool.count(engine, tokens)
+                    yield output
+        except WeightsWithdrawn as error:
+            if call is not None:
+                call.session.fail(error)
+            raise
+        except Exception as error:
+            if call is not None and not isinstance(error, ValueError):
+                call.session.fail(EngineFailed(f"vLLM failed: {type(error).__name__}: {error}"))
+            raise
 
 
 class RecordingRenderer:

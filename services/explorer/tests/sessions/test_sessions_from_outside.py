@@ -29,8 +29,9 @@ from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.toolbox import ExplorerTools
 from trinity.explorer.servicer import ExplorerServicer
 from trinity.explorer.serving import endpoint
-from trinity.explorer.serving.agents import AgentGateway, AgentSession, OpenTo
-from trinity.explorer.serving.sessions import CALL
+from trinity.explorer.sessions.agents import AgentSession
+from trinity.explorer.sessions.server import AgentGateway, OpenTo
+from trinity.explorer.sessions.session import CALL
 from trinity.explorer.types import Completion
 from trinity.runtime.errors import Conflict, FailureCause, InvalidInput, Unauthenticated, Unavailable
 from trinity.runtime.process import free_port

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-from trinity.explorer.serving.samples import Said
+from trinity.explorer.sessions.samples import Said
 
 
 class Reader(Protocol):

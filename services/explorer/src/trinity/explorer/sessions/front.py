@@ -26,7 +26,7 @@ from trinity.explorer.serving.asgi import (
     send_error,
     send_json,
 )
-from trinity.explorer.serving.outside import Offer, OutsideSessions
+from trinity.explorer.sessions.offers import Offer, OutsideSessions
 from trinity.runtime.errors import Conflict, InvalidInput, TrinityError, Unauthenticated, Unavailable
 from trinity.runtime.trust.keys import KeyFile
 

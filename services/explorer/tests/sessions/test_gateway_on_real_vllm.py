@@ -19,7 +19,8 @@ from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import Experience, SamplingParams
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.pool import EnginePool
-from trinity.explorer.serving.agents import AgentGateway, AgentSession
+from trinity.explorer.sessions.agents import AgentSession
+from trinity.explorer.sessions.server import AgentGateway
 
 pytestmark = [pytest.mark.core, *ENGINE_TESTS]
 

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from trinity.explorer.serving.agents import AgentSession
+from trinity.explorer.sessions.agents import AgentSession
 from trinity.runtime.trust import ca
 
 pytestmark = pytest.mark.core

@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 
 from trinity.data.experience import Experience, SamplingParams, is_number
-from trinity.explorer.serving.samples import Place, Said, SampleTree
+from trinity.explorer.sessions.samples import Place, Said, SampleTree
 from trinity.explorer.types import Completion
 from trinity.runtime.errors import Conflict, InvalidInput
 

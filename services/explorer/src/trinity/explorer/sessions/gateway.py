@@ -13,8 +13,8 @@ from typing import Any
 import structlog
 
 from trinity.explorer.serving.asgi import App, Receive, Refused, Send, key_of, read_json, send_error
-from trinity.explorer.serving.replies import READERS, Events, Reader
-from trinity.explorer.serving.sessions import CALL, Call, Session, SessionFailed, Sessions
+from trinity.explorer.sessions.replies import READERS, Events, Reader
+from trinity.explorer.sessions.session import CALL, Call, Session, SessionFailed, Sessions
 
 log = structlog.get_logger(__name__)
 

@@ -9,17 +9,14 @@ A rollout whose session fails, is abandoned or is not ended in time fails the at
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trinity.data.experience import Task, is_number
 from trinity.explorer.environments import slots
-from trinity.explorer.serving.sessions import SessionFailed, Sessions
+from trinity.explorer.sessions.agents import AgentSession
+from trinity.explorer.sessions.session import SessionFailed, Sessions
 from trinity.runtime.errors import Conflict, InvalidInput, Unauthenticated, Unavailable
-
-if TYPE_CHECKING:
-    from trinity.explorer.serving.agents import AgentSession
 
 LONGEST_WAIT_SECONDS = 60.0
 _LONGEST_REASON = 2000  # characters
@@ -37,7 +34,7 @@ class Offer:
     """A rollout that a program may play. `limit_seconds`: from its opening on."""
 
     task: Task
-    agent: "AgentSession"
+    agent: AgentSession
     limit_seconds: float
     opened: "asyncio.Future[None]" = field(default_factory=_future)
     ended: "asyncio.Future[None]" = field(default_factory=_future)
@@ -76,7 +73,7 @@ class OutsideSessions:
     def open_now(self) -> int:
         return len(self._open)
 
-    async def offer(self, task: Task, agent: "AgentSession") -> Rewards:
+    async def offer(self, task: Task, agent: AgentSession) -> Rewards:
         """Wait until a program has opened the session and ended it; returns its rewards.
 
         The attempt's time limit runs from the first opening of the group on. Raises SessionFailed, also if no program

@@ -3,33 +3,28 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
 import structlog
 
-from trinity.data.experience import Experience, SamplingParams
+from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.serving import endpoint
 from trinity.explorer.serving.asgi import App
-from trinity.explorer.serving.front import Front
-from trinity.explorer.serving.gateway import Gateway
-from trinity.explorer.serving.outside import OutsideSessions
-from trinity.explorer.serving.sessions import Session, SessionFailed, Sessions
+from trinity.explorer.sessions.agents import MODEL, AgentSession
+from trinity.explorer.sessions.front import Front
+from trinity.explorer.sessions.gateway import Gateway
+from trinity.explorer.sessions.offers import OutsideSessions
+from trinity.explorer.sessions.recording import RecordingClient
+from trinity.explorer.sessions.session import Sessions
 from trinity.explorer.types import EngineFailed
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.settings import split_address
 from trinity.runtime.trust.keys import KeyFile
-from trinity.runtime.trust.tls import public_authorities
-
-if TYPE_CHECKING:
-    import openai
 
 log = structlog.get_logger(__name__)
 
-_MODEL = "policy"
 _HOST, _EVERYWHERE = "127.0.0.1", "0.0.0.0"
 _BACKLOG = 1024
 
@@ -41,66 +36,6 @@ class OpenTo:
     listen: str
     keys: KeyFile
     model: str
-
-
-@dataclass
-class AgentSession:
-    """What a workflow gives its agent: a base_url and a key, or one of OpenAI's clients with both.
-
-    `reward`, of the session or of each branch, must be set before the session ends.
-    """
-
-    session: Session
-    base_url: str
-    key: str = field(repr=False)
-    timeout_seconds: float
-    app: Callable[[], Awaitable[App]] = field(repr=False)
-    reward: float | Sequence[float] | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    rollout: int = 0  # in its group
-    model: str = _MODEL
-
-    @cached_property
-    def sync(self) -> "openai.OpenAI":
-        """For agents in a thread (asyncio.to_thread): the explorer's own loop answers it."""
-        import openai
-
-        return openai.OpenAI(http_client=openai.DefaultHttpxClient(verify=public_authorities()), **self._arguments)
-
-    @cached_property
-    def asynchronous(self) -> "openai.AsyncOpenAI":
-        """For agents in the explorer's own loop: no socket lies between it and the gateway."""
-        import openai
-
-        from trinity.explorer.serving.in_process import InProcess
-
-        mounts = {self.base_url.removesuffix("/v1"): InProcess(self.app)}
-        http = openai.DefaultAsyncHttpxClient(verify=public_authorities(), mounts=mounts)
-        return openai.AsyncOpenAI(http_client=http, **self._arguments)
-
-    @property
-    def _arguments(self) -> dict[str, Any]:
-        return {"base_url": self.base_url, "api_key": self.key, "timeout": self.timeout_seconds}
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Variables that OpenAI's and Anthropic's clients read, for an agent in a process of its own."""
-        root = self.base_url.removesuffix("/v1")
-        openai = {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": self.key}
-        return {**openai, "ANTHROPIC_BASE_URL": root, "ANTHROPIC_API_KEY": self.key}
-
-    def experiences(self, rollout: int) -> list[Experience]:
-        """One of each branch. Raises what failed in the session, or SessionFailed without a reward."""
-        if self.reward is None:
-            raise self.session.failure or SessionFailed("the session ended without a reward")
-        return self.session.finish(rollout, self.reward)
-
-    async def close(self) -> None:
-        """The clients, which an agent may have closed itself."""
-        if "sync" in vars(self):
-            self.sync.close()
-        if "asynchronous" in vars(self):
-            await self.asynchronous.close()
 
 
 class AgentGateway:
@@ -119,8 +54,8 @@ class AgentGateway:
         """`open_to`: for programs outside, whom `start` lets in. `agent_wait`: seconds until one opens a group's first
         session."""
         self._open_to = open_to
-        self._client = endpoint.PooledClient(pool, rewrites_history)
-        served = [_MODEL, *([open_to.model] if open_to is not None else [])]
+        self._client = RecordingClient(pool, rewrites_history)
+        served = [MODEL, *([open_to.model] if open_to is not None else [])]
         self._options = ["--model", model, "--served-model-name", *served, *options]
         self._template = chat_template
         self._sessions = Sessions()
@@ -170,7 +105,7 @@ class AgentGateway:
     async def _serve(self, listening: socket.socket) -> None:
         try:
             app = await endpoint.application(self._client, self._options, self._template)
-            self._app = Gateway(app, self._sessions, _MODEL)
+            self._app = Gateway(app, self._sessions, MODEL)
         except (SystemExit, KeyError, TypeError, ValueError) as error:
             raise InvalidInput("explorer.rollout_model", f"vLLM refuses {self._options}: {error}") from error
         finally:

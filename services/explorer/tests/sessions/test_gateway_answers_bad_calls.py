@@ -20,9 +20,9 @@ from starlette.routing import Route
 from trinity.data.experience import SamplingParams, VersionSpan
 from trinity.explorer.serving import endpoint
 from trinity.explorer.serving.asgi import LARGEST_BODY, App
-from trinity.explorer.serving.gateway import Gateway
-from trinity.explorer.serving.in_process import InProcess
-from trinity.explorer.serving.sessions import CALL, Session, SessionFailed, Sessions
+from trinity.explorer.sessions.gateway import Gateway
+from trinity.explorer.sessions.in_process import InProcess
+from trinity.explorer.sessions.session import CALL, Session, SessionFailed, Sessions
 from trinity.explorer.types import Completion
 from trinity.runtime.errors import InvalidInput
 

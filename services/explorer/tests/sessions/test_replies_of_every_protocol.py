@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from trinity.explorer.serving.replies import READERS, Events
-from trinity.explorer.serving.samples import Said
+from trinity.explorer.sessions.replies import READERS, Events
+from trinity.explorer.sessions.samples import Said
 
 pytestmark = pytest.mark.core
 

@@ -18,8 +18,8 @@ from starlette.routing import Route
 
 from trinity.data.experience import SamplingParams
 from trinity.explorer.serving import endpoint
-from trinity.explorer.serving.gateway import Gateway
-from trinity.explorer.serving.sessions import Session, SessionFailed, Sessions
+from trinity.explorer.sessions.gateway import Gateway
+from trinity.explorer.sessions.session import Session, SessionFailed, Sessions
 
 pytestmark = pytest.mark.core
 

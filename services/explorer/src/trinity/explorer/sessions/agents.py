@@ -1,0 +1,76 @@
+"""The session that a workflow gives its agent: where the agent finds the policy, and the reward of what it did."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from trinity.data.experience import Experience
+from trinity.explorer.serving.asgi import App
+from trinity.explorer.sessions.session import Session, SessionFailed
+from trinity.runtime.trust.tls import public_authorities
+
+if TYPE_CHECKING:
+    import openai
+
+MODEL = "policy"
+
+
+@dataclass
+class AgentSession:
+    """What a workflow gives its agent: a base_url and a key, or one of OpenAI's clients with both.
+
+    `reward`, of the session or of each branch, must be set before the session ends.
+    """
+
+    session: Session
+    base_url: str
+    key: str = field(repr=False)
+    timeout_seconds: float
+    app: Callable[[], Awaitable[App]] = field(repr=False)
+    reward: float | Sequence[float] | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    rollout: int = 0  # in its group
+    model: str = MODEL
+
+    @cached_property
+    def sync(self) -> "openai.OpenAI":
+        """For agents in a thread (asyncio.to_thread): the explorer's own loop answers it."""
+        import openai
+
+        return openai.OpenAI(http_client=openai.DefaultHttpxClient(verify=public_authorities()), **self._arguments)
+
+    @cached_property
+    def asynchronous(self) -> "openai.AsyncOpenAI":
+        """For agents in the explorer's own loop: no socket lies between it and the gateway."""
+        import openai
+
+        from trinity.explorer.sessions.in_process import InProcess
+
+        mounts = {self.base_url.removesuffix("/v1"): InProcess(self.app)}
+        http = openai.DefaultAsyncHttpxClient(verify=public_authorities(), mounts=mounts)
+        return openai.AsyncOpenAI(http_client=http, **self._arguments)
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        return {"base_url": self.base_url, "api_key": self.key, "timeout": self.timeout_seconds}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that OpenAI's and Anthropic's clients read, for an agent in a process of its own."""
+        root = self.base_url.removesuffix("/v1")
+        openai = {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": self.key}
+        return {**openai, "ANTHROPIC_BASE_URL": root, "ANTHROPIC_API_KEY": self.key}
+
+    def experiences(self, rollout: int) -> list[Experience]:
+        """One of each branch. Raises what failed in the session, or SessionFailed without a reward."""
+        if self.reward is None:
+            raise self.session.failure or SessionFailed("the session ended without a reward")
+        return self.session.finish(rollout, self.reward)
+
+    async def close(self) -> None:
+        """The clients, which an agent may have closed itself."""
+        if "sync" in vars(self):
+            self.sync.close()
+        if "asynchronous" in vars(self):
+            await self.asynchronous.close()
