@@ -1,9 +1,11 @@
 """Fixtures for every test: a real nats-server, the quickstart's model and data."""
 
+import importlib.metadata
 import os
 import runpy
 import signal
 import sys
+import tomllib
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -29,6 +31,17 @@ pytest_plugins = [
     "support.plugin.pytest_starts",
     "support.engines.shared_engine",
 ]
+
+
+def pytest_configure() -> None:
+    """Satellites are found by entry points, which an editable installation has as they were when it was made."""
+    parts = [tomllib.loads(path.read_text())["project"] for path in ROOT.glob("*/*/pyproject.toml")]
+    groups = [group for part in parts for group in part.get("entry-points", {}).items()]
+    declared = {(group, *entry) for group, entries in groups for entry in entries.items()}
+    installed = {(one.group, one.name, one.value) for one in importlib.metadata.distribution("trinity").entry_points}
+    if missing := declared - installed:
+        fix = ".venv/bin/python -m pip install --no-deps --no-build-isolation -e ."
+        pytest.exit(f"entry points are not installed: {sorted(missing)[0]}; {fix}", 2)
 
 
 def pytest_runtest_setup() -> None:

@@ -1,4 +1,4 @@
-"""The root distribution holds all parts: its requirements, extras and commands are read from their pyproject.toml."""
+"""The root distribution holds all parts, and has the requirements, extras, commands and entry points of each."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ _PART = re.compile(r"trinity-[a-z-]+(\[[^]]*\])?")
 class PartsMetadataHook(MetadataHookInterface):
     def update(self, metadata: dict[str, Any]) -> None:
         """Fill in what pyproject.toml calls dynamic. `self.config["extras"]` are extras of the root alone."""
-        parts = _parts(Path(self.root))
+        parts = read_parts(Path(self.root))
         extras: dict[str, list[str]] = {}
         for part in parts:
             for name, requirements in part.get("optional-dependencies", {}).items():
@@ -23,13 +23,23 @@ class PartsMetadataHook(MetadataHookInterface):
         metadata["dependencies"] = _merged([line for part in parts for line in part.get("dependencies", [])])
         metadata["optional-dependencies"] = {name: _merged(lines, name) for name, lines in sorted(extras.items())}
         metadata["scripts"] = {name: entry for part in parts for name, entry in part.get("scripts", {}).items()}
+        metadata["entry-points"] = entry_points(parts)
 
 
-def _parts(root: Path) -> list[dict[str, Any]]:
+def read_parts(root: Path) -> list[dict[str, Any]]:
     """The [project] tables of the distributions whose packages the root's wheel holds."""
     packages = load_toml(str(root / "pyproject.toml"))["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     folders = (next(f for f in (root / package).parents if (f / "pyproject.toml").is_file()) for package in packages)
     return [load_toml(str(folder / "pyproject.toml"))["project"] for folder in folders]
+
+
+def entry_points(parts: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """The entry points of all parts by group and name."""
+    groups: dict[str, dict[str, str]] = {}
+    for part in parts:
+        for group, entries in part.get("entry-points", {}).items():
+            groups.setdefault(group, {}).update(entries)
+    return groups
 
 
 def _merged(requirements: list[str], extra: str = "") -> list[str]:

@@ -14,8 +14,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from trinity.config.compatibility.foreign_keys import RENAMED, SAME, VALUES
-from trinity.config.foreign_correction import MEANINGS
+from trinity.compat_rft.correction import MEANINGS
+from trinity.compat_rft.tables import RENAMED, SAME, VALUES
 from trinity.config.names import MONITOR_ARGS
 from trinity.config.schema import Config
 from trinity.plugins.declarations import SELECTORS
@@ -37,7 +37,7 @@ Below, `<taskset>` is any taskset of `buffer.explorer_input`, `<buffer>` the exp
 `<engine>` the rollout model or an auxiliary one, and `<verl>` is `trainer.trainer_config`.
 """
 WITHOUT_EFFECT = """`trinity check` names such keys of a YAML, with the reason or what to use instead. The lists are in
-[foreign_keys.py](../lib/config/src/trinity/config/compatibility/foreign_keys.py). Refused keys are taken where their
+[foreign.yaml](../satellites/trinity_rft/src/trinity/compat_rft/foreign.yaml). Refused keys are taken where their
 value means off. Some keys without effect take certain values alone:
 """
 # What several sections share, as it is written here.

@@ -8,9 +8,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from trinity.config.compatibility.translate import known_names
 from trinity.config.errors import without_credentials
 from trinity.config.schema import Config
+from trinity.plugins import satellites
 
 Location = tuple[int | str, ...]
 
@@ -23,6 +23,8 @@ def sentence(path: Location, details: list[ErrorDetails]) -> str:
         known = known_at(path[:-1])
         near = nearest(str(path[-1]), known, value)
         hint = f"did you mean {near!r}?" if near else f"known here: {', '.join(sorted(known))}"
+        if satellites.find("foreign_keys") is None:
+            hint += f"; keys of Trinity-RFT need {satellites.missing('foreign_keys')}"
         return f"unknown key; {hint}"
     if kind == "missing":
         return "is required"
@@ -136,7 +138,8 @@ def known_at(path: Location) -> dict[str, str]:
     shapes = {name: _shape_of(field.annotation) for name, field in fields.items()}
     if len(path) == 2 and path[0] == "stages":  # a stage holds some of the sections that the whole holds
         return shapes
-    return {**dict.fromkeys(known_names(at), ""), **shapes}
+    foreign_keys = satellites.find("foreign_keys")
+    return {**dict.fromkeys(foreign_keys.known_names(at) if foreign_keys else (), ""), **shapes}
 
 
 def nearest(name: str, known: Mapping[str, str], value: Any, surely: bool = False) -> str:

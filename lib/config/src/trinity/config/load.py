@@ -11,13 +11,15 @@ from pydantic_core import ErrorDetails
 
 from trinity.config.advice import advice
 from trinity.config.checks.sections import Check, check
-from trinity.config.compatibility.translate import translate
 from trinity.config.document import Lines, line_of, read_document, read_text
 from trinity.config.errors import ConfigError, Problem
 from trinity.config.hints import Location, annotation_at, sentence
 from trinity.config.schema import Config
+from trinity.plugins import satellites
 
 _MOST_SENTENCES = 100  # a search for the nearest name takes milliseconds
+_NAMES = ("default_workflow_type", "default_reward_fn_type", "default_eval_workflow_type")
+_COLUMNS = ("workflow_key", "reward_fn_key")
 
 
 def load(
@@ -41,13 +43,18 @@ def parse(
 ) -> Config:
     """As `load`, from the text itself."""
     document, lines = read_document(text, source, overrides)
-    translated = translate(document)
-    refused = [Problem(notice.path, notice.message, line_of(notice.path, lines)) for notice in translated.refused]
+    values, notices, refused = document, list[str](), list[Problem]()
+    if foreign_keys := satellites.find("foreign_keys"):
+        translated = foreign_keys.translate(document)
+        values, notices = translated.values, [str(notice) for notice in translated.notices]
+        refused = [Problem(notice.path, notice.message, line_of(notice.path, lines)) for notice in translated.refused]
+    message = "names no workflow and no reward function; the reward model in explorer.auxiliary_models scores it"
+    notices += [f"{path}: {message}" for path in _score_by_models(values)]
     try:
-        config = Config.model_validate(translated.values)
+        config = Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError(source, sorted([*refused, *_problems(error, lines)], key=lambda p: p.line)) from None
-    config.note([*(str(notice) for notice in translated.notices), *advice(config)])
+    config.note([*notices, *advice(config)])
     found = check(config, plugins_loaded, checks)
     problems = refused + [Problem(p.path, p.message, line_of(p.path, lines)) for p in found]
     if problems:
@@ -80,3 +87,39 @@ def _key_path(detail: ErrorDetails) -> Location:
     while location and annotation_at(location) is None:
         location = location[:-1]
     return location
+
+
+def _score_by_models(values: dict[str, Any]) -> Iterator[str]:
+    """Have such tasksets scored by the model; yields the key path of each. Leaves what is no such document as it is."""
+    explorer, buffer = values.get("explorer"), values.get("buffer")
+    source = buffer.get("explorer_input") if isinstance(buffer, dict) else None
+    models = explorer.get("auxiliary_models") if isinstance(explorer, dict) else None
+    if not isinstance(source, dict) or not isinstance(models, list):
+        return
+    found = dict(_tasksets(source))
+    may_rate = any(
+        isinstance(model, dict) and model.get("kind") != "generate" and not model.get("external_model")
+        for model in models
+    )
+    if not may_rate or _names_one(source) or any(_names_one(taskset) for taskset in found.values()):
+        return
+    for path, taskset in found.items():
+        taskset["workflow_args"] = {"reward_model": ""}
+        yield f"buffer.explorer_input.{path}"
+
+
+def _tasksets(source: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(source.get("taskset"), dict):
+        yield "taskset", source["taskset"]
+    for key in ("tasksets", "eval_tasksets"):
+        given = source.get(key)
+        for index, taskset in enumerate(given if isinstance(given, list) else []):
+            if isinstance(taskset, dict):
+                yield f"{key}.{index}", taskset
+
+
+def _names_one(section: dict[str, Any]) -> bool:
+    """Whether a section says how its tasks are worked on or scored."""
+    form = section.get("format")
+    columns = form if isinstance(form, dict) else {}
+    return bool(section.get("workflow_args")) or any(section.get(n) for n in _NAMES) or any(map(columns.get, _COLUMNS))

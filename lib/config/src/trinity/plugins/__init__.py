@@ -42,6 +42,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trinity.plugins import satellites
 from trinity.plugins.arguments import (
     AggregationMode,
     Fraction,
@@ -62,7 +63,6 @@ from trinity.plugins.declarations import (
     sample_strategy,
     selector,
 )
-from trinity.plugins.foreign import find_foreign_names
 
 __all__ = [
     "AggregationMode",
@@ -193,7 +193,8 @@ def _add(registry: dict[str, Any], name: str, what: Any) -> None:
 
 def load(folders: Sequence[str | Path]) -> None:
     """Import every module of the folders; they may import each other by name. Raises PluginError."""
-    find_foreign_names()
+    if find_names := satellites.find("plugin_names"):
+        find_names()
     for folder in folders:
         place, modules = _modules(folder)
         if str(place) not in sys.path:
@@ -220,8 +221,11 @@ def _described(error: BaseException) -> str:
     if isinstance(error, PluginError):
         return str(error)
     text = f"{type(error).__name__}: {error}"
-    foreign = isinstance(error, ImportError) and (error.name or "").startswith("trinity.")
-    return f"{text}; docs/from_trinity.md has the names of Trinity-RFT that can be imported" if foreign else text
+    if not isinstance(error, ImportError) or not (error.name or "").startswith("trinity."):
+        return text
+    if satellites.find("plugin_names") is None:
+        return f"{text}; names of Trinity-RFT are in {satellites.missing('plugin_names')}"
+    return f"{text}; docs/from_trinity.md has the names of Trinity-RFT that can be imported"
 
 
 def _modules(folder: str | Path) -> tuple[Path, list[Path]]:

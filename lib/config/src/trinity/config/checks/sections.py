@@ -14,7 +14,6 @@ from trinity.config.checks.rope import check_rope
 from trinity.config.checks.teacher import TEACHER_WORKFLOWS, check_teacher
 from trinity.config.checks.vision import check_images
 from trinity.config.checks.weights import check_synchronizer
-from trinity.config.compatibility.foreign_keys import NOT_HERE
 from trinity.config.errors import Problem, did_you_mean
 from trinity.config.memory import parameters_of
 from trinity.config.names import (
@@ -34,6 +33,7 @@ from trinity.config.schema.buffer import SelectorConfig, TasksetConfig
 from trinity.config.schema.trainer import TrainerConfig
 from trinity.config.stages import expand
 from trinity.config.workflows import asked_model, workflow_problems
+from trinity.plugins import satellites
 from trinity.plugins.declarations import ALGORITHMS, SAMPLE_STRATEGIES, SELECTORS
 
 # A check of one stage, by a library that this one does not import.
@@ -389,6 +389,7 @@ def _check_auxiliary(config: Config) -> Iterator[Problem]:
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:
-    if name in NOT_HERE:
-        return f"is {name!r}, which Trinity-RFT has and Trinity has not; {NOT_HERE[name]}"
+    foreign_keys = satellites.find("foreign_keys")
+    if foreign_keys and name in foreign_keys.NOT_HERE:
+        return f"is {name!r}, which Trinity-RFT has and Trinity has not; {foreign_keys.NOT_HERE[name]}"
     return f"is {name!r:.100}, which is not registered; {did_you_mean(name, known)}"

@@ -7,11 +7,11 @@ from typing import Any
 from trinity.buffer.operators.base import Draft, Operator, Rollout, rollouts
 from trinity.buffer.operators.dapo import DynamicSamplingFilter, MaskResponseTruncated, OverlongRewardShaping
 from trinity.buffer.operators.data_juicer import DataJuicer
-from trinity.buffer.operators.experience_operator import EXPERIENCE_OPERATORS, ExperienceOperator
 from trinity.buffer.operators.rewards import InvalidRewardFilter, PassRateCalculator, RewardFilter, RewardStdFilter
 from trinity.buffer.operators.selection import OpmdFilter, RaftFilter
 from trinity.buffer.operators.shaping import RewardShapingMapper
 from trinity.buffer.operators.steps import MultiStepPadding
+from trinity.plugins import satellites
 
 # The YAML's args are the keyword arguments. trinity.config.names has them too, for `trinity check`; a test compares.
 OPERATORS: dict[str, Callable[..., Operator]] = {
@@ -41,11 +41,17 @@ def known_args(name: str) -> dict[str, Any]:
     return {one.name: [] if one.default == () else one.default for one in parameters}
 
 
+def __getattr__(name: str) -> Any:
+    """Operators of Trinity-RFT import their base class and registry from here."""
+    found = satellites.find("operators")
+    if found is None or name not in found.__all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(found, name)
+
+
 __all__ = [
-    "EXPERIENCE_OPERATORS",
     "OPERATORS",
     "Draft",
-    "ExperienceOperator",
     "Operator",
     "Rollout",
     "known_args",

@@ -3,14 +3,12 @@
 from typing import Any
 
 from trinity import plugins
-from trinity.common.workflows import Workflow as WorkflowOfTrinityRft
 from trinity.explorer.workflows.agents import ExternalAgentWorkflow
 from trinity.explorer.workflows.base import Toolbox, Workflow
 from trinity.explorer.workflows.distill import DistillMathWorkflow, DistillWorkflow
 from trinity.explorer.workflows.environments import ENVIRONMENT_WORKFLOWS
 from trinity.explorer.workflows.judges import MathRulerWorkflow, MathTrainableRulerWorkflow, RubricJudgeWorkflow
 from trinity.explorer.workflows.r3l import R3L_WORKFLOWS
-from trinity.explorer.workflows.rft import adapted
 from trinity.explorer.workflows.single_turn import (
     MathBoxedWorkflow,
     MathEvalWorkflow,
@@ -21,6 +19,7 @@ from trinity.explorer.workflows.single_turn import (
 )
 from trinity.explorer.workflows.thinking import ThinkingBudgetWorkflow
 from trinity.explorer.workflows.tool_calls import ToolCallWorkflow
+from trinity.plugins import satellites
 
 # Trinity-RFT has these a second time as async_*: here all are.
 _SINGLE_TURN: dict[str, type[Workflow]] = {
@@ -50,9 +49,10 @@ WORKFLOWS: dict[str, type[Workflow]] = {
 
 
 def find_workflow(name: str) -> type[Workflow] | None:
-    """A built-in workflow, or one of a plugin; one in Trinity-RFT's form is adapted."""
+    """Returns a built-in workflow, one of a plugin, or None. A satellite adapts those of plugins in another form."""
     found: Any = WORKFLOWS.get(name) or plugins.WORKFLOWS.get(name)
-    return adapted(found) if found is not None and issubclass(found, WorkflowOfTrinityRft) else found
+    adapted = satellites.find("workflows") if name in plugins.WORKFLOWS else None
+    return adapted(found) if adapted is not None else found
 
 
 __all__ = ["WORKFLOWS", "Toolbox", "Workflow", "find_workflow"]

@@ -25,11 +25,11 @@ from trinity.common.models.model import ModelWrapper
 from trinity.common.refusals import NotMapped
 from trinity.common.rewards.built_in import SCORE, BuiltInReward, Score
 from trinity.common.rewards.reward_fn import REWARD_FUNCTIONS, RewardFn
+from trinity.compat_rft.model import PolicySampler
+from trinity.compat_rft.trajectories import Reply, trajectory
 from trinity.data.experience import Experience, TaskKind
 from trinity.explorer.environments.client import Answer
 from trinity.explorer.workflows.base import Workflow, gather_rollouts
-from trinity.explorer.workflows.rft_model import PolicySampler
-from trinity.explorer.workflows.rft_trajectories import Reply, trajectory
 from trinity.runtime.errors import TrinityError
 
 _Result = TypeVar("_Result")
@@ -182,6 +182,6 @@ async def _in_thread(work: Callable[[], _Result], place: Callable[[BaseException
     return await asyncio.wrap_future(done)
 
 
-def adapted(kind: type[rft.Workflow]) -> type[Workflow]:
-    """A workflow of Trinity that runs this one."""
-    return type(kind.__name__, (RftWorkflow,), {"kind": kind})
+def adapted(kind: type) -> type:
+    """Returns a workflow of Trinity that runs `kind`; `kind` itself if it has another form."""
+    return type(kind.__name__, (RftWorkflow,), {"kind": kind}) if issubclass(kind, rft.Workflow) else kind

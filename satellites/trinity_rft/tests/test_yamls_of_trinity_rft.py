@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from trinity.compat_rft.tables import IGNORED, NOT_HERE, RENAMED, UNSUPPORTED
+from trinity.compat_rft.translate import translate
 from trinity.config import ConfigError, expand, load, make_plan
-from trinity.config.compatibility.foreign_keys import IGNORED, NOT_HERE, RENAMED, UNSUPPORTED
-from trinity.config.compatibility.translate import translate
 from trinity.config.load import parse
 from trinity.config.names import reward_functions, workflows
 

@@ -1,4 +1,7 @@
-"""Takes the keys of other systems (`foreign_keys`) out of a document. What is in none of its tables is an error."""
+"""Takes the keys of Trinity-RFT and veRL out of a document; the tables are in trinity.compat_rft.tables.
+
+The core reaches `translate`, `known_names` and `NOT_HERE` by the hook `foreign_keys` (trinity.plugins.satellites).
+"""
 
 import difflib
 from collections.abc import Iterator
@@ -6,10 +9,20 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from trinity.config.compatibility.foreign_keys import FOREIGN_SECTIONS, IGNORED, OFF, RENAMED, SAME, UNSUPPORTED, VALUES
-from trinity.config.compatibility.reward_models import score_by_models
-from trinity.config.foreign_correction import MEANINGS, translated
+from trinity.compat_rft.correction import MEANINGS, translated
+from trinity.compat_rft.tables import (
+    FOREIGN_SECTIONS,
+    IGNORED,
+    NOT_HERE,
+    OFF,
+    RENAMED,
+    SAME,
+    UNSUPPORTED,
+    VALUES,
+)
 from trinity.config.stages import SECTIONS
+
+__all__ = ["NOT_HERE", "known_names", "translate"]
 
 # Values that ask for nothing: of any key, and inside sections that are refused whole, whose sizes of 1 are defaults.
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {})
@@ -46,8 +59,6 @@ def translate(document: dict[str, Any]) -> Translation:
         if isinstance(stage, dict):
             prefix = "" if stage is result.values else f"stages.{stages.index(stage)}."  # type: ignore[union-attr]
             _translate(stage, prefix, result)
-    message = "names no workflow and no reward function; the reward model in explorer.auxiliary_models scores it"
-    result.notices.extend(Notice(path, message) for path in score_by_models(result.values))
     return result
 
 

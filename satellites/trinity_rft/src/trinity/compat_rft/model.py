@@ -11,11 +11,11 @@ from typing import Any
 from trinity.common.experience import Experience as Made
 from trinity.common.models.auxiliary import AuxiliaryModel
 from trinity.common.refusals import NotMapped
+from trinity.compat_rft.trajectories import Reply
 from trinity.data.experience import Experience, SamplingParams, Task
 from trinity.explorer.types import Completion
 from trinity.explorer.workflows.base import Toolbox, as_text
 from trinity.explorer.workflows.conversation import Conversation
-from trinity.explorer.workflows.rft_trajectories import Reply
 from trinity.runtime.trust.tls import public_authorities
 
 Messages = Sequence[dict[str, Any]]
