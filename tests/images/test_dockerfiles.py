@@ -15,8 +15,12 @@ from dockerfile_parse import DockerfileParser
 pytestmark = pytest.mark.core
 
 ROOT = Path(__file__).parents[2]
-SERVICES = ("buffer", "environment", "explorer", "observe", "sync", "trainer")
-FILES = {"trinity-rft": "scripts/docker/Dockerfile", **{f"trinity-{n}": f"services/{n}/Dockerfile" for n in SERVICES}}
+SERVICES = ("buffer", "environment", "explorer", "sync", "trainer")
+FILES = {
+    "trinity-rft": "scripts/docker/Dockerfile",
+    "trinity-ui": "satellites/ui/Dockerfile",
+    **{f"trinity-{name}": f"services/{name}/Dockerfile" for name in SERVICES},
+}
 PARTS = [
     tomllib.loads(path.read_text())["project"] for path in ROOT.glob("*/**/pyproject.toml") if ".venv" not in path.parts
 ]

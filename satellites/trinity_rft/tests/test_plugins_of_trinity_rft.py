@@ -2,7 +2,6 @@
 
 import os
 import re
-import site
 import subprocess
 import sys
 from pathlib import Path
@@ -57,7 +56,8 @@ def test_operators_are_imported_where_no_buffer_is_installed(tmp_path: Path) -> 
         "from trinity.buffer.operators.experience_operator import ExperienceOperator\n"
     )
     # Folders in PYTHONPATH are read without their .pth files, and so without the other parts.
-    folders = [ROOT / part for part in ("lib/config/src", "satellites/trinity_rft/src")] + site.getsitepackages()
+    parts = [ROOT / part for part in ("lib/config/src", "lib/runtime/src", "proto", "satellites/trinity_rft/src")]
+    folders = [*parts, *(path for path in sys.path if "site-packages" in path)]
     command = [sys.executable, "-S", "-c", code, str(tmp_path)]
     environment = {"PYTHONPATH": os.pathsep.join(map(str, folders)), "PATH": os.environ["PATH"]}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)

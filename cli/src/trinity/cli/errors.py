@@ -28,10 +28,6 @@ def not_accepted(reason: str) -> RunError:
     return RunError(f"the run does not accept this command: {reason}; {fix}")
 
 
-class CheckpointError(Exception):
-    """One checkpoint cannot be converted; the others still are. The message names the file and, if any, the fix."""
-
-
 def ending_well(action: Callable[[], int]) -> int:
     """2 for a configuration that cannot be used, 1 (or a RunError's own code) for a run that could not continue."""
     try:

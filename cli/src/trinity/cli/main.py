@@ -28,14 +28,10 @@ _COMMANDS = {
     "replay": ("commands.ledger.replay", "Train steps again from the ledger, and compare with what the run did."),
     "replay-step": ("commands.ledger.replay_step", "Train the kept batch of a bad step again, and show its groups."),
     "bisect": ("commands.ledger.bisect", "Show the first place at which two runs differ."),
-<<<<<<< HEAD
     "convert": (
         "trinity.convert",
         "Turn DeepSpeed, FSDP and Megatron checkpoints into Hugging Face folders.",
     ),
-=======
-    "convert": ("trinity.convert", "Turn checkpoints (DeepSpeed, FSDP of veRL, Megatron) into Hugging Face folders."),
->>>>>>> a8c4602e (trinity_rft: adapters and foreign keys, found by entry points)
     "import-verl": ("trinity.import_verl", "Write the YAML of what a veRL script runs."),
     "deadletters": ("commands.ledger.dead_letters", "Tasks that failed for good."),
     "batch": ("commands.ledger.batch", "What a step learns from, out of the ledger."),

@@ -27,7 +27,7 @@ from trinity.cli.supervise.preflight import check_inputs
 from trinity.cli.supervise.supervisor import ended_by_signals, open_nats
 from trinity.config import Config, Plan, dump, expand, make_plan
 from trinity.config.run_record import Addresses
-from trinity.convert import convert
+from trinity.plugins import satellites
 from trinity.runtime import files, names, rpc
 from trinity.weights import Manifest, manifest_of_folder
 from trinity.weights.checkpoint_manifest import verify, verify_model
@@ -91,6 +91,10 @@ def _candidates(plan: Plan, folder: Path) -> list[Candidate]:
     for step in lacking if not unverified else ():
         verify(checkpoint_folder(folder, step), ["actor/deepspeed", "actor/lora_adapter"])
     if lacking:
+        convert = satellites.find("convert")
+        if convert is None:
+            needed = f"{folder} has checkpoints that are not in Hugging Face form: {', '.join(map(str, lacking))}"
+            raise RunError(f"{needed}; they are converted by {satellites.missing('convert')}", 2)
         base_model = Path(plan.config.model.model_path).expanduser()
         convert(folder, base_model if base_model.is_dir() else None, ",".join(map(str, lacking)), unverified)
         still = [str(step) for step in lacking if not has_weights(model_folder(folder, step))]

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trinity.cli.errors import CheckpointError, RunError
+from trinity.cli.errors import RunError
 from trinity.cli.options import command, group
 from trinity.cli.render import visible
-from trinity.convert.base import OtherModel, compared
+from trinity.convert.base import CheckpointError, OtherModel, compared
 from trinity.convert.find import Checkpoint, find_checkpoints, parse_steps
 from trinity.runtime.errors import InvalidInput
 from trinity.weights.checkpoint_manifest import ManifestWriter, has_manifest, verify

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trinity.cli.errors import CheckpointError
+from trinity.convert.base import CheckpointError
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,7 @@ from typing import Any
 
 import yaml
 
-<<<<<<< HEAD
-from trinity.config.foreign_correction import MEANINGS, translated
-=======
 from trinity.compat_rft.correction import MEANINGS, translated
->>>>>>> a8c4602e (trinity_rft: adapters and foreign keys, found by entry points)
 from trinity.import_verl.expand import default_of
 from trinity.import_verl.run import Run
 from trinity.import_verl.tables import ACTOR, BY_SEQUENCE, CLIPPED, CORRECTION, LOSS_ARGS, LOSSES

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from trinity.cli.errors import CheckpointError
+from trinity.convert.base import CheckpointError
 from trinity.convert.source import Parameter
 from trinity.runtime import files
 
