@@ -19,8 +19,8 @@ import typer
 from trinity.cli.errors import RunError
 from trinity.cli.options import command, group
 from trinity.cli.render import visible
-from trinity.convert.base import CheckpointError, OtherModel, compared
-from trinity.convert.find import Checkpoint, find_checkpoints, parse_steps
+from trinity.convert.base import OtherModel, compared
+from trinity.convert.find import Checkpoint, CheckpointError, find_checkpoints, parse_steps
 from trinity.runtime.errors import InvalidInput
 from trinity.weights.checkpoint_manifest import ManifestWriter, has_manifest, verify
 from trinity.weights.checkpoints import INDEX, has_weights

@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from trinity.convert.base import CheckpointError
+from trinity.convert.find import CheckpointError
 from trinity.convert.source import Parameter, Source
 from trinity.runtime.errors import InvalidInput
 from trinity.weights import manifest_of_folder

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trinity.convert.find import CheckpointError
 from trinity.runtime import files
 from trinity.weights import manifest_of_folder
 from trinity.weights.lora import in_model
@@ -15,10 +16,6 @@ if TYPE_CHECKING:
 
 _LAYER = re.compile(r"(?:^|\.)(?:model|language_model)\.layers\.(\d+)\.")
 _EMBEDDING = re.compile(r"(?:model\.)?(?:language_model\.)?(?:model\.)?embed_tokens\.weight")
-
-
-class CheckpointError(Exception):
-    """A checkpoint cannot be converted; the others still are. The message names file and fix."""
 
 
 class OtherModel(CheckpointError):

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from trinity.convert.base import CheckpointError
+from trinity.convert.find import CheckpointError
 from trinity.convert.safe_load import StandIn, load_safely
 from trinity.convert.source import Parameter, Source, same_storage, want
 

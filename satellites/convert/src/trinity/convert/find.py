@@ -11,6 +11,10 @@ from trinity.weights.checkpoints import step_of
 _PARTIAL = re.compile(r"\.global_step_\d+\.partial")
 
 
+class CheckpointError(Exception):
+    """A checkpoint cannot be converted; the others still are. The message names file and fix."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A folder `global_step_<step>`; `label` is what the user is shown."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from trinity.convert.base import CheckpointError
+from trinity.convert.find import CheckpointError
 from trinity.convert.safe_load import Mesh, Replicate, Shard, ShardedTensor, Spec, load_safely
 from trinity.convert.source import Parameter, Source, same_storage
 

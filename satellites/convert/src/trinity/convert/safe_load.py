@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import torch
 
-from trinity.convert.base import CheckpointError
+from trinity.convert.find import CheckpointError
 from trinity.runtime.errors import InvalidInput
 from trinity.weights import safe_load
 

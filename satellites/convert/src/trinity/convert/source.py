@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trinity.convert.base import CheckpointError
+from trinity.convert.find import CheckpointError
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from trinity.convert.base import CheckpointError
+from trinity.convert.find import CheckpointError
 from trinity.convert.source import Parameter
 from trinity.runtime import files
 from trinity.runtime.process import FileLock

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trinity.convert.base import CheckpointError
+from trinity.convert.find import CheckpointError
 from trinity.convert.megatron.dist import open_dist
 from trinity.convert.megatron.layout import parameters, read_shapes
 from trinity.convert.megatron.ranks import open_ranks, ranks_folder

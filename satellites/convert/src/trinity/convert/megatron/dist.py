@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from trinity.convert.base import CheckpointError
+from trinity.convert.find import CheckpointError
 from trinity.convert.megatron.layout import Tensors
 from trinity.convert.safe_load import StandIn, load_any, load_description
 from trinity.runtime import files

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from trinity.convert.base import CheckpointError
+from trinity.convert.find import CheckpointError
 from trinity.convert.source import Parameter
 from trinity.runtime import files
 
