@@ -11,7 +11,7 @@ import numpy as np
 from support.engines.toolbox import Corridor, Toolbox, make_episode_task, split_reply
 from trinity.data.experience import AttemptFailure, Experience, Group, Limits, SamplingParams, Task, VersionSpan
 from trinity.explorer.environments.client import EnvironmentClient
-from trinity.explorer.environments.failures import EnvironmentFailed
+from trinity.explorer.environments.types import EnvironmentFailed
 from trinity.explorer.journal import journal
 from trinity.explorer.journal.journal import EpisodeJournal, Journals, current_episode
 from trinity.explorer.rollout import attempt

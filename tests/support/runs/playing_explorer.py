@@ -18,7 +18,7 @@ import numpy as np
 from support.engines.toolbox import Toolbox, split_reply, turns
 from trinity.data.experience import Limits, SamplingParams, VersionSpan
 from trinity.explorer.environments.client import EnvironmentClient
-from trinity.explorer.environments.failures import EnvironmentFailed
+from trinity.explorer.environments.types import EnvironmentFailed
 from trinity.explorer.journal.journal import EpisodeJournal, Journals, current_episode
 from trinity.explorer.rollout import attempt, task_queue
 from trinity.explorer.rollout.loop import Progress, RolloutLoop

@@ -18,7 +18,7 @@ from trinity.explorer.environments.client import (
     Episode,
     ScorerFailed,
 )
-from trinity.explorer.environments.episode import Step
+from trinity.explorer.environments.types import Step
 from trinity.runtime.process import free_port
 
 pytestmark = pytest.mark.core

@@ -16,7 +16,7 @@ from trinity.data.experience import (
     SamplingParams,
     TaskKind,
 )
-from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed
+from trinity.explorer.environments.types import EnvironmentCause, EnvironmentFailed
 from trinity.explorer.journal import journal
 from trinity.explorer.types import Completion
 from trinity.runtime.broker import Broker, PublishRefused

@@ -22,8 +22,8 @@ import grpc.aio
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.data.vision import ImageRules
 from trinity.explorer.environments.episode import Episode
-from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed, ScorerFailed
 from trinity.explorer.environments.providers import Backoff, Providers
+from trinity.explorer.environments.types import EnvironmentCause, EnvironmentFailed, Reset, ScorerFailed
 from trinity.runtime.messages import to_message
 from trinity.sdk.contract import score_problem
 
@@ -78,12 +78,7 @@ class EnvironmentClient:
         self, environment: str, task: dict[str, Any], args: dict[str, Any] | None = None, seed: int = 0
     ) -> Episode:
         """An episode of a task (a dataset row), to be used as `async with`. Nothing is sent before its `reset`."""
-        reset = pb.Reset(
-            environment=environment,
-            task_json=json.dumps(task),
-            args_json=json.dumps(args) if args else "",
-            seed=seed,
-        )
+        reset = Reset(environment, json.dumps(task), json.dumps(args) if args else "", seed)
         return Episode(self._providers, reset, self._wait_seconds, self._closing, self._images)
 
     async def until_served(self, failure: EnvironmentFailed) -> None:

@@ -3,47 +3,23 @@
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, NoReturn
 
 import grpc.aio
 
-from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.data.images import rgb, size
 from trinity.data.vision import ImageRules
-from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed
 from trinity.explorer.environments.providers import Backoff, Provider, Providers
 from trinity.explorer.environments.slots import EpisodeSlots
+from trinity.explorer.environments.types import EnvironmentCause, EnvironmentFailed, Reset, StateRefused, Step
+from trinity.explorer.environments.wire import action_request, reset_request, step_of
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.messages import from_message
-from trinity.sdk.contract import MAX_EPISODE_IMAGES_BYTES, MAX_IMAGES_PIXELS, answer_problem, json_object
+from trinity.sdk.contract import MAX_EPISODE_IMAGES_BYTES, MAX_IMAGES_PIXELS, answer_problem
 from trinity.sdk.environment import Description
 
 _HALF_CLOSE_SECONDS = 5.0
-
-
-@dataclass(frozen=True)
-class Step:
-    """One answer of the environment. `reward` is this step's, 0 after reset; `metrics` are the episode's so far.
-
-    `turn`: actions before it. `state`: of an episode that keeps states; it can be restored. `images`: files, which the
-    model can see.
-    """
-
-    observation: str
-    reward: float
-    done: bool
-    info: dict[str, Any]
-    metrics: dict[str, float]
-    turn: int = 0
-    state: bytes = b""
-    images: tuple[bytes, ...] = ()
-
-
-def step_of(answer: pb.EpisodeResponse) -> Step:
-    """Of an answer that keeps the contract."""
-    return from_message(Step, answer, info=json_object(answer.info_json), metrics=dict(answer.metrics))
 
 
 def image_problem(images: Sequence[bytes], rules: ImageRules, of_episode: int) -> str:
@@ -67,17 +43,13 @@ def image_problem(images: Sequence[bytes], rules: ImageRules, of_episode: int) -
     return ""
 
 
-class StateRefused(EnvironmentFailed):
-    """The environment does not take the state that an interrupted episode had."""
-
-
 class Episode:
     """reset or restore once -> step until done. Leaving the `async with` always ends it on the provider's side."""
 
     def __init__(
         self,
         providers: Providers,
-        reset: pb.Reset,
+        reset: Reset,
         wait_seconds: float,
         closing: "set[asyncio.Task[None]]",
         images: ImageRules | str,
@@ -146,7 +118,7 @@ class Episode:
 
         Waits and raises as reset does, and StateRefused.
         """
-        self._reset.state, self._reset.turn, self._turn = state, turn, turn
+        self._reset, self._turn = replace(self._reset, state=state, turn=turn), turn
         await self._open_somewhere(True)
 
     async def _open_somewhere(self, keep_states: bool) -> Step:
@@ -174,8 +146,8 @@ class Episode:
             raise RuntimeError("step needs an episode that was reset and is neither done nor failed")
         self._turn += 1
         sound = text.encode(errors="replace").decode()  # half a surrogate pair is no text on the wire
-        request = pb.EpisodeRequest(action=pb.Action(text=sound, turn=self._turn))
-        return await self._exchange(request, self._description.step_timeout_seconds)
+        request, what = action_request(sound, self._turn), f"action {self._turn}"
+        return await self._exchange(request, what, self._description.step_timeout_seconds)
 
     async def _open(self, provider: Provider, keep_states: bool) -> Step:
         name = self._reset.environment
@@ -188,18 +160,17 @@ class Episode:
             if self._description.images and isinstance(self._images, str):
                 what = f"{name} at {provider.address} shows images, and {self._images}"
                 raise EnvironmentFailed(what, EnvironmentCause.REFUSED)
-            self._reset.images = self._description.images
-            self._reset.keep_states = keep_states and self._description.snapshots
+            keeps = keep_states and self._description.snapshots
+            self._reset = replace(self._reset, images=self._description.images, keep_states=keeps)
             self._call = provider.stub.Episode()
         except EnvironmentFailed as failure:
             self._fail(failure)
-        step = await self._exchange(pb.EpisodeRequest(reset=self._reset), self._description.reset_timeout_seconds)
+        step = await self._exchange(reset_request(self._reset), "reset", self._description.reset_timeout_seconds)
         self._over, self._begun = False, True
         return step
 
-    async def _exchange(self, request: pb.EpisodeRequest, seconds: float) -> Step:
+    async def _exchange(self, request: Any, what: str, seconds: float) -> Step:
         assert self._provider is not None
-        what = "reset" if request.HasField("reset") else f"action {self._turn}"
         where = f"{self._reset.environment} at {self._provider.address}"
         try:
             async with asyncio.timeout(seconds):

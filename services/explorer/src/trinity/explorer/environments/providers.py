@@ -19,10 +19,9 @@ from dataclasses import dataclass, replace
 import grpc.aio
 import structlog
 
-from trinity.api.environment.v1 import environment_pb2 as pb
-from trinity.api.environment.v1 import environment_pb2_grpc
-from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed, failure_of
 from trinity.explorer.environments.slots import EpisodeSlots
+from trinity.explorer.environments.types import EnvironmentCause, EnvironmentFailed, failure_of
+from trinity.explorer.environments.wire import DESCRIBE, stub_of
 from trinity.runtime import metrics, rpc
 from trinity.sdk.contract import PROTOCOL_VERSION, description_problem
 from trinity.sdk.environment import Description
@@ -89,7 +88,7 @@ class Provider:
         self.address = address
         self._known = known
         self._channel = rpc.channel(address, identity=identity)
-        self.stub = environment_pb2_grpc.EnvironmentServiceStub(self._channel)
+        self.stub = stub_of(self._channel)
         self.open: Counter[str] = Counter()
         self._records: dict[str, _FailureRecord] = {}
         self._described: dict[str, Description] = {}
@@ -176,7 +175,7 @@ class Provider:
 
     async def _describe(self, name: str) -> None:
         try:
-            answer = await self.stub.Describe(pb.DescribeRequest(), timeout=_DESCRIBE_SECONDS)
+            answer = await self.stub.Describe(DESCRIBE, timeout=_DESCRIBE_SECONDS)
         except grpc.aio.AioRpcError as error:
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 raise self._away(name, f"{self.address}: {error.code().name}: {error.details()}") from None
@@ -186,7 +185,9 @@ class Provider:
                 f"{self.address}: speaks version {answer.protocol_version} of the contract, not {PROTOCOL_VERSION}"
             )
             raise EnvironmentFailed(message, EnvironmentCause.REFUSED)
-        self._described = {one.name: _with_grace(one) for one in answer.environments if not description_problem(one)}
+        self._described = {
+            one.name: _with_grace(description_of(one)) for one in answer.environments if not description_problem(one)
+        }
         self._scorers = frozenset(answer.scorers)
         self._known.update(self._described, self._scorers)
         for attached in answer.providers:  # those that went away too
@@ -194,8 +195,7 @@ class Provider:
         self._described_at = time.monotonic()
 
 
-def _with_grace(described: pb.EnvironmentDescription) -> Description:
-    one = description_of(described)
+def _with_grace(one: Description) -> Description:
     step = min(one.step_timeout_seconds, _MAX_STEP_SECONDS) + _GRACE_SECONDS
     reset = min(one.reset_timeout_seconds, _MAX_STEP_SECONDS) + _GRACE_SECONDS
     return replace(one, step_timeout_seconds=step, reset_timeout_seconds=reset)

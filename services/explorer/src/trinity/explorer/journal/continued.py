@@ -7,8 +7,7 @@ the state back in which the policy replied, and continues.
 import dataclasses
 from typing import Any
 
-from trinity.explorer.environments.episode import StateRefused, Step
-from trinity.explorer.environments.failures import EnvironmentCause
+from trinity.explorer.environments.types import EnvironmentCause, StateRefused, Step
 from trinity.explorer.journal.journal import EpisodeJournal
 
 

@@ -22,7 +22,7 @@ import nats.js.errors
 import structlog
 
 from trinity.data.experience import Limits, Task, TaskKind
-from trinity.explorer.environments.episode import Step
+from trinity.explorer.environments.types import Step
 from trinity.explorer.journal.turns import OPEN, RETURNED, Entry, Kept, Known, RecordedTurn, known_before
 from trinity.explorer.journal.wire import decode_entry, encode_abandoned, encode_turn
 from trinity.explorer.types import Completion

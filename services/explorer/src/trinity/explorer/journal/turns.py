@@ -14,7 +14,7 @@ import numpy as np
 
 from trinity.data.experience import Experience, Limits, Truncation
 from trinity.data.images import PlacedImage
-from trinity.explorer.environments.episode import Step
+from trinity.explorer.environments.types import Step
 from trinity.explorer.types import Completion, spans_of
 from trinity.explorer.weights.load_history import WeightsWithdrawn
 from trinity.runtime.errors import FailureCause, InvalidInput

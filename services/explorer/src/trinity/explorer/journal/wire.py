@@ -8,7 +8,8 @@ from trinity.api.common.v1 import experience_pb2
 from trinity.api.environment.v1 import environment_pb2
 from trinity.data.experience import Limits
 from trinity.data.wire import from_tensor, to_tensor
-from trinity.explorer.environments.episode import Step, step_of
+from trinity.explorer.environments.types import Step
+from trinity.explorer.environments.wire import step_of
 from trinity.explorer.journal.turns import RecordedTurn
 from trinity.explorer.types import Completion
 from trinity.runtime.errors import FailureCause, InvalidInput

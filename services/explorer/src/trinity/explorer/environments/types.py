@@ -1,11 +1,45 @@
-"""Why an episode or a scoring could not be finished: a cause that can be counted, never a reward."""
+"""Episodes as the explorer sees them, and failures: a cause that can be counted, never a reward."""
 
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from trinity.runtime.errors import TrinityError
+
+
+@dataclass(frozen=True)
+class Reset:
+    """The begin of an episode. Fields as in environment.v1.Reset."""
+
+    environment: str
+    task_json: str
+    args_json: str
+    seed: int
+    keep_states: bool = False
+    state: bytes = b""
+    turn: int = 0
+    images: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """One answer of the environment. `reward` is this step's, 0 after reset; `metrics` are the episode's so far.
+
+    `turn`: actions before it. `state`: of an episode that keeps states; it can be restored. `images`: files, which the
+    model can see.
+    """
+
+    observation: str
+    reward: float
+    done: bool
+    info: dict[str, Any]
+    metrics: dict[str, float]
+    turn: int = 0
+    state: bytes = b""
+    images: tuple[bytes, ...] = ()
 
 
 class EnvironmentCause(StrEnum):
@@ -45,6 +79,10 @@ class EnvironmentFailed(TrinityError):
         self.passing = passing
         self.environment = environment
         self.begun = begun
+
+
+class StateRefused(EnvironmentFailed):
+    """The environment does not take the state that an interrupted episode had."""
 
 
 # Any other status is a crash.
