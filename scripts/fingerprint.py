@@ -37,7 +37,7 @@ PHRASES = {
     }.items()
 }
 OPENING = re.compile(r"(?:What|Whether|Of|As|How|Who|Where) ")
-_PAGES = ("docs/*.md", "README.md", "CONTRIBUTING.md", "*/README.md", "examples/*.md", "examples/*.yaml")
+_PAGES = ("docs/*.md", "README.md", "*/README.md", "examples/*.md", "examples/*.yaml")  # CONTRIBUTING.md quotes phrases
 _OTHER_PAGES = re.compile(r"^docs/(zh|development/decisions)/|\.zh\.md$|^docs/configuration\.md$")
 _WORD = re.compile(r"\S*\w\S*")
 
