@@ -21,8 +21,8 @@ import pytest
 from support.services.service import ServiceProcess
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
-from trinity.environments.sandbox import leases
 from trinity.environments.sandbox.sandbox import problem
+from trinity.runtime import leases
 
 pytestmark = [
     pytest.mark.extended,

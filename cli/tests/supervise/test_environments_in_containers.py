@@ -16,7 +16,7 @@ from trinity.cli.supervise import services
 from trinity.cli.supervise.children import stop_all
 from trinity.config import Plan, make_plan
 from trinity.config.load import parse
-from trinity.environments.sandbox import docker, leases
+from trinity.runtime import leases
 from trinity.runtime.process import free_port
 from trinity.sdk.conformance import Sample, Verdict, check_provider
 
@@ -48,7 +48,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path.write_text(FAKE.replace("{python}", sys.executable).replace("{guess}", str(GUESS)))
     path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv(docker.ALLOWED_VARIABLE, "true")
+    monkeypatch.setenv(leases.CONTAINERS_VARIABLE, "true")
     monkeypatch.setenv(leases.FOLDER_VARIABLE, str(tmp_path / "leases"))
     yield path
     for lease in leases.leases():
@@ -147,12 +147,12 @@ sys.stdin.read()
 def test_without_the_operators_word_no_image_is_run(
     fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(docker.ALLOWED_VARIABLE)
+    monkeypatch.delenv(leases.CONTAINERS_VARIABLE)
     with pytest.raises(
         RunError, match=r"explorer.environments.1.image: this machine allows no containers; set .*=true"
     ):
         services.containers(plan_of("127.0.0.1:1"), tmp_path)
-    monkeypatch.setenv(docker.ALLOWED_VARIABLE, "true")
+    monkeypatch.setenv(leases.CONTAINERS_VARIABLE, "true")
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(RunError, match=r"explorer.environments.1.image: docker is not on PATH"):
         services.containers(plan_of("127.0.0.1:1"), tmp_path)

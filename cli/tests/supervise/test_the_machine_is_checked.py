@@ -12,8 +12,9 @@ from trinity.cli.main import app
 from trinity.cli.supervise.preflight import machine_problems
 from trinity.cli.supervise.task_environments import missing_packages
 from trinity.config import devices, load, make_plan
-from trinity.environments import catalogue
-from trinity.environments.sandbox import docker
+from trinity.environments.extras import needs
+from trinity.plugins.environments import built_in_environments
+from trinity.runtime import leases
 
 pytestmark = pytest.mark.core
 
@@ -98,14 +99,14 @@ def test_images_need_the_operators_word_and_docker(
 ) -> None:
     seen(monkeypatch, tmp_path, 140, 2)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv(docker.ALLOWED_VARIABLE, raising=False)
+    monkeypatch.delenv(leases.CONTAINERS_VARIABLE, raising=False)
     given = [str(config), "explorer.environments=[{name: guess, address: '127.0.0.1:1', image: my/guess:1}]"]
     for said in ("this machine allows no containers; set ", "docker is not on PATH; install it"):
         for command in (["check", "--deep"], ["run"]):
             done = CliRunner().invoke(app, [*command, *given])
             assert done.exit_code == 2
             assert f"{config}: explorer.environments.0.image: {said}" in done.stderr
-        monkeypatch.setenv(docker.ALLOWED_VARIABLE, "true")
+        monkeypatch.setenv(leases.CONTAINERS_VARIABLE, "true")
     assert not list((tmp_path / "jobs").rglob("*.log"))
     done = CliRunner().invoke(app, ["check", "--deep", *given, "mode=serve"])
     assert done.exit_code == 0, f"it starts no environments: {done.stderr}"
@@ -130,7 +131,8 @@ def test_a_missing_engine_is_named_with_its_extra(config: Path, monkeypatch: pyt
 def test_a_run_whose_environment_is_not_installed_is_refused_before_anything_starts(
     changes: list[str], said: str, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(catalogue._NEEDS, "alfworld", ("no_such_module", "alfworld", "alfworld"))
+    hidden = needs("no_such_module", "alfworld", "alfworld")(type("Hidden", (built_in_environments()["alfworld"],), {}))
+    monkeypatch.setitem(built_in_environments(), "alfworld", hidden)
     taskset = "buffer.explorer_input.taskset"
     played = [f"{taskset}.default_workflow_type=alfworld_workflow", f"{taskset}.path={config.parent}/rows.jsonl"]
     (config.parent / "rows.jsonl").write_text('{"question": "", "answer": "", "game_file": "g"}\n' * 4)

@@ -7,7 +7,9 @@ import pytest
 from support.environments.playing import play
 from trinity.environments import ENVIRONMENTS
 from trinity.environments.replies import write
+from trinity.environments.scorers import SCORERS
 from trinity.environments.sokoban import Sokoban
+from trinity.plugins.environments import built_in_environments, built_in_scorers
 from trinity.runtime.errors import InvalidInput
 
 pytestmark = pytest.mark.core
@@ -135,3 +137,7 @@ def test_null_and_empty_text_mean_the_default(absent: Any) -> None:
 
 def test_every_environment_has_a_name_of_its_own() -> None:
     assert all(kind.description.name == name for name, kind in ENVIRONMENTS.items())
+
+
+def test_the_core_finds_every_environment_and_scorer_by_its_entry_point() -> None:
+    assert built_in_environments() == ENVIRONMENTS and built_in_scorers() == SCORERS

@@ -15,8 +15,8 @@ from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.environment.service import environments
 from trinity.environments import ENVIRONMENTS
-from trinity.environments.catalogue import offers
 from trinity.plugins import PluginError
+from trinity.plugins.environments import offers
 from trinity.runtime.errors import EXIT_FOR_GOOD
 
 pytestmark = pytest.mark.core

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from trinity.environments.sandbox import docker, leases
 from trinity.environments.sandbox.environment import Shell
+from trinity.runtime import leases
 from trinity.runtime.errors import Conflict, InvalidInput, Unavailable
 
 pytestmark = pytest.mark.core
@@ -45,7 +45,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[
     fake.write_text(FAKE)
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv(docker.ALLOWED_VARIABLE, "true")
+    monkeypatch.setenv(leases.CONTAINERS_VARIABLE, "true")
     monkeypatch.setenv(leases.FOLDER_VARIABLE, str(tmp_path / "leases"))
     return lambda: [line.split("\x1f")[:-1] for line in (tmp_path / "docker.log").read_text().splitlines()]
 
@@ -136,6 +136,6 @@ def test_containers_need_the_operator_and_docker(
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(Conflict, match="docker is not on PATH"):
         begin(ROW)
-    monkeypatch.delenv(docker.ALLOWED_VARIABLE)
+    monkeypatch.delenv(leases.CONTAINERS_VARIABLE)
     with pytest.raises(InvalidInput, match="TRINITY_ENVIRONMENT_SANDBOX_DOCKER=true"):
         begin(ROW)

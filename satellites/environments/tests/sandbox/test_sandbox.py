@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from trinity.environments.sandbox import bubblewrap, leases, limits, sandbox
+from trinity.environments.sandbox import bubblewrap, limits, sandbox
 from trinity.environments.sandbox.environment import Shell
 from trinity.environments.sandbox.sandbox import problem
+from trinity.runtime import leases
 from trinity.runtime.errors import Conflict, InvalidInput
 from trinity.sdk.environment import Observation
 

@@ -21,7 +21,7 @@ from trinity.config import Config, dump, expand, load, make_plan
 from trinity.config.devices import describe_sharing, detect_gpus
 from trinity.config.names import EXPERIENCE_OPERATORS, REWARD_FUNCTIONS, WORKFLOWS
 from trinity.data.task_pipeline import check_task_pipeline
-from trinity.plugins.environments import installed_environments
+from trinity.plugins.environments import built_in_environments, installed_environments
 
 app = group()
 
@@ -58,9 +58,7 @@ class Request:
 
 def _environments() -> Collection[str]:
     """Imported where a plugin has some: they take a while."""
-    from trinity.environments import ENVIRONMENTS
-
-    return {*ENVIRONMENTS, *installed_environments()}
+    return {*built_in_environments(), *installed_environments()}
 
 
 def request(config: Path | None, arguments: list[str] | None, plugin_dirs: list[Path] | None) -> Request:

@@ -15,6 +15,7 @@ from trinity.cli.commands.wire import Facts, provider_line
 from trinity.cli.errors import RunError
 from trinity.cli.options import AsJson, command, group
 from trinity.cli.render import to_json
+from trinity.plugins.environments import offers
 from trinity.runtime import rpc
 from trinity.runtime.settings import split_address
 from trinity.runtime.trust.identity import Identity, of_certificate
@@ -77,8 +78,6 @@ def list_providers(job_stage: JobStage, as_json: AsJson = False) -> str:
 @command(app, "status")
 def status(as_json: AsJson = False) -> str:
     """List the environments that this machine can play, with the versions of their packages, and what others need."""
-    from trinity.environments.catalogue import offers
-
     found = list(offers())
     if as_json:
         return to_json(found)

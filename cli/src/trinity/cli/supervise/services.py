@@ -17,10 +17,7 @@ from trinity.cli.supervise.devices import Placement
 from trinity.cli.supervise.nats import NatsAccess
 from trinity.config import Plan, Problem
 from trinity.config.run_record import Addresses
-from trinity.environments.sandbox import docker
-from trinity.environments.sandbox.leases import Lease
-from trinity.environments.sandbox.limits import Limits
-from trinity.runtime import names
+from trinity.runtime import leases, names
 from trinity.runtime.process import free_port, tied
 from trinity.runtime.settings import NO_RUN
 from trinity.runtime.trust import attach_tokens, identity
@@ -115,10 +112,11 @@ def infrastructure(
 
 def container_problems(plan: Plan) -> list[Problem]:
     """Why environments that have an image cannot start on this machine."""
-    if docker.allowed() and shutil.which("docker"):
+    allowed = leases.containers_allowed()
+    if allowed and shutil.which("docker"):
         return []
-    fix = f"set {docker.ALLOWED_VARIABLE}=true for images that you trust"
-    why = "docker is not on PATH; install it" if docker.allowed() else f"this machine allows no containers; {fix}"
+    fix = f"set {leases.CONTAINERS_VARIABLE}=true for images that you trust"
+    why = "docker is not on PATH; install it" if allowed else f"this machine allows no containers; {fix}"
     with_image = [index for index, one in enumerate(plan.config.explorer.environments) if one.image]
     return [Problem(f"explorer.environments.{index}.image", why) for index in with_image]
 
@@ -132,19 +130,30 @@ def containers(plan: Plan, log_dir: Path) -> list[Child]:
         if not one.image:
             continue
         name = f"trinity-{secrets.token_hex(8)}"
-        atexit.register(Lease.take(float("inf"), container=name).end)
-        limits = Limits(memory_mib=Limits.most_mib(), disk_mib=Limits.most_mib(), processes=_PROCESSES, network=True)
+        atexit.register(leases.Lease.take(float("inf"), container=name).end)
         made.append(
             Child(
                 name=f"environment-{index}",
                 service="container",
-                command=tied(docker.serve_line(name, one.image, one.address, limits)),
+                command=tied(_container_line(name, one.image, one.address)),
                 environment={},
                 address=one.address,
                 log_file=log_dir / f"environment-{index}.log",
             )
         )
     return made
+
+
+def _container_line(name: str, image: str, address: str) -> list[str]:
+    """The command that serves environments from an image until it ends. It removes a container of the same name first,
+    and publishes the port of the address."""
+    port = address.rpartition(":")[2]
+    return [
+        *("/bin/sh", "-c", 'docker rm --force --volumes "$0" > /dev/null 2>&1; exec docker "$@"', name),
+        *("run", "--rm", "--name", name, "--label", "trinity.environment", "--publish", f"{address}:{port}"),
+        *leases.docker_limits(leases.most_mib(), leases.most_mib(), _PROCESSES, network=True),
+        image,
+    ]
 
 
 def environment(log_dir: Path, job_folder: Path, lines: dict[str, str]) -> Child:

@@ -18,15 +18,12 @@ from trinity.config.schema.buffer import TasksetConfig
 from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS, scored_by
 from trinity.data.datasets import Row
 from trinity.data.vision import sees
-from trinity.environments import ENVIRONMENTS
-from trinity.environments.catalogue import missing
-from trinity.environments.scorers import find_scorer
-from trinity.plugins.environments import installed_environments
+from trinity.plugins.environments import built_in_environments, built_in_scorers, installed_environments, unplayable
 from trinity.runtime.errors import Conflict, InvalidInput, NotFound, Unavailable
 from trinity.runtime.trust.identity import Identity
 from trinity.runtime.trust.roles import Role
 from trinity.sdk.environment import AsyncEnvironment
-from trinity.sdk.scoring import ScoreItem, results
+from trinity.sdk.scoring import GroupScorer, ScoreItem, results
 
 _MOST_SECONDS = 60.0
 
@@ -56,7 +53,7 @@ def missing_packages(plan: Plan) -> Iterator[Problem]:
     for key, taskset in plan.config.buffer.explorer_input.by_key() if plan.config.mode in ("both", "bench") else []:
         workflow, _ = names_for(plan, f".{key}", taskset)
         for name in {name for name, _, _ in _episodes(workflow, taskset.workflow_args)} - provided:
-            if problem := missing(name):
+            if problem := unplayable(built_in_environments().get(name)):
                 place = f"buffer.explorer_input.{key}.workflow_args.environment"
                 yield Problem(place, f"{name!r} cannot be played here: {problem}")
 
@@ -80,7 +77,7 @@ def check_repeatable(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequenc
 
 def _here() -> dict[str, Any]:
     """Environments that this process can play."""
-    return {**plugins.ENVIRONMENTS, **installed_environments(), **ENVIRONMENTS}
+    return {**plugins.ENVIRONMENTS, **installed_environments(), **built_in_environments()}
 
 
 def _episodes(workflow: str, given: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -162,9 +159,11 @@ def _reward(
     if function in {one.name for one in plan.config.explorer.environments}:
         yield from _provided(plan, key, function, "reward_fn_args", taskset.reward_fn_args, row, job)
         return
-    scorer = find_scorer(function)
+    scorer: Any = built_in_scorers().get(function) or plugins.REWARD_FUNCTIONS.get(function)
     if scorer is None:
         return
+    if function in plugins.GROUP_REWARD_FUNCTIONS:
+        scorer = GroupScorer(scorer)
     form, recorder = taskset.format, _Recorder(taskset.reward_fn_args)
     prompt, truth = (str(row.get(column, "")) for column in (form.prompt_key, form.response_key))
 

@@ -1,27 +1,62 @@
-"""Environments that installed packages offer by entry points of the group `trinity.environments`.
+"""Environments and scoring functions that installed distributions offer by entry points.
 
     [project.entry-points."trinity.environments"]
     dice = "dice_games:Dice"
 
-The name is the one that tasks use, and the class derives from `trinity.sdk.Environment`. The environment service plays
-such a class like its own; `trinity check` names it. The built-in environments need no entry points: the service imports
-them, so that a source checkout works without being installed again.
+The name is the one that tasks use, and the class derives from `trinity.sdk.Environment`. The built-in environments are
+those of trinity-environments, whose group `trinity.scorers` has the built-in scoring functions. The environment service
+plays a class of another distribution as it plays its own; `trinity check` names it.
 """
 
 import importlib.metadata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from trinity.plugins.arguments import PluginError
 from trinity.plugins.contract import environment_problem
 
 GROUP = "trinity.environments"
+SCORERS = "trinity.scorers"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One environment. `package` and `version` say what plays it; both are empty if nothing else is needed.
+
+    `problem`: why it cannot be played on this machine; empty if it can.
+    """
+
+    name: str
+    source: str
+    package: str
+    version: str
+    problem: str
+
+
+@cache
+def built_in_environments() -> dict[str, Any]:
+    """Returns the classes of trinity-environments by name."""
+    return {entry.name: entry.load() for entry in _entries(GROUP) if _is_built_in(entry)}
+
+
+@cache
+def built_in_scorers() -> dict[str, Any]:
+    """Returns the scoring functions of trinity-environments by name."""
+    return {entry.name: entry.load() for entry in _entries(SCORERS)}
 
 
 def installed_environments() -> dict[str, Any]:
-    """Environment classes by name. Raises PluginError that names the entry point, its package and what is wrong."""
+    """Returns the classes of other distributions by name.
+
+    Raises PluginError that names the entry point, its package and what is wrong.
+    """
     found: dict[str, Any] = {}
-    for entry in entries():
-        kind = load_entry(entry)
+    for entry in _entries(GROUP):
+        if _is_built_in(entry):
+            continue
+        kind = _load(entry)
         if entry.name in found:
             raise PluginError(
                 f"{_where(entry)}: another package offers an environment of this name; remove one of them"
@@ -30,13 +65,39 @@ def installed_environments() -> dict[str, Any]:
     return found
 
 
-def entries() -> list[importlib.metadata.EntryPoint]:
-    """All entry points of the group, by name."""
-    return sorted(importlib.metadata.entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value))
+def unplayable(kind: Any) -> str:
+    """Says why an environment cannot be played on this machine; empty if it can."""
+    return str(getattr(kind, "unplayable", str)())
 
 
-def load_entry(entry: importlib.metadata.EntryPoint) -> Any:
-    """The class of an environment. Raises PluginError as `installed_environments` does."""
+def offers() -> Iterator[Offer]:
+    """Yields the built-in environments, then those of other distributions."""
+    for name, kind in built_in_environments().items():
+        package, problem = getattr(kind, "package", ""), unplayable(kind)
+        version = importlib.metadata.version(package) if package and not problem else ""
+        yield Offer(name, "built in", package, version, problem)
+    for entry in _entries(GROUP):
+        if _is_built_in(entry):
+            continue
+        package, version = (entry.dist.name, entry.dist.version) if entry.dist else ("", "")
+        try:
+            _load(entry)
+            wrong = "its name is that of a built-in environment" if entry.name in built_in_environments() else ""
+        except PluginError as error:
+            wrong = str(error)
+        yield Offer(entry.name, "installed", package, version, wrong)
+
+
+def _entries(group: str) -> list[importlib.metadata.EntryPoint]:
+    return sorted(importlib.metadata.entry_points(group=group), key=lambda entry: (entry.name, entry.value))
+
+
+def _is_built_in(entry: importlib.metadata.EntryPoint) -> bool:
+    return entry.value.startswith("trinity.environments.")
+
+
+def _load(entry: importlib.metadata.EntryPoint) -> Any:
+    """Returns the class of an environment. Raises PluginError as `installed_environments` does."""
     where = _where(entry)
     try:
         kind = entry.load()

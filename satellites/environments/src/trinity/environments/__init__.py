@@ -1,4 +1,4 @@
-"""Built-in environments by name."""
+"""Built-in environments by name. The core finds them by this distribution's entry points `trinity.environments`."""
 
 from trinity.environments.alfworld.environment import AlfWorld
 from trinity.environments.bridges.gymnasium import Gymnasium

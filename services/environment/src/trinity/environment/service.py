@@ -13,17 +13,14 @@ from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc
 from trinity.environment.hub import Hub
 from trinity.environment.servicer import EnvironmentServicer
 from trinity.environment.settings import EnvironmentSettings
-from trinity.environments import ENVIRONMENTS
-from trinity.environments.sandbox import leases
-from trinity.environments.sandbox.sandbox import problem
-from trinity.environments.scorers import find_scorer, scorer_names
-from trinity.plugins.environments import installed_environments
+from trinity.plugins.environments import built_in_environments, built_in_scorers, installed_environments, unplayable
+from trinity.runtime import leases
 from trinity.runtime.errors import TrinityError
 from trinity.runtime.metrics import Gauge
 from trinity.runtime.trust.attach_tokens import AttachTokens
 from trinity.sdk.arena import Arena
 from trinity.sdk.environment import EnvironmentClass
-from trinity.sdk.scoring import Scorer
+from trinity.sdk.scoring import GroupScorer, Scorer
 
 log = structlog.get_logger(__name__)
 
@@ -64,11 +61,14 @@ class EnvironmentService:
 
 
 def environments() -> dict[str, EnvironmentClass]:
-    """The built-in ones, those of installed packages and those of plugins. Raises PluginError."""
-    found: dict[str, EnvironmentClass] = {**ENVIRONMENTS, "sandbox": _here(ENVIRONMENTS["sandbox"])}
+    """Returns the built-in environments, those of installed packages and those of plugins. Raises PluginError."""
+    built_in = built_in_environments()
+    found: dict[str, EnvironmentClass] = {**built_in}
+    if sandbox := built_in.get("sandbox"):
+        found["sandbox"] = _here(sandbox)
     for place, added in (("an installed package", installed_environments()), ("a plugin", plugins.ENVIRONMENTS)):
         if taken := sorted(added.keys() & found.keys()):
-            other = "a built-in environment" if taken[0] in ENVIRONMENTS else "an environment of an installed package"
+            other = "a built-in environment" if taken[0] in built_in else "an environment of an installed package"
             raise plugins.PluginError(f"{place} offers {taken[0]!r}, the name of {other}")
         found |= added
     return found
@@ -85,8 +85,8 @@ async def _reap() -> None:
 
 
 def _here(kind: EnvironmentClass) -> EnvironmentClass:
-    """The environment `sandbox`; where none can be made, its summary says why."""
-    if not (reason := problem()):
+    """Returns the environment; where it cannot be played, its summary says why."""
+    if not (reason := unplayable(kind)):
         return kind
     log.warning("sandbox.unusable", reason=reason)
     summary = f"cannot be played here: {reason}"
@@ -94,6 +94,7 @@ def _here(kind: EnvironmentClass) -> EnvironmentClass:
 
 
 def _scorers() -> dict[str, Scorer]:
-    """The built-in ones and those of plugins."""
-    found = {name: find_scorer(name) for name in scorer_names()}
-    return {name: scorer for name, scorer in found.items() if scorer is not None}
+    """Returns the built-in scoring functions and those of plugins."""
+    grouped = plugins.GROUP_REWARD_FUNCTIONS
+    own = {name: GroupScorer(one) if name in grouped else one for name, one in plugins.REWARD_FUNCTIONS.items()}
+    return {**own, **built_in_scorers()}

@@ -9,6 +9,7 @@ from typing import Any
 from trinity.environments.alfworld.engine import Engine
 from trinity.environments.alfworld.rooms import TASK_TYPES, draw_room
 from trinity.environments.arguments import Arguments
+from trinity.environments.extras import needs
 from trinity.environments.game import FORMAT_HINT, TextGame, Turn, TurnRules, Unsolvable, replies
 from trinity.runtime.errors import InvalidInput
 from trinity.sdk.environment import Description
@@ -36,6 +37,7 @@ def game_path(name: str) -> Path:
 _TASK_MARK = "Your task is to: "
 
 
+@needs("alfworld", "alfworld", "alfworld")
 class AlfWorld(TextGame):
     """Reward 1 when the task is done, else 0.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from trinity.environments.allowed import check_module
 from trinity.environments.arguments import Arguments
-from trinity.environments.extras import require
+from trinity.environments.extras import needs, require
 from trinity.environments.game import FORMAT_HINT, TextGame, Turn, TurnRules
 from trinity.runtime.errors import InvalidInput
 from trinity.sdk.environment import Description
@@ -81,6 +81,7 @@ def _colour(codes: str) -> str:
     return ""
 
 
+@needs("gymnasium", "gymnasium", "gym")
 class Gymnasium(TextGame):
     """Any environment whose actions are numbered (Discrete) or text.
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity.environments.arguments import Arguments
-from trinity.environments.extras import require
+from trinity.environments.extras import needs, require
 from trinity.environments.game import ToolGame, Turn, TurnRules
 from trinity.environments.replies import Reply, between, thought
 from trinity.environments.scorers.answers import reference_answer, same_answer
@@ -29,6 +29,7 @@ START_SECONDS = 30.0
 _CONNECTION_CLOSED = -32000  # mcp.types.CONNECTION_CLOSED
 
 
+@needs("mcp", "mcp", "mcp")
 class McpTools(ToolGame):
     """A question, tools to answer it with, one answer. Reward 1 for a right answer, else 0.
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from trinity.environments.allowed import check_address, opener
 from trinity.environments.arguments import Arguments
-from trinity.environments.extras import require
+from trinity.environments.extras import needs, require
 from trinity.environments.game import FORMAT_HINT, Refused, TextGame, Turn, TurnRules
 from trinity.runtime.errors import Full, InvalidInput, TimedOut, Unavailable
 from trinity.sdk.environment import Description
@@ -20,6 +20,7 @@ from trinity.sdk.environment import Description
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 
 
+@needs("websockets", "websockets", "openenv")
 class OpenEnv(TextGame):
     """An episode on an OpenEnv server.
 

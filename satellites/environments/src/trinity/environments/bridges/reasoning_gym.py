@@ -12,7 +12,7 @@ from typing import Any
 from trinity.environments.arguments import Arguments
 from trinity.environments.attempts import AttemptsGame
 from trinity.environments.bridges.harmless import harmless
-from trinity.environments.extras import require
+from trinity.environments.extras import needs, require
 from trinity.environments.game import Turn, TurnRules, Unsolvable, replies
 from trinity.environments.replies import Reply, ReplyFormat, between
 from trinity.sdk.environment import Description
@@ -22,6 +22,7 @@ RIGHT_SCORE = 0.99
 MAX_INDEX = 1_000_000
 
 
+@needs("reasoning_gym", "reasoning-gym", "reasoning-gym")
 class ReasoningGym(AttemptsGame):
     """One puzzle. Reward 1 for a right answer, else 0; with `partial_credit` the dataset's own score.
 

@@ -18,7 +18,7 @@ from typing import Any
 from trinity.environments.allowed import check_module
 from trinity.environments.arguments import Arguments
 from trinity.environments.bridges.messages import assistant, has_replied, news, shown, split_system, until_stop
-from trinity.environments.extras import require
+from trinity.environments.extras import needs, require
 from trinity.environments.game import TextGame, Turn, TurnRules
 from trinity.environments.replies import Reply
 from trinity.runtime.errors import Unavailable
@@ -28,6 +28,7 @@ _ENVIRONMENT_ID = re.compile(r"(?:[\w.-]{1,100}/)?[A-Za-z][\w-]{0,99}", re.ASCII
 _MAX_METRICS = 80
 
 
+@needs("verifiers", "verifiers", "verifiers")
 class Verifiers(TextGame):
     """A rollout of an installed verifiers environment. Reward: its rubric's, at the end.
 

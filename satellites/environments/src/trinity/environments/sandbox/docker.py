@@ -1,19 +1,17 @@
 """A sandbox by docker: a container of the task's image, where the operator of the service allows it."""
 
 import hashlib
-import os
 import secrets
 import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from trinity.environments.sandbox.leases import Lease
 from trinity.environments.sandbox.limits import Limits
 from trinity.environments.sandbox.sandbox import File, Output, Sandbox, archive_of
 from trinity.runtime.errors import Conflict, InvalidInput, Unavailable
+from trinity.runtime.leases import CONTAINERS_VARIABLE, Lease, containers_allowed, docker_limits
 
-ALLOWED_VARIABLE = "TRINITY_ENVIRONMENT_SANDBOX_DOCKER"
 _BUILD_SECONDS = 100.0
 _START_SECONDS = 100.0
 _GRACE_SECONDS = 5.0
@@ -22,44 +20,20 @@ _WAIT = "i=0; while [ $i -lt {} ]; do sleep 1; i=$((i+1)); done"
 _KILLED = 137  # by `timeout`, or by the kernel for memory
 
 
-def allowed() -> bool:
-    """Whether the operator of this machine allows tasks and YAMLs to name images, and tasks to build them."""
-    return os.environ.get(ALLOWED_VARIABLE, "").lower() in ("1", "true", "yes", "on")
-
-
 def check_allowed() -> None:
     """Raises InvalidInput unless containers are allowed."""
-    if not allowed():
-        what = f"the operator of the environment service allows no containers; it sets {ALLOWED_VARIABLE}=true"
+    if not containers_allowed():
+        what = f"the operator of the environment service allows no containers; it sets {CONTAINERS_VARIABLE}=true"
         raise InvalidInput("args.backend", f"is docker, but {what}")
 
 
 def run_line(name: str, image: str, limits: Limits) -> list[str]:
-    """To start a container, which ends by itself after its time to live."""
+    """The command that starts a container, which ends by itself after its time to live."""
     return [
         *("docker", "run", "--detach", "--rm", "--name", name, "--label", "trinity.sandbox"),
-        *(*_limited(limits), "--entrypoint", "sh"),
+        *docker_limits(limits.memory_mib, limits.disk_mib, limits.processes, network=limits.network),
+        *("--entrypoint", "sh"),
         *(image, "-c", _WAIT.format(round(limits.ttl_seconds))),
-    ]
-
-
-def serve_line(name: str, image: str, address: str, limits: Limits) -> list[str]:
-    """To run a provider of environments, by the image's own command, until it ends. It listens at the address's port;
-    a container of the same name is removed first."""
-    port = address.rpartition(":")[2]
-    return [
-        *("/bin/sh", "-c", 'docker rm --force --volumes "$0" > /dev/null 2>&1; exec docker "$@"', name),
-        *("run", "--rm", "--name", name, "--label", "trinity.environment", "--publish", f"{address}:{port}"),
-        *(*_limited(limits), image),
-    ]
-
-
-def _limited(limits: Limits) -> list[str]:
-    memory = f"{limits.memory_mib}m"
-    return [
-        *("--network", "bridge" if limits.network else "none", "--pids-limit", str(limits.processes)),
-        *("--memory", memory, "--memory-swap", memory, "--ulimit", f"fsize={limits.disk_mib << 20}"),
-        *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
     ]
 
 

@@ -11,8 +11,9 @@ from trinity.environments.replies import Reply, ReplyFormat, between, thought
 from trinity.environments.sandbox import docker
 from trinity.environments.sandbox.harbor import Harbor
 from trinity.environments.sandbox.limits import Limits
-from trinity.environments.sandbox.sandbox import BubblewrapSandbox, File, Output, Sandbox, put, require
+from trinity.environments.sandbox.sandbox import BubblewrapSandbox, File, Output, Sandbox, problem, put, require
 from trinity.runtime.errors import Conflict
+from trinity.runtime.leases import most_mib
 from trinity.sdk.environment import Description
 
 _REWARD = "/logs/verifier/reward"
@@ -50,6 +51,7 @@ class Shell(ToolGame):
         step_timeout_seconds=240,
         reset_timeout_seconds=120,
     )
+    unplayable = staticmethod(problem)
     isolation = "thread"
     defaults = TurnRules(max_steps=20, list_actions=False)
     tools = TOOLS
@@ -185,7 +187,7 @@ class Shell(ToolGame):
 def limits_of(task: Harbor, args: Arguments) -> Limits:
     """Of the arguments, and where they say nothing of the task, at most what the operator allows."""
     of_task = {"memory_mib": task.memory_mib, "disk_mib": task.disk_mib}
-    most = Limits.most_mib()
+    most = most_mib()
     for name, low in (("memory_mib", 32), ("disk_mib", 1)):
         if name not in args and (asked := of_task[name]):
             args.values[name] = max(low, min(asked, most))

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 from trinity.environments.arguments import Arguments
 from trinity.runtime.errors import InvalidInput
+from trinity.runtime.leases import most_mib
 
 NETWORK_VARIABLE = "TRINITY_ENVIRONMENT_SANDBOX_NETWORK"
-MEMORY_VARIABLE = "TRINITY_ENVIRONMENT_SANDBOX_MEMORY_MIB"
-DEFAULT_MEMORY_MIB = 4096
 MIB = 1024**2
 
 
@@ -30,7 +29,7 @@ class Limits:
     @classmethod
     def read(cls, args: Arguments) -> "Limits":
         """Of an environment's arguments. Raises InvalidInput for one over what the operator allows."""
-        most = cls.most_mib()
+        most = most_mib()
         limits = cls(
             memory_mib=args.integer("memory_mib", cls.memory_mib, low=32, high=most),
             disk_mib=args.integer("disk_mib", cls.disk_mib, low=1, high=most),
@@ -44,8 +43,3 @@ class Limits:
             what = f"the operator of the environment service allows no network; it sets {NETWORK_VARIABLE}=true"
             raise InvalidInput("args.network", f"is true, but {what}")
         return limits
-
-    @staticmethod
-    def most_mib() -> int:
-        """Of memory and of disk."""
-        return int(os.environ.get(MEMORY_VARIABLE) or DEFAULT_MEMORY_MIB)

@@ -16,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from trinity.environments.sandbox import bubblewrap
-from trinity.environments.sandbox.leases import Lease
 from trinity.environments.sandbox.limits import Limits
 from trinity.runtime.errors import Conflict, Unavailable
+from trinity.runtime.leases import Lease
 
 _GRACE_SECONDS = 10.0  # of an answer over its command's time
 _PIPE = subprocess.PIPE

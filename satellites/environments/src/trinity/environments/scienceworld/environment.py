@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trinity.environments.arguments import Arguments
+from trinity.environments.extras import needs
 from trinity.environments.game import FORMAT_HINT, TextGame, Turn, TurnRules, Unsolvable, replies
 from trinity.environments.scienceworld import simulator
 from trinity.environments.scienceworld.simulator import Simulator
@@ -16,6 +17,7 @@ _UNKNOWN_ACTION = "No known action matches that input"
 SOLVED = 100
 
 
+@needs("scienceworld", "scienceworld", "scienceworld")
 class ScienceWorld(TextGame):
     """Reward: max(0, score) / 100, each step being worth what it added, so that an episode's reward is that of its last
     score; success is a score of 100. The score may be above 0 at the start: the first step carries that.

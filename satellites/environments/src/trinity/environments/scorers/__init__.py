@@ -1,6 +1,5 @@
-"""Scoring functions by name."""
+"""Scoring functions by name. The core finds them by the entry points `trinity.scorers` of this distribution."""
 
-from trinity import plugins
 from trinity.environments.countdown import countdown_reward
 from trinity.environments.scorers.code import code_tests
 from trinity.environments.scorers.math import (
@@ -10,7 +9,7 @@ from trinity.environments.scorers.math import (
     math_dapo_reward,
     math_reward,
 )
-from trinity.sdk.scoring import GroupScorer, ScoreItem, Scorer, ScoreResult
+from trinity.sdk.scoring import ScoreItem, Scorer, ScoreResult
 
 SCORERS: dict[str, Scorer] = {
     "accuracy_reward": accuracy_reward,
@@ -22,17 +21,4 @@ SCORERS: dict[str, Scorer] = {
     "code_tests": code_tests,
 }
 
-
-def find_scorer(name: str) -> Scorer | None:
-    """A built-in scorer, or a reward function of a plugin."""
-    if name in SCORERS:
-        return SCORERS[name]
-    function = plugins.REWARD_FUNCTIONS.get(name)
-    return GroupScorer(function) if function and name in plugins.GROUP_REWARD_FUNCTIONS else function
-
-
-def scorer_names() -> list[str]:
-    return sorted({*SCORERS, *plugins.REWARD_FUNCTIONS})
-
-
-__all__ = ["SCORERS", "ScoreItem", "ScoreResult", "Scorer", "find_scorer", "scorer_names"]
+__all__ = ["SCORERS", "ScoreItem", "ScoreResult", "Scorer"]

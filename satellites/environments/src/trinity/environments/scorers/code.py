@@ -14,6 +14,7 @@ from trinity.environments.arguments import Arguments
 from trinity.environments.sandbox.limits import Limits
 from trinity.environments.sandbox.sandbox import BubblewrapSandbox, File, Sandbox, put, require
 from trinity.runtime.errors import InvalidInput, TimedOut
+from trinity.runtime.leases import most_mib
 from trinity.sdk.scoring import ScoreItem, ScoreResult, seconds_left
 
 _BLOCK = re.compile(r"```[ \t]*(\w*)[^\n`]*\n(.*?)```", re.DOTALL)
@@ -53,7 +54,7 @@ def code_tests(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
     cases = _cases(item.task, given.text("tests_key", "tests"))
     partial = given.boolean("partial_credit", False)
     seconds = given.number("timeout_seconds", 10.0, low=0.1, high=35)
-    memory = given.integer("memory_mib", Limits.memory_mib, low=32, high=Limits.most_mib())
+    memory = given.integer("memory_mib", Limits.memory_mib, low=32, high=most_mib())
     given.finish()
     code = program(item.response)
     if not code:

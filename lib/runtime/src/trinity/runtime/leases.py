@@ -23,6 +23,29 @@ from trinity.runtime.errors import Conflict
 log = structlog.get_logger(__name__)
 
 FOLDER_VARIABLE = "TRINITY_ENVIRONMENT_SANDBOX_LEASES"
+CONTAINERS_VARIABLE = "TRINITY_ENVIRONMENT_SANDBOX_DOCKER"
+MEMORY_VARIABLE = "TRINITY_ENVIRONMENT_SANDBOX_MEMORY_MIB"
+DEFAULT_MEMORY_MIB = 4096
+
+
+def containers_allowed() -> bool:
+    """Tells if the operator of this machine lets tasks and YAMLs name images, and tasks build them."""
+    return os.environ.get(CONTAINERS_VARIABLE, "").lower() in ("1", "true", "yes", "on")
+
+
+def most_mib() -> int:
+    """The memory, and the disk, that the operator grants a sandbox or container at most."""
+    return int(os.environ.get(MEMORY_VARIABLE) or DEFAULT_MEMORY_MIB)
+
+
+def docker_limits(memory_mib: int, disk_mib: int, processes: int, *, network: bool) -> list[str]:
+    """Options of `docker run` that bound a container and take its privileges away."""
+    memory = f"{memory_mib}m"
+    return [
+        *("--network", "bridge" if network else "none", "--pids-limit", str(processes)),
+        *("--memory", memory, "--memory-swap", memory, "--ulimit", f"fsize={disk_mib << 20}"),
+        *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+    ]
 
 
 @dataclass(frozen=True)
