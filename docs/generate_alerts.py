@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from trinity.cli.commands.alarms import RULES, Rule
+from trinity.reading.alarms import RULES, Rule
 
 ROOT = Path(__file__).parents[1]
 TARGETS = [ROOT / "deploy/prometheus/alerts.yml", ROOT / "deploy/helm/trinity/files/alerts.yml"]

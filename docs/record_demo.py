@@ -13,7 +13,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from trinity.cli.commands.reader import any_buffer, find_job_stage
+from trinity.reading.reader import any_buffer, find_job_stage
 from trinity.ui.recorded import DEMO, record
 from trinity.weights.checkpoints import newest_model
 

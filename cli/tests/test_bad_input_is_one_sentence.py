@@ -102,7 +102,7 @@ def test_an_unreachable_nats_is_said_after_a_bounded_wait(config: Path) -> None:
 
 def test_no_nats_server_is_said(config: Path, tmp_path: Path) -> None:
     code = (
-        "import sys, trinity.cli.supervise.nats as n, shutil\n"
+        "import sys, trinity.reading.nats as n, shutil\n"
         "n.importlib.metadata.files = lambda name: []\n"
         "n.sysconfig.get_path = lambda name: '/nowhere'\n"
         "n.shutil.which = lambda name: None\n"

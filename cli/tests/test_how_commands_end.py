@@ -8,8 +8,8 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from trinity.cli.errors import RunError, ending_well
 from trinity.cli.main import app
+from trinity.reading.errors import RunError, ending_well
 
 pytestmark = pytest.mark.core
 
@@ -103,4 +103,4 @@ def test_a_command_of_a_distribution_that_is_not_installed_names_it() -> None:
     code = "import sys; sys.modules['trinity.ui'] = None; from trinity.cli.main import app; app(['ui'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert done.stderr == "trinity: this command is in trinity-ui, which is not installed\n"
+    assert done.stderr == "trinity: this command is in trinity-ui, which is not installed: pip install trinity-ui\n"

@@ -11,13 +11,12 @@ import pytest
 
 from support.services.certificates import make_certificates, tls_settings
 from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
-from trinity.cli.commands.client import Buffer
-from trinity.cli.errors import RunError
-from trinity.cli.supervise import job, services
-from trinity.cli.supervise.client import Watcher
-from trinity.cli.supervise.nats import NatsAccess
 from trinity.config import Config
 from trinity.config.run_record import Addresses
+from trinity.reading import job, processes
+from trinity.reading.client import Buffer, Watcher
+from trinity.reading.errors import RunError
+from trinity.reading.nats import NatsAccess
 from trinity.runtime import rpc
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.process import environment
@@ -158,23 +157,23 @@ def test_a_token_is_not_sent_unencrypted_to_other_machines(
         with pytest.raises(InvalidInput, match=r"would be sent unencrypted; use certificates .* TRINITY_INSECURE"):
             open_channel(address)
     with pytest.raises(InvalidInput, match=r"address of sync: is .* unencrypted"):
-        services._service("sync", tmp_path, {}, address=address)
+        processes.service_child("sync", tmp_path, {}, address=address)
     monkeypatch.setenv("TRINITY_INSECURE", "1")
     job.identify(tmp_path)
     rpc.blocking_channel(address).close()
-    assert services._service("sync", tmp_path, {}, address=address).environment["TRINITY_SYNC_INSECURE"] == "1"
+    assert processes.service_child("sync", tmp_path, {}, address=address).environment["TRINITY_SYNC_INSECURE"] == "1"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "[::1]"])
 def test_a_token_is_sent_on_the_loopback(host: str, tmp_path: Path) -> None:
     job.identify(tmp_path, starts_services=True)
     rpc.blocking_channel(f"{host}:7001").close()
-    assert "TRINITY_SYNC_INSECURE" not in services._service("sync", tmp_path, {}).environment
+    assert "TRINITY_SYNC_INSECURE" not in processes.service_child("sync", tmp_path, {}).environment
 
 
 def test_children_get_the_folder_and_no_token(tmp_path: Path) -> None:
     job.identify(tmp_path, starts_services=True)
-    child = services.reader(tmp_path / "config.json", NatsAccess("nats://127.0.0.1:1"), "run", tmp_path / "log")
+    child = processes.reader_child(tmp_path / "config.json", NatsAccess("nats://127.0.0.1:1"), "run", tmp_path / "log")
     assert child.environment["TRINITY_BUFFER_IDENTITY_FOLDER"] == str(tmp_path / "identity")
     given = "\0".join([*child.environment.values(), *child.command])
     assert not [role for role in Role if (tmp_path / "identity/tokens" / role).read_text() in given]
@@ -206,9 +205,9 @@ def test_a_run_has_certificates_for_all_or_none(tmp_path: Path, certificates: di
         job.identify(tmp_path, starts_services=True)
         assert not (tmp_path / "identity").exists(), "no tokens beside certificates"
         with pytest.raises(RunError, match=r"^TRINITY_SYNC_TLS_CERT is not set, but TRINITY_TLS_CERT is: name "):
-            services._service("sync", tmp_path, {})
+            processes.service_child("sync", tmp_path, {})
         with environment({"TRINITY_SYNC_TLS_CERT": "tls.crt"}):
-            assert "TRINITY_SYNC_IDENTITY_FOLDER" not in services._service("sync", tmp_path, {}).environment
+            assert "TRINITY_SYNC_IDENTITY_FOLDER" not in processes.service_child("sync", tmp_path, {}).environment
     with (
         environment({"TRINITY_SYNC_TLS_CERT": "tls.crt"}),
         pytest.raises(RunError, match="but TRINITY_TLS_CERT is not"),

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from support.data.files import Counting, write
-from trinity.cli import tail
 from trinity.cli.commands.log import show
-from trinity.cli.errors import RunError
-from trinity.cli.render import visible
-from trinity.cli.tail import GrowingFile, lines_backwards, lines_forwards, whole_end
+from trinity.reading import tail
+from trinity.reading.errors import RunError
+from trinity.reading.render import visible
+from trinity.reading.tail import GrowingFile, lines_backwards, lines_forwards, whole_end
 
 pytestmark = pytest.mark.core
 
@@ -222,7 +222,7 @@ def _run(folder: Path, lines: int, follow: bool, **options: Any) -> "subprocess.
     """Ctrl-C is heard: a shell without job control starts what is in the background with SIGINT ignored."""
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
     code += "from pathlib import Path; from trinity.cli.commands.log import show; "
-    code += "from trinity.cli.errors import ending_well; "
+    code += "from trinity.reading.errors import ending_well; "
     code += f"ending_well(lambda: show(Path(sys.argv[1]), '', {lines}, {follow}, 'info'))"
     return subprocess.Popen(
         [sys.executable, "-c", code, str(folder)],

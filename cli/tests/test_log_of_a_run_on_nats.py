@@ -15,9 +15,9 @@ import pytest
 
 from support.runs.buffer_run import BufferRun
 from support.services.nats import NatsServer
-from trinity.cli.commands.find import RunOnNats, find_log
 from trinity.cli.commands.log import show
-from trinity.cli.errors import RunError
+from trinity.reading.errors import RunError
+from trinity.reading.find import RunOnNats, find_log
 from trinity.runtime import names
 from trinity.runtime.broker import connect, ensure_streams
 from trinity.runtime.log_stream import stream_spec

@@ -9,8 +9,8 @@ import pytest
 from trinity.cli.commands import bench
 from trinity.cli.commands.ledger import dead_letters
 from trinity.cli.commands.weights import explorers, versions
-from trinity.cli.commands.wire import Letter, Member, Version
-from trinity.cli.render import table, to_json, when
+from trinity.reading.render import table, to_json, when
+from trinity.reading.wire import Letter, Member, Version
 
 pytestmark = pytest.mark.core
 

@@ -13,13 +13,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trinity.cli.errors import RunError
-from trinity.cli.supervise import job as jobs
-from trinity.cli.supervise import run_record
-from trinity.cli.supervise.job import read_records
-from trinity.cli.supervise.run_record import check_folder, mark_folder, parse
 from trinity.config import Config
 from trinity.config.run_record import Addresses, RunRecord
+from trinity.reading import job as jobs
+from trinity.reading import run_record
+from trinity.reading.errors import RunError
+from trinity.reading.job import read_records
+from trinity.reading.run_record import check_folder, mark_folder, parse
 from trinity.runtime import names
 from trinity.runtime.broker import Bucket, connect
 

@@ -8,10 +8,10 @@ import pytest
 from typer.main import get_command
 
 from support.observe import ledger
-from trinity.cli.accounts import budget, device_log, fates, lives
-from trinity.cli.accounts.fates import Groups
-from trinity.cli.commands import wire
 from trinity.cli.commands.cost import app, render
+from trinity.reading import wire
+from trinity.reading.accounts import budget, device_log, fates, lives
+from trinity.reading.accounts.fates import Groups
 
 pytestmark = pytest.mark.core
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from trinity.cli.errors import RunError
-from trinity.cli.supervise import job as jobs
 from trinity.cli.supervise import supervisor
 from trinity.cli.supervise.devices import Placement
 from trinity.cli.supervise.display import Pages, make_display
-from trinity.cli.supervise.nats import NatsAccess
 from trinity.config import Config, Plan, expand, make_plan
+from trinity.reading import job as jobs
+from trinity.reading.errors import RunError
+from trinity.reading.nats import NatsAccess
 from trinity.weights.checkpoints import COMPLETE, checkpoint_folder, model_folder
 
 pytestmark = pytest.mark.core

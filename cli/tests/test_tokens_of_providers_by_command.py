@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trinity.cli.commands.env_tokens import find_tokens
-from trinity.cli.errors import RunError
+from trinity.reading.errors import RunError
 from trinity.runtime.trust.attach_tokens import AttachTokens
 
 pytestmark = pytest.mark.core

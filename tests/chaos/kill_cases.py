@@ -16,7 +16,7 @@ from pathlib import Path
 from chaos.cases import WHOLE_RUN, Case, Chosen, Row
 from support.runs.audit import Findings
 from support.runs.chaos import PHASES, STEPS_PER_KILL, ChaosRun, moment
-from trinity.cli.supervise.children import MAX_RESTARTS
+from trinity.reading.children import MAX_RESTARTS
 
 ROOT = Path(__file__).parents[2]
 ALONE = ("buffer", "explorer", "trainer", "nats")

@@ -26,9 +26,9 @@ from support.data.experience import make_group, make_task
 from support.runs import power_cut
 from support.services.nats import NatsServer
 from trinity.buffer.state.streams import stream_specs
-from trinity.cli.supervise import nats
 from trinity.data.wire import encode_outcome
 from trinity.explorer.rollout import attempt
+from trinity.reading import nats
 from trinity.runtime import headers, names
 from trinity.runtime.broker import Broker, Bucket, connect, ensure_streams, tail
 

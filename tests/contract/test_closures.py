@@ -17,7 +17,8 @@ LIGHT = {
     "buffer": "trinity.buffer.service",
     "environment": "trinity.environment.service",
     "sync": "trinity.sync.service",
-    "cli": "trinity.cli.supervise.supervisor, trinity.cli.supervise.join, "
+    "reading": "trinity.reading.status, trinity.reading.view, trinity.reading.accounts.cost",
+    "cli": "trinity.cli.main, trinity.cli.supervise.supervisor, trinity.cli.supervise.join, "
     "trinity.cli.commands.status, trinity.cli.commands.ledger.batch, trinity.cli.commands.ledger.replay",
     "observe": "trinity.ui.main, trinity.ui.app",
     "config": "trinity.config",
@@ -32,7 +33,7 @@ def test_light_parts_import_neither_torch_nor_vllm(name: str) -> None:
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("service", [*SERVICES, "config", "data", "environments", "runtime", "weights"])
+@pytest.mark.parametrize("service", [*SERVICES, "config", "data", "environments", "reading", "runtime", "weights"])
 def test_nothing_imports_another_service(service: str) -> None:
     folder = ROOT / ("services" if service in SERVICES else "lib") / service / "src"
     others = {f"trinity.{other}" for other in (*SERVICES, "cli") if other != service}

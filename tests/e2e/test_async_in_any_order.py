@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity.cli.supervise.job import read_records
+from trinity.reading.job import read_records
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -15,8 +15,8 @@ import pytest
 
 from support.runs.forked_run import ForkedRun, trinity
 from support.runs.run import Status, kill_process, process_of, write_config
-from trinity.cli.accounts.device_log import DeviceLog
 from trinity.cli.supervise.stage import EXIT_SPENT
+from trinity.reading.accounts.device_log import DeviceLog
 from trinity.weights.checkpoints import complete_steps
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]

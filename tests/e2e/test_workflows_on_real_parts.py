@@ -18,7 +18,6 @@ from support.engines.shared_engine import MAX_LENGTH
 from support.engines.toolbox import make_episode_task
 from support.runs.run import TrinityRun
 from support.services.service import ServiceProcess
-from trinity.cli.commands.results import collect
 from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import Experience, Group, Task
 from trinity.explorer.chat import ChatTokenizer
@@ -29,6 +28,7 @@ from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.toolbox import ExplorerTools
 from trinity.explorer.workflows import r3l
 from trinity.explorer.workflows.reflection import Outcome, Report
+from trinity.reading.results import collect
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(500)]
 

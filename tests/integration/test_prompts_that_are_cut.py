@@ -10,9 +10,9 @@ from support.data.experience import make_group
 from support.runs.buffer_run import BufferRun
 from support.runs.peers import a_group, explorer
 from support.services.nats import NatsServer
-from trinity.cli.supervise.client import every_prompt_is_cut, prompts_cut
 from trinity.data.experience import Outcome, Task, Truncation
 from trinity.explorer.rollout.attempt import PROMPTS_CUT
+from trinity.reading.wire import every_prompt_is_cut, prompts_cut
 
 pytestmark = pytest.mark.core
 

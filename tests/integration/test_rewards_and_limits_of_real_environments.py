@@ -14,7 +14,6 @@ from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.log.validator import summarise
 from trinity.buffer.report import Reporter
 from trinity.buffer.state.wire import group_to_proto
-from trinity.cli.commands.results import collect
 from trinity.config import make_plan
 from trinity.config.load import parse
 from trinity.data.experience import Experience, Group, Task, TaskKind
@@ -24,6 +23,7 @@ from trinity.environments.game import replies as written
 from trinity.explorer.rollout import attempt
 from trinity.explorer.workflows import WORKFLOWS
 from trinity.explorer.workflows.player import seed_of
+from trinity.reading.results import collect
 
 pytestmark = pytest.mark.core
 

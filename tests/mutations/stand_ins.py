@@ -3,7 +3,7 @@
 from mutations.mutation import Mutation
 
 _TRAINER = "services/trainer/src/trinity/trainer"
-_CLI = "cli/src/trinity/cli"
+_CLI, _READING = "cli/src/trinity/cli", "lib/reading/src/trinity/reading"
 _ALGORITHMS = "tests/e2e/test_algorithms.py::test_it_runs_from_its_yaml"
 _BAD_STEPS = "tests/e2e/test_bad_steps.py"
 _LORA = "tests/e2e/test_lora.py"
@@ -62,7 +62,7 @@ MUTATIONS = [
         f"{_BAD_STEPS}::test_the_same_run_goes_on_without_bad_batches_if_it_is_told_to",
     ),
     Mutation(
-        f"{_CLI}/supervise/run_record.py",
+        f"{_READING}/run_record.py",
         "announcement(record))",
         "record.model_dump_json().encode())",
         f"{_SFT}::test_it_trains_and_leaves_a_model",

@@ -35,11 +35,11 @@ from support.runs.peers import FakeTrainer
 from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
 from trinity.api.common.v1 import experience_pb2, task_pb2
 from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc
-from trinity.cli.supervise import run_record
-from trinity.cli.supervise.job import read_records
 from trinity.config import load
 from trinity.config.run_record import Addresses, RunRecord
 from trinity.data.wire import fill_group, task_from_proto
+from trinity.reading import run_record
+from trinity.reading.job import read_records
 from trinity.runtime import headers, names, rpc
 from trinity.runtime.broker import Broker, Bucket, Message, PullConsumer, blobs, connect
 from trinity.runtime.errors import PermissionDenied

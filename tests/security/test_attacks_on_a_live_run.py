@@ -18,7 +18,7 @@ from support.runs.peers import explorer
 from support.services.nats import NatsServer
 from support.services.service import ServiceProcess
 from trinity.api.sync.v1 import sync_pb2
-from trinity.cli.supervise.job import ProcessRecord, SupervisorRecord
+from trinity.reading.job import ProcessRecord, SupervisorRecord
 from trinity.runtime.trust.roles import Role
 from trinity.runtime.trust.tokens import make_tokens
 

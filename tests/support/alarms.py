@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.observe import serve_status
-from trinity.cli.commands.wire import Member
+from trinity.reading.wire import Member
 from trinity.ui import screens
 from trinity.ui.recorded import DEMO
 

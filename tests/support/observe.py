@@ -16,11 +16,11 @@ from support.data.experience import make_task
 from support.data.files import write
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
-from trinity.cli.accounts.device_log import folder_of
-from trinity.cli.commands import wire
-from trinity.cli.commands.reader import JobStage
-from trinity.cli.errors import RunError
 from trinity.data.wire import task_to_proto
+from trinity.reading import wire
+from trinity.reading.accounts.device_log import folder_of
+from trinity.reading.errors import RunError
+from trinity.reading.reader import JobStage
 from trinity.ui import source
 
 STEPS, GROUPS, ROLLOUTS = 3, 4, 2
@@ -108,7 +108,7 @@ def counts_of(found: Doctored) -> dict[str, Any]:
 
 @dataclass
 class FakeBuffer:
-    """Answers as `trinity.cli.commands.client.Buffer` does."""
+    """Answers as `trinity.reading.client.Buffer` does."""
 
     found: Doctored
     dead: list[experience_pb2.AttemptFailure] = field(default_factory=list)
@@ -244,7 +244,7 @@ def _version_row(text: str) -> wire.Version:
 
 @dataclass
 class FakeSync:
-    """Answers as `trinity.cli.commands.client.Sync` does: version 1 alone, which it pins."""
+    """Answers as `trinity.reading.client.Sync` does: version 1 alone, which it pins."""
 
     pinned: bool = False
     asked: list[tuple[str, int, bool]] = field(default_factory=list)  # as which role

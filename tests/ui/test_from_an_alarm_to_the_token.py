@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from support.alarms import CASES, CLICKS, CLICKS_OF_A_STEP, prepare
-from trinity.cli.commands.alarms import RULES
+from trinity.reading.alarms import RULES
 
 pytestmark = pytest.mark.extended
 

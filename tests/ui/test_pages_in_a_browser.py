@@ -25,7 +25,7 @@ from support.observe import (
     write_account,
     write_versions,
 )
-from trinity.cli.errors import RunError
+from trinity.reading.errors import RunError
 from trinity.ui import screens
 from trinity.ui.recorded import DEMO
 

@@ -24,7 +24,7 @@ import pytest
 
 from support.runs.forked_run import ForkedRun
 from support.runs.run import process_of, write_config
-from trinity.cli.commands.reader import any_buffer, find_job_stage
+from trinity.reading.reader import any_buffer, find_job_stage
 from trinity.ui.audit import Audit, count_problems
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]

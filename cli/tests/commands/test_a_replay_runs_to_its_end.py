@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from trinity.cli.commands.ledger import replay
-from trinity.cli.errors import RunError
+from trinity.reading.errors import RunError
 
 pytestmark = pytest.mark.core
 

@@ -6,9 +6,9 @@ import pytest
 
 from trinity.buffer.service import BufferService
 from trinity.buffer.settings import BufferSettings
-from trinity.cli.supervise import services
-from trinity.cli.supervise.nats import NatsAccess
 from trinity.config import ConfigError
+from trinity.reading import processes
+from trinity.reading.nats import NatsAccess
 
 pytestmark = pytest.mark.core
 
@@ -24,7 +24,7 @@ buffer: {batch_size: 8, total_steps: 2, explorer_input: {taskset: {name: t, path
 def test_a_buffer_that_only_reads_needs_no_algorithm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRINITY_PLUGIN_DIRS", raising=False)
     (tmp_path / "config.json").write_text(YAML)
-    child = services.reader(tmp_path / "config.json", NatsAccess("nats://127.0.0.1:1"), "run", tmp_path)
+    child = processes.reader_child(tmp_path / "config.json", NatsAccess("nats://127.0.0.1:1"), "run", tmp_path)
     for name, value in child.environment.items():
         monkeypatch.setenv(name, value)
     BufferService(BufferSettings())
@@ -35,5 +35,5 @@ def test_a_buffer_that_only_reads_needs_no_algorithm(tmp_path: Path, monkeypatch
 
 def test_it_gets_the_folders_of_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRINITY_PLUGIN_DIRS", "/a,/b")
-    child = services.reader(tmp_path / "config.json", NatsAccess("nats://127.0.0.1:1"), "run", tmp_path)
+    child = processes.reader_child(tmp_path / "config.json", NatsAccess("nats://127.0.0.1:1"), "run", tmp_path)
     assert child.environment["TRINITY_BUFFER_PLUGIN_DIRS"] == "/a:/b"

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from trinity.cli.commands import bench
-from trinity.cli.errors import RunError
 from trinity.config import Config
 from trinity.config.load import parse
+from trinity.reading.errors import RunError
 
 pytestmark = pytest.mark.core
 

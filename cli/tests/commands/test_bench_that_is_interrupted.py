@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from trinity.cli.commands import bench
-from trinity.cli.errors import RunError
 from trinity.cli.supervise.supervisor import Interrupted
 from trinity.config import Config
 from trinity.config.load import parse
 from trinity.config.run_record import Addresses
+from trinity.reading.errors import RunError
 
 pytestmark = pytest.mark.core
 

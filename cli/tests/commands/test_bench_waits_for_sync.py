@@ -6,7 +6,7 @@ import pytest
 
 from trinity.api.sync.v1 import sync_pb2, sync_pb2_grpc
 from trinity.cli.commands import bench
-from trinity.cli.errors import RunError
+from trinity.reading.errors import RunError
 from trinity.weights import Manifest
 
 pytestmark = pytest.mark.core

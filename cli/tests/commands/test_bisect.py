@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from trinity.cli.commands.ledger.bisect import Difference, bisect, compare
-from trinity.cli.errors import RunError
+from trinity.cli.commands.ledger.bisect import bisect
+from trinity.reading.bisect import Difference, compare
+from trinity.reading.errors import RunError
 
 pytestmark = pytest.mark.core
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from trinity.cli.commands.ledger.replay_report import Weights, circumstances, metrics_by_step
+from trinity.cli.commands.ledger.replay_report import Weights, circumstances
 from trinity.cli.commands.status import status
-from trinity.cli.errors import RunError
-from trinity.cli.supervise import job as jobs
+from trinity.reading import job as jobs
+from trinity.reading.bisect import metrics_by_step
+from trinity.reading.errors import RunError
 
 pytestmark = pytest.mark.core
 

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from trinity.cli.commands.debug import debug
 from trinity.cli.commands.debug.text import render, spans
-from trinity.cli.errors import RunError
 from trinity.config import Config, ConfigError, Plan, make_plan
 from trinity.config.load import parse
+from trinity.reading.errors import RunError
 
 pytestmark = pytest.mark.core
 

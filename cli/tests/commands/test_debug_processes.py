@@ -13,8 +13,8 @@ import pytest
 
 from support.data.experience import make_task
 from trinity.cli.commands.debug.workbench import Workbench
-from trinity.cli.errors import RunError
 from trinity.config.load import parse
+from trinity.reading.errors import RunError
 
 pytestmark = pytest.mark.core
 

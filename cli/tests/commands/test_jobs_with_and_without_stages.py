@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from trinity.cli.commands import status
-from trinity.cli.commands.find import find_job
-from trinity.cli.errors import RunError
+from trinity.reading.errors import RunError
+from trinity.reading.find import find_job
 
 pytestmark = pytest.mark.core
 

@@ -17,14 +17,15 @@ import pytest
 from support.data.experience import make_group, make_task
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
-from trinity.cli.commands import reader, wire
 from trinity.cli.commands.ledger import batch, replay
 from trinity.cli.commands.ledger import dead_letters as letters
 from trinity.cli.commands.ledger import replay_report as report
-from trinity.cli.commands.reader import JobStage, find_job_stage
-from trinity.cli.errors import RunError
-from trinity.cli.supervise.job import ProcessRecord, SupervisorRecord
 from trinity.data.wire import encode_outcome, task_to_proto
+from trinity.reading import reader, wire
+from trinity.reading.bisect import metrics_by_step
+from trinity.reading.errors import RunError
+from trinity.reading.job import ProcessRecord, SupervisorRecord
+from trinity.reading.reader import JobStage, find_job_stage
 from trinity.runtime.process import FileLock, free_port
 
 pytestmark = pytest.mark.core
@@ -186,7 +187,7 @@ def test_of_a_step_trained_twice_the_last_time_counts(tmp_path: Path) -> None:
     lines = [{"step": 1, "time": 1, "actor/x": 1.0}, {"step": 1, "time/step": 2, "actor/x": 2.0, "sample/y": None}]
     text = "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 2, "act'
     (tmp_path / "monitor/trainer.jsonl").write_text(text)
-    assert report.metrics_by_step(tmp_path) == {1: {"actor/x": 2.0, "sample/y": None}}
+    assert metrics_by_step(tmp_path) == {1: {"actor/x": 2.0, "sample/y": None}}
     assert report.circumstances(tmp_path) == {}
 
 

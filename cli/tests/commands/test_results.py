@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from trinity.cli.commands.results import METRICS, Curve, as_csv, collect, markdown, points_csv
-from trinity.cli.errors import RunError
+from trinity.cli.commands.results import as_csv, markdown, points_csv
 from trinity.cli.main import app
+from trinity.reading.errors import RunError
+from trinity.reading.results import METRICS, Curve, collect
 
 pytestmark = pytest.mark.core
 

@@ -13,18 +13,19 @@ import pytest
 from support.runs.buffer_run import BufferRun
 from support.runs.peers import explorer
 from support.services.nats import NatsServer
-from trinity.cli.commands import find, status
-from trinity.cli.commands.find import AnnouncedRun, find_run
+from trinity.cli.commands import status
 from trinity.cli.commands.ledger import batch, replay, replay_step
 from trinity.cli.commands.ledger import dead_letters as letters
-from trinity.cli.commands.reader import JobStage, find_job_stage, find_trained
 from trinity.cli.commands.view import find_rows, view
 from trinity.cli.commands.weights import explorers
 from trinity.cli.commands.weights import versions as weights
-from trinity.cli.errors import RunError
-from trinity.cli.supervise import run_record
 from trinity.config import Config, ConfigError
 from trinity.config.run_record import Addresses, RunRecord, announcement
+from trinity.reading import find, run_record
+from trinity.reading.errors import RunError
+from trinity.reading.find import AnnouncedRun, find_run
+from trinity.reading.reader import JobStage, find_job_stage, find_trained
+from trinity.reading.status import collect_announced
 from trinity.runtime import names
 from trinity.runtime.broker import Bucket, connect
 from trinity.runtime.errors import Unavailable
@@ -93,7 +94,7 @@ async def test_commands_are_answered_without_a_job_folder(live: BufferRun, monke
     monkeypatch.setenv("TRINITY_NATS_CREDS", str(reader))  # a role that may not make what is missing
     place = await asyncio.to_thread(find_run, None, None, live.nats.url, "")
     assert isinstance(place, AnnouncedRun)
-    seen = await status.collect_announced(place)
+    seen = await collect_announced(place)
     assert {one["name"]: one["health"] for one in seen["processes"]} == {
         "buffer": "SERVING", "sync": "SERVING", "trainer": "UNAVAILABLE"
     }  # fmt: skip

@@ -14,9 +14,9 @@ import pytest
 from support.data.experience import make_group, make_task
 from support.data.files import Counting, write
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.cli.commands import view as view_module
 from trinity.cli.commands.view import view
-from trinity.cli.errors import RunError
+from trinity.reading import view as reading_view
+from trinity.reading.errors import RunError
 from trinity.trainer.data.batch import TrainBatch, TrainSequence
 from trinity.trainer.engine.token_record import TokenValues
 from trinity.trainer.observers import Experiences
@@ -209,7 +209,7 @@ def test_the_newest_step_of_a_big_file_needs_few_bytes(
 ) -> None:
     long = "x" * 20_000
     folder = job(*(experience(step, rollout=rollout, response=long) for step in range(200) for rollout in range(8)))
-    path = view_module.find_file(folder)
+    path = reading_view.find_file(folder)
     assert path.stat().st_size > 30_000_000
 
     class CountingPath:
@@ -217,7 +217,7 @@ def test_the_newest_step_of_a_big_file_needs_few_bytes(
             Counting.bytes_read = 0
             return Counting(path)
 
-    monkeypatch.setattr(view_module, "find_file", lambda _: CountingPath())
+    monkeypatch.setattr(reading_view, "find_file", lambda _: CountingPath())
     assert len(rows(folder)) == 8
     assert Counting.bytes_read < 1_000_000
     assert [row["step"] for row in rows(folder, 150)] == [150] * 8

@@ -17,14 +17,15 @@ from support.runs.peers import FakeTrainer, explorer
 from support.services.fake_member import FakeMember
 from support.services.nats import NatsServer
 from trinity.cli.commands import status
-from trinity.cli.commands.reader import JobStage, find_job_stage
 from trinity.cli.commands.weights import explorers, rollback
 from trinity.cli.commands.weights import versions as weights
 from trinity.cli.commands.weights.rollback import RollbackRequest
-from trinity.cli.errors import RunError
-from trinity.cli.supervise.job import ProcessRecord, SupervisorRecord, make_folder
 from trinity.config import load
 from trinity.data.experience import Outcome, Task
+from trinity.reading.errors import RunError
+from trinity.reading.job import ProcessRecord, SupervisorRecord, make_folder
+from trinity.reading.reader import JobStage, find_job_stage
+from trinity.reading.status import collect
 from trinity.runtime import files
 from trinity.weights import Canary, Probe
 
@@ -167,7 +168,7 @@ async def test_explorers_are_listed_with_what_they_serve(three: tuple[Live, Fake
 
 async def test_status_says_the_same_in_short(three: tuple[Live, FakeMember, FakeMember]) -> None:
     live, *_ = three
-    found = await status.collect(live.folder)
+    found = await collect(live.folder)
     assert found["weights"]["live"] == INTERVAL
     assert [one["version"] for one in found["weights"]["newer"]] == [5]
     text = status.render(found)

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from support.services.nats import NatsServer
-from trinity.cli.errors import RunError
-from trinity.cli.supervise import nats, services
-from trinity.cli.supervise.children import Child, stop_all
-from trinity.cli.supervise.job import Job
-from trinity.cli.supervise.nats import NatsAccess, open_accounts
-from trinity.cli.supervise.supervisor import open_nats
 from trinity.cluster.certs import certs
 from trinity.config import Config
+from trinity.reading import nats, processes
+from trinity.reading.children import Child, stop_all
+from trinity.reading.errors import RunError
+from trinity.reading.job import Job
+from trinity.reading.nats import NatsAccess, open_accounts
+from trinity.reading.processes import open_nats
 from trinity.runtime.broker import StreamSpec, connect, ensure_streams
 from trinity.runtime.errors import Unauthenticated, Unavailable
 from trinity.runtime.process import free_port
@@ -74,7 +74,7 @@ def test_services_get_the_path_of_their_credentials_and_no_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TRINITY_NATS_CA", raising=False)
-    child, access = services.nats_child(tmp_path / "nats", tmp_path / "identity" / "nats", tmp_path / "log")
+    child, access = processes.nats_child(tmp_path / "nats", tmp_path / "identity" / "nats", tmp_path / "log")
     assert access.users is not None
     settings = access.settings(Role.EXPLORER, "a-run", "one")
     path = Path(settings["NATS_CREDS"])
@@ -97,8 +97,8 @@ async def test_with_a_certificate_it_listens_for_other_machines_and_speaks_tls_a
     certs.init(tmp_path / "certificates", ["127.0.0.9"])
     monkeypatch.setenv("TRINITY_NATS_IDENTITY", str(tmp_path / "certificates/nats"))
     monkeypatch.delenv("TRINITY_NATS_CA", raising=False)
-    monkeypatch.setattr(services, "_HOST", "127.0.0.9")
-    child, access = services.nats_child(tmp_path / "nats", tmp_path / "identity" / "nats", tmp_path / "log")
+    monkeypatch.setattr(processes, "HOST", "127.0.0.9")
+    child, access = processes.nats_child(tmp_path / "nats", tmp_path / "identity" / "nats", tmp_path / "log")
     child.start()
     try:
         host, _, port = child.address.rpartition(":")
@@ -153,7 +153,7 @@ async def test_a_port_that_is_taken_before_it_listens_is_replaced(
     with socket.create_server(("127.0.0.1", 0)) as holder:
         held = holder.getsockname()[1]
         ports = iter([held, free_port()] if taken == "the port of clients" else [free_port(), held])
-        monkeypatch.setattr(services, "free_port", lambda host="127.0.0.1": next(ports, 0) or free_port(host))
+        monkeypatch.setattr(processes, "free_port", lambda host="127.0.0.1": next(ports, 0) or free_port(host))
         try:
             access = await open_nats(job, started, asyncio.Event())
             (child,) = started

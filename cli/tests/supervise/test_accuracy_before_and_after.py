@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import pytest
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.cli.supervise.client import View
 from trinity.cli.supervise.stage import summarise
+from trinity.reading.client import View
 
 pytestmark = pytest.mark.core
 

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-from trinity.cli.errors import RunError
-from trinity.cli.supervise import join, join_config, run_record
-from trinity.cli.supervise.job import Job, ProcessRecord, SupervisorRecord
-from trinity.cli.supervise.join_config import joined_config, local_addresses
+from trinity.cli.supervise import join, join_config
+from trinity.cli.supervise.join_config import joined_config
 from trinity.cli.supervise.serve import _plan
 from trinity.config import Config
 from trinity.config.run_record import Addresses, RunRecord, announcement
 from trinity.config.schema.model import ModelConfig
+from trinity.reading import run_record
+from trinity.reading.errors import RunError
+from trinity.reading.job import Job, ProcessRecord, SupervisorRecord
+from trinity.reading.run_record import local_addresses
 from trinity.runtime import files, names
 from trinity.runtime.broker import Broker, Bucket, connect
 from trinity.runtime.errors import InvalidInput
@@ -184,7 +186,7 @@ async def test_a_run_without_a_supervisor_is_joined_by_its_announcement(
     async def answers(_: Job, about: RunRecord) -> bool:
         return about.addresses.buffer == "evil:1"
 
-    monkeypatch.setattr(join, "_answers", answers)
+    monkeypatch.setattr(run_record, "_answers", answers)
     about, ours = record(tmp_path, MODEL), config(tmp_path, {"model_path": "owner/policy"})
     async with await connect(nats_url, "test") as broker:
         await write(broker, about.model_copy(update={"addresses": Addresses(buffer="gone:1")}))
@@ -214,7 +216,7 @@ async def test_a_forged_record_in_nats_starts_no_process(
     async def answers(*_: Any) -> bool:  # an attacker's buffer would
         return True
 
-    monkeypatch.setattr(join, "_answers", answers)
+    monkeypatch.setattr(run_record, "_answers", answers)
     ours = config(tmp_path, MODEL)
     job = Job(ours)
     async with await connect(nats_url, "test") as broker:

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.cli.commands import status, wire
-from trinity.cli.supervise.client import View
+from trinity.cli.commands import status
 from trinity.cli.supervise.display import facts
 from trinity.cli.supervise.stage import summarise
+from trinity.reading import wire
+from trinity.reading.client import View
 
 pytestmark = pytest.mark.core
 

@@ -12,15 +12,15 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from trinity.cli.commands.plan_text import describe
-from trinity.cli.errors import RunError
 from trinity.cli.main import app
 from trinity.cli.supervise import services
 from trinity.cli.supervise.devices import place, visible_gpus
-from trinity.cli.supervise.job import Job, ProcessRecord, SupervisorRecord
-from trinity.cli.supervise.nats import NatsAccess
 from trinity.config import Plan, load, make_plan
 from trinity.config.load import parse
 from trinity.config.run_record import Addresses
+from trinity.reading.errors import RunError
+from trinity.reading.job import Job, ProcessRecord, SupervisorRecord
+from trinity.reading.nats import NatsAccess
 
 pytestmark = pytest.mark.core
 

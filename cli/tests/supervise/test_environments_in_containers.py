@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from trinity.cli.errors import RunError
 from trinity.cli.supervise import services
-from trinity.cli.supervise.children import stop_all
 from trinity.config import Plan, make_plan
 from trinity.config.load import parse
+from trinity.reading.children import stop_all
+from trinity.reading.errors import RunError
 from trinity.runtime import leases
 from trinity.runtime.process import free_port
 from trinity.sdk.conformance import Sample, Verdict, check_provider

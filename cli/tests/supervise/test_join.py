@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from trinity.cli.supervise import join
-from trinity.cli.supervise.job import Job, ProcessRecord, SupervisorRecord, read_records
-from trinity.cli.supervise.nats import NatsAccess
 from trinity.config import Config
+from trinity.reading.job import Job, ProcessRecord, SupervisorRecord, read_records
+from trinity.reading.nats import NatsAccess
 from trinity.runtime.errors import Unavailable
 
 pytestmark = pytest.mark.core

@@ -8,8 +8,8 @@ import pytest
 from support.data.deep_check import check
 from trinity.cli.supervise import join
 from trinity.cli.supervise.endpoint import endpoint_problems, endpoint_settings
-from trinity.cli.supervise.job import Job
 from trinity.config import Config, ConfigError
+from trinity.reading.job import Job
 
 pytestmark = pytest.mark.core
 

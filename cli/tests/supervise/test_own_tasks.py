@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from trinity.cli.errors import RunError
 from trinity.cli.supervise import own_tasks as module
 from trinity.cli.supervise.display import PlainDisplay
 from trinity.cli.supervise.own_tasks import OwnTasks, own_tasks
 from trinity.config import Config, ConfigError, make_plan
 from trinity.config.run_record import Addresses, RunRecord, announcement
+from trinity.reading.errors import RunError
 from trinity.runtime.errors import Unavailable
 
 pytestmark = pytest.mark.core

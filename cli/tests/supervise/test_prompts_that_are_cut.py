@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.cli.commands import status, wire
-from trinity.cli.supervise.client import View
+from trinity.cli.commands import status
 from trinity.cli.supervise.display import PlainDisplay, facts
 from trinity.cli.supervise.stage import Stage
+from trinity.reading import status as reading_status
+from trinity.reading import wire
+from trinity.reading.client import View
 
 pytestmark = pytest.mark.core
 
@@ -34,7 +36,7 @@ def test_the_screen_shows_them_when_the_first_comes(capsys: pytest.CaptureFixtur
 def test_status_has_a_line_of_them() -> None:
     def lines(stats: pb.StatsResponse) -> list[str]:
         found: dict[str, Any] = {"job": None, "trainer_state": "", "explorers": [], "providers": [], "processes": []}
-        made = status._alarms(found, wire.counts(stats))
+        made = reading_status._alarms(found, wire.counts(stats))
         return status._about_alarms({"alarms": [asdict(one) for one in made]})
 
     (line,) = lines(view(2, 3).buffer or pb.StatsResponse())

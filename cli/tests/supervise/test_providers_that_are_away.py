@@ -4,8 +4,8 @@ import pytest
 
 from trinity.api.explorer.v1 import explorer_pb2
 from trinity.api.sync.v1 import sync_pb2
-from trinity.cli.supervise.client import View
 from trinity.cli.supervise.display import PlainDisplay
+from trinity.reading.client import View
 
 pytestmark = pytest.mark.core
 

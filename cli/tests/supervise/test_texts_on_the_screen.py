@@ -3,8 +3,8 @@
 import pytest
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.cli.supervise.client import View
 from trinity.cli.supervise.display import LiveDisplay, PlainDisplay
+from trinity.reading.client import View
 
 pytestmark = pytest.mark.core
 

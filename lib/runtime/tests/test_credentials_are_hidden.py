@@ -10,8 +10,8 @@ import pytest
 import structlog
 
 from support.services.nats import NatsServer
-from trinity.cli.supervise.job import Job, SupervisorRecord
 from trinity.config import Config
+from trinity.reading.job import Job, SupervisorRecord
 from trinity.runtime import logs
 from trinity.runtime.broker import connect
 from trinity.runtime.errors import Unauthenticated, Unavailable

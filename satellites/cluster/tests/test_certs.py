@@ -14,11 +14,12 @@ import yaml
 from cryptography import x509
 from typer.testing import CliRunner
 
-from trinity.cli.errors import RunError
-from trinity.cli.main import app, use_identity
+from trinity.cli.main import app
 from trinity.cluster.certs import certs, kubernetes
 from trinity.cluster.certs.certs import Form
 from trinity.cluster.certs.folder import IdentityFolder
+from trinity.commands import use_identity
+from trinity.reading.errors import RunError
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.names import run_id
 from trinity.runtime.trust import ca, revoked

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from support.data.megatron import write_dist, write_ranks
-from trinity.cli.errors import ending_well
 from trinity.convert import convert
+from trinity.reading.errors import ending_well
 
 pytestmark = pytest.mark.core
 

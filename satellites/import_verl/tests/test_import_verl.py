@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from support.data.verl_scripts import Importer
-from trinity.cli.errors import ending_well
 from trinity.import_verl import import_verl
+from trinity.reading.errors import ending_well
 from trinity.runtime.process import time_limit
 
 pytestmark = pytest.mark.core

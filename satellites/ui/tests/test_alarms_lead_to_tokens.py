@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from support.alarms import CASES, CLICKS, CLICKS_OF_A_STEP, prepare
-from trinity.cli.commands.alarms import RULES
+from trinity.reading.alarms import RULES
 from trinity.ui.app import make_app
 from trinity.ui.places import Places
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from support.observe import GROUPS, STEPS, Doctored, counts_of, ledger
-from trinity.cli.commands import wire
+from trinity.reading import wire
 from trinity.ui.audit import Audit, count_problems
 
 pytestmark = pytest.mark.core

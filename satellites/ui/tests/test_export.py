@@ -12,8 +12,8 @@ import pytest
 from pyarrow import parquet
 
 from support.observe import GROUPS, ROLLOUTS, STEPS, FakeBuffer, dead_letter, ledger, make_job
-from trinity.cli.commands.reader import JobStage, find_job_stage
-from trinity.cli.errors import RunError
+from trinity.reading.errors import RunError
+from trinity.reading.reader import JobStage, find_job_stage
 from trinity.ui import export as export_module
 from trinity.ui.export import TABLES, TOKENS, export
 

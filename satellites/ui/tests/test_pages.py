@@ -24,7 +24,7 @@ from support.observe import (
     write_account,
     write_versions,
 )
-from trinity.cli.commands.wire import Version
+from trinity.reading.wire import Version
 from trinity.ui import tokens
 from trinity.ui.app import make_app
 from trinity.ui.places import Places

@@ -12,7 +12,7 @@ from jinja2 import Environment
 from starlette.testclient import TestClient
 
 from support.observe import counts_of, ledger
-from trinity.cli.commands.alarms import RULES, Alarm, Known, alarms
+from trinity.reading.alarms import RULES, Alarm, Known, alarms
 from trinity.ui import screens, texts
 from trinity.ui.app import make_app
 from trinity.ui.places import Places

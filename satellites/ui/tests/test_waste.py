@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from support.observe import ledger, make_job, serve_ledger, write_account
-from trinity.cli.accounts.device_log import folder_of
+from trinity.reading.accounts.device_log import folder_of
 from trinity.ui.app import make_app
 from trinity.ui.places import Places
 

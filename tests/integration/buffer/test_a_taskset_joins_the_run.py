@@ -12,13 +12,13 @@ from support.runs.buffer_run import BufferRun
 from support.runs.peers import explorer
 from support.services.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.cli.errors import RunError
 from trinity.cli.supervise.client import publish_joined
 from trinity.config import load, make_plan
 from trinity.config.schema.buffer import TasksetConfig
 from trinity.data.experience import Task, TaskKind
 from trinity.data.task_source import TaskSource
 from trinity.data.wire import task_to_proto
+from trinity.reading.errors import RunError
 from trinity.runtime.errors import Unavailable
 
 pytestmark = pytest.mark.core

@@ -15,10 +15,10 @@ from support.runs.buffer_run import BufferRun
 from support.runs.peers import a_failure, a_group, explorer
 from support.services.fake_member import FakeMember
 from support.services.nats import NatsServer
-from trinity.cli.commands.find import AnnouncedRun, find_run
-from trinity.cli.supervise.job import ProcessRecord, SupervisorRecord, make_folder
 from trinity.config import load
 from trinity.data.experience import Outcome, Task
+from trinity.reading.find import AnnouncedRun, find_run
+from trinity.reading.job import ProcessRecord, SupervisorRecord, make_folder
 from trinity.runtime import files
 from trinity.ui.app import make_app
 from trinity.ui.places import Places

@@ -10,8 +10,8 @@ import pytest
 
 from support.runs.buffer_run import BufferRun
 from support.runs.peers import FakeTrainer, a_failure, a_group, explorer
-from trinity.cli.commands.client import Buffer
 from trinity.data.experience import Outcome, Task
+from trinity.reading.client import Buffer
 from trinity.runtime import rpc
 from trinity.ui.audit import Audit, count_problems
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from trinity.cli.errors import ending_well
 from trinity.import_verl import import_verl
+from trinity.reading.errors import ending_well
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from pathlib import Path
 import psutil
 
 from support.services.port_scan import Port
-from trinity.cli.supervise import nats
+from trinity.reading import nats
 from trinity.runtime.process import tied
 
 _SECONDS = 60.0

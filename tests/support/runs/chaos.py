@@ -22,7 +22,7 @@ from typing import Any
 from support.runs.audit import Findings, TrainerRecord, audit, read
 from support.runs.run import Status, TrinityRun, write_config
 from support.services.nats import NatsServer
-from trinity.cli.supervise.job import ProcessRecord, read_records
+from trinity.reading.job import ProcessRecord, read_records
 from trinity.runtime import names
 from trinity.runtime.broker import connect
 from trinity.runtime.process import is_alive

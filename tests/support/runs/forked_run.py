@@ -20,7 +20,7 @@ from support.engines.torch_engine import TorchEngine
 from support.runs.forked import Forked, run_module, server_address, use_server, write_to
 from support.runs.run import TrinityRun
 from support.services.service import ServiceProcess
-from trinity.cli.supervise.job import read_records
+from trinity.reading.job import read_records
 from trinity.runtime.process import is_alive
 
 
@@ -86,7 +86,7 @@ def _trinity(
     test: int,
 ) -> None:
     """What runs in the process of the command."""
-    from trinity.cli.supervise import children
+    from trinity.reading import children
     from trinity.runtime import process
 
     os.setsid()

@@ -18,9 +18,9 @@ from support.runs.playing_explorer import Given
 from support.services.nats import NatsServer
 from support.services.service import ServiceProcess
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.cli.commands.client import Buffer
 from trinity.data.experience import Group
 from trinity.data.wire import decode_outcome
+from trinity.reading.client import Buffer
 from trinity.runtime import rpc
 from trinity.runtime.broker import connect, ensure_consumer
 from trinity.runtime.names import TASKS_CONSUMER, RunNames

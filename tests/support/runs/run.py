@@ -15,8 +15,8 @@ import grpc
 import psutil
 import yaml
 
-from trinity.cli.commands.status import collect
-from trinity.cli.supervise.job import read_records
+from trinity.reading.job import read_records
+from trinity.reading.status import collect
 from trinity.runtime import rpc
 from trinity.runtime.trust.identity import Identity
 from trinity.runtime.trust.roles import Role

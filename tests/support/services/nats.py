@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trinity.cli.supervise import nats
+from trinity.reading import nats
 from trinity.runtime.process import free_port
 from trinity.runtime.trust import nats_users
 from trinity.runtime.trust.roles import Role

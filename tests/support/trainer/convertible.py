@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from trinity.cli.errors import ending_well
 from trinity.convert import convert
+from trinity.reading.errors import ending_well
 
 
 def converted(checkpoint_dir: Path, base_model_dir: Path | None, steps: str | None) -> int:

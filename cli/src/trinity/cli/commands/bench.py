@@ -14,20 +14,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trinity.cli.commands.client import NoAnswer, Sync
-from trinity.cli.errors import RunError
-from trinity.cli.render import table
-from trinity.cli.supervise import job as jobs
 from trinity.cli.supervise import services
-from trinity.cli.supervise.children import Child, stop_all
-from trinity.cli.supervise.client import Watcher
 from trinity.cli.supervise.devices import place, visible_gpus
 from trinity.cli.supervise.display import Display, make_display
 from trinity.cli.supervise.preflight import check_inputs
-from trinity.cli.supervise.supervisor import ended_by_signals, open_nats
+from trinity.cli.supervise.supervisor import ended_by_signals
 from trinity.config import Config, Plan, dump, expand, make_plan
 from trinity.config.run_record import Addresses
 from trinity.plugins import satellites
+from trinity.reading import job as jobs
+from trinity.reading.children import Child, stop_all
+from trinity.reading.client import NoAnswer, Sync, Watcher
+from trinity.reading.errors import RunError
+from trinity.reading.processes import open_nats
+from trinity.reading.render import table
 from trinity.runtime import files, names, rpc
 from trinity.weights import Manifest, manifest_of_folder
 from trinity.weights.checkpoint_manifest import verify, verify_model

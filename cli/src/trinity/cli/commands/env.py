@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from trinity.cli.commands import env_tokens
-from trinity.cli.commands.client import provider_facts
-from trinity.cli.commands.reader import JobStage, find_job_stage, live_services
-from trinity.cli.commands.wire import Facts, provider_line
-from trinity.cli.errors import RunError
-from trinity.cli.options import AsJson, command, group
-from trinity.cli.render import to_json
+from trinity.commands import AsJson, command, group
 from trinity.plugins.environments import offers
+from trinity.reading.client import provider_facts
+from trinity.reading.errors import RunError
+from trinity.reading.reader import JobStage, find_job_stage, live_services
+from trinity.reading.render import to_json
+from trinity.reading.wire import Facts, provider_line
 from trinity.runtime import rpc
 from trinity.runtime.settings import split_address
 from trinity.runtime.trust.identity import Identity, of_certificate

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from trinity.cli.commands.find import find_job
-from trinity.cli.errors import RunError
-from trinity.cli.options import AsJson, JobOption, RunOption, command, group
-from trinity.cli.render import to_json
-from trinity.cli.supervise.job import Job, make_private
+from trinity.commands import AsJson, command, group
 from trinity.config import load
+from trinity.reading.errors import RunError
+from trinity.reading.find import find_job
+from trinity.reading.job import Job, make_private
+from trinity.reading.render import to_json
 from trinity.runtime.trust.attach_tokens import FILE_NAME, create_token, read_tokens, revoke_token
 
 app = group("Tokens of providers that attach.")
@@ -25,7 +25,7 @@ FileOption = Annotated[
 Name = Annotated[str, typer.Argument(help="Name of the token: who attaches by it")]
 
 
-def find_tokens(config: RunOption = None, job: JobOption = None, file: FileOption = None) -> Path:
+def find_tokens(config: Path | None = None, job: Path | None = None, file: FileOption = None) -> Path:
     """The file of tokens. A run that has not begun has one too, if --config names it."""
     given = [f"{name} {value}" for name, value in (("--file", file), ("--config", config), ("--job", job)) if value]
     if len(given) > 1:

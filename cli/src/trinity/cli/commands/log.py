@@ -1,126 +1,31 @@
-"""`trinity log`: the logs of all processes and stages of a job, in the order of time.
-
-Each process writes JSON lines (trinity.runtime.logs) to <job>/[<stage>/]log/<process>.log; .log.1 to .log.3 are older.
-Files are read from their end, no further than the lines asked for need. A line that is no JSON stays behind the one
-it follows. nats-server writes text, without our levels: it is shown only when asked for. The lines of a run that is
-known by its NATS come from there (log_lines.py).
-"""
+"""`trinity log`: the logs of all processes and stages of a job, in the order of time."""
 
 import asyncio
-import contextlib
-import dataclasses
-import heapq
+import json
 import re
+import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
-from trinity.cli.commands.find import RunOnNats, find_log
-from trinity.cli.commands.log_entry import NATS, Entry, Printer, Wanted, parse
-from trinity.cli.commands.log_lines import RunLines
-from trinity.cli.errors import RunError
-from trinity.cli.options import command, group
-from trinity.cli.supervise.nats import NatsAccess
-from trinity.cli.tail import GrowingFile
+from trinity.commands import command, group
+from trinity.reading.errors import RunError
+from trinity.reading.find import RunOnNats, find_log
+from trinity.reading.log import RunLines, Sources, find, history
+from trinity.reading.log_entry import Entry, Wanted
+from trinity.reading.nats import NatsAccess
+from trinity.reading.render import visible
 
 app = group()
 
 _POLL_SECONDS = 0.3
 _LINES = 50
 _CONNECT_SECONDS = 10.0
-_LOG_FILE = re.compile(r"(.+)\.log(?:\.\d+)?")
-
-
-class Source:
-    """The log of one process of one stage."""
-
-    def __init__(self, process: str, path: Path) -> None:
-        self.process = process
-        self._file = GrowingFile(path)
-        self._time = 0.0
-
-    def last(self, lines: int, wanted: Wanted) -> list[Entry]:
-        """The last `lines` entries, 0: all, of at least this rank and not before its moment, in the file's order."""
-        found: list[Entry] = []
-        for line in self._file.backwards():
-            entry = parse(line, self.process)
-            if entry.time is not None and entry.time < wanted.since:
-                while found and found[-1].time is None:  # lines that follow it
-                    found.pop()
-                break
-            if entry.rank >= wanted.least:
-                found.append(entry)
-                if len(found) == lines:
-                    break
-        found.reverse()
-        known = (entry.time for entry in found if entry.time is not None)
-        self._time = next(known, None) or self._modified()
-        return [self._dated(entry) for entry in found]
-
-    def all(self, least: int) -> Iterator[Entry]:
-        return self._entries(self._file.forwards(), least)
-
-    def new(self, least: int) -> Iterator[Entry]:
-        return self._entries(self._file.new_lines(), least)
-
-    def _entries(self, lines: Iterable[bytes], least: int) -> Iterator[Entry]:
-        for line in lines:
-            entry = self._dated(parse(line, self.process))
-            if entry.rank >= least:
-                yield entry
-
-    def _dated(self, entry: Entry) -> Entry:
-        """An entry without a time has that of the one before."""
-        if entry.time is None:
-            return dataclasses.replace(entry, time=self._time)
-        self._time = entry.time
-        return entry
-
-    def _modified(self) -> float:
-        with contextlib.suppress(OSError):
-            return self._file.path.stat().st_mtime
-        return 0.0
-
-
-class Sources:
-    """The logs of a job that were asked for. New ones are found by `poll`."""
-
-    def __init__(self, folder: Path, service: str) -> None:
-        self._folder, self._service = folder, service
-        self.by_path: dict[Path, Source] = {}
-
-    def poll(self) -> list[Source]:
-        """Sources that were not there before."""
-        wanted = {
-            path: process
-            for path, process in find(self._folder).items()
-            if (process == self._service if self._service else process != NATS)
-        }
-        new = {path: Source(process, path) for path, process in wanted.items() if path not in self.by_path}
-        self.by_path |= new
-        return list(new.values())
-
-    @property
-    def width(self) -> int:
-        """Of the longest name of a process."""
-        return max((len(source.process) for source in self.by_path.values()), default=0)
-
-
-def find(folder: Path) -> dict[Path, str]:
-    """Log files of a job (the newest of each rotation) and their processes; nats-server last, by time of change."""
-    found: dict[Path, str] = {}
-    texts: list[Path] = []
-    for place in (folder / "log", *sorted(folder.glob("*/log"))):
-        for path in sorted(place.glob("*")):
-            match = _LOG_FILE.fullmatch(path.name)
-            if path.name in ("nats.log", "nats.out"):
-                texts.append(path)
-            elif match:
-                found[place / f"{match[1]}.log"] = match[1]
-    return found | dict.fromkeys(sorted(texts, key=lambda path: path.stat().st_mtime), NATS)
 
 
 @command(app, "log", find_log)
@@ -156,7 +61,7 @@ def _show_files(folder: Path, wanted: Wanted, lines: int, follow: bool) -> None:
     if not sources.poll():
         raise _no_log(folder, wanted.service)
     printer = Printer()
-    printer.write(_history(list(sources.by_path.values()), lines, wanted), sources.width)
+    printer.write(history(list(sources.by_path.values()), lines, wanted), sources.width)
     while follow:
         time.sleep(_POLL_SECONDS)
         before = list(sources.by_path.values())
@@ -179,13 +84,6 @@ async def _show_run(place: RunOnNats, wanted: Wanted, lines: int, follow: bool) 
             entries = await run.new()
 
 
-def _history(sources: list[Source], lines: int, wanted: Wanted) -> Iterable[Entry]:
-    if lines == 0 and not wanted.since:
-        return heapq.merge(*(source.all(wanted.least) for source in sources), key=Entry.order)
-    found = sorted((entry for source in sources for entry in source.last(lines, wanted)), key=Entry.order)
-    return found[-lines:]
-
-
 def _no_log(folder: Path, service: str) -> RunError:
     names = sorted(set(find(folder).values()))
     printed = [
@@ -195,3 +93,88 @@ def _no_log(folder: Path, service: str) -> RunError:
     if service and names:
         return RunError(f"no log of {service!r} in {folder}; there are {', '.join(names)}{hint}", code=2)
     return RunError(f"no log in {folder}{hint}")
+
+
+_STYLES = {"debug": "dim", "info": "green", "warning": "yellow", "error": "red", "critical": "bold red"}
+
+
+_NOT_FIELDS = {"time", "level", "event", "service", "logger", "trace_id", "process"}
+
+
+_BARE = re.compile(r'[^\s"=]+')
+
+
+class Printer:
+    """Lines for people on standard output."""
+
+    def __init__(self) -> None:
+        console = Console(highlight=False)
+        self._levels: dict[str, str] = {}
+        for level, style in _STYLES.items():
+            with console.capture() as capture:
+                console.print(Text(f"{level:<8}", style), end="")
+            self._levels[level] = capture.get()
+
+    def write(self, entries: Iterable[Entry], width: int) -> None:
+        """`width` is that of the column of names."""
+        for entry in entries:
+            sys.stdout.write(self._render(entry, width) + "\n")
+        sys.stdout.flush()
+
+    def _render(self, entry: Entry, width: int) -> str:
+        if not entry.fields:
+            return visible(entry.text, layout=True)
+        level = str(entry.fields.get("level", "info")).lower()
+        words = [
+            time.strftime("%H:%M:%S", time.localtime(entry.order())),
+            self._levels.get(level) or f"{visible(level):<8}",
+            f"{visible(entry.process):<{width}}",
+            visible(str(entry.fields.get("event", ""))),
+        ]
+        below: list[str] = []
+        for key, value in entry.fields.items():
+            if key == "exception" and isinstance(value, list):
+                below += traceback_lines(value)
+            elif key in ("exception", "stack") and isinstance(value, str):
+                below += value.splitlines()
+            elif key not in _NOT_FIELDS:
+                words.append(f"{visible(key)}={_value(value)}")
+        return "\n".join([" ".join(words), *(f"    {visible(line)}".rstrip() for line in below)])
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str) and _BARE.fullmatch(value):
+        return visible(value)
+    return visible(json.dumps(value, ensure_ascii=False))
+
+
+def traceback_lines(stacks: list[Any]) -> list[str]:
+    """An exception as structlog keeps it, in Python's form: the last of `stacks` is the first cause. Without locals."""
+    lines: list[str] = []
+    for position, stack in reversed(list(enumerate(stacks))):
+        if not isinstance(stack, dict):
+            lines.append(str(stack))
+            continue
+        lines += _stack_lines(stack)
+        if position and stack.get("is_cause"):
+            lines += ["", "The above exception was the direct cause of the following exception:", ""]
+        elif position:
+            lines += ["", "During handling of the above exception, another exception occurred:", ""]
+    return lines
+
+
+def _stack_lines(stack: dict[str, Any]) -> list[str]:
+    frames = stack.get("frames") or []
+    lines = ["Traceback (most recent call last):"] if frames else []
+    for frame in frames:
+        if frame.get("lineno") == -1:  # structlog's word for frames it left out
+            lines.append(f"  {frame.get('filename')}")
+        else:
+            lines.append(f'  File "{frame.get("filename")}", line {frame.get("lineno")}, in {frame.get("name")}')
+    if wrong := stack.get("syntax_error"):
+        lines += [f'  File "{wrong.get("filename")}", line {wrong.get("lineno")}', f"    {wrong.get('line')}".rstrip()]
+    head = f"{stack.get('exc_type')}: {stack.get('exc_value')}".removesuffix(": ")
+    lines += [*head.splitlines(), *(str(note) for note in stack.get("exc_notes") or [])]
+    for number, inner in enumerate(stack.get("exceptions") or [], 1):
+        lines += [f"  + {number}", *(f"  | {line}" for line in traceback_lines(inner))]
+    return lines

@@ -1,10 +1,10 @@
 """A plan as text."""
 
-from trinity.cli.render import visible
 from trinity.config import Plan
 from trinity.config.advice import memory
 from trinity.config.checks import weights
 from trinity.config.names import auxiliary_name
+from trinity.reading.render import visible
 from trinity.runtime.logs import without_credentials
 
 _FROM_RUN = "that of the run it joins"

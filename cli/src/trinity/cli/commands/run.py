@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from trinity.cli.commands.check import check, request, say_notices
-from trinity.cli.errors import RunError
-from trinity.cli.options import Arguments, ConfigOption, PluginDirs, command, group
+from trinity.cli.commands.check import check
+from trinity.commands import Arguments, ConfigOption, PluginDirs, command, group
+from trinity.commands.request import request, say_notices
+from trinity.reading.errors import RunError
 from trinity.runtime import logs
 
 app = group()

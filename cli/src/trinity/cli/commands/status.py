@@ -1,34 +1,14 @@
 """`trinity status`: every process of a live run, with its health and the weights it serves."""
 
 import asyncio
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-from trinity.cli import series
-from trinity.cli.commands import alarms, wire
-from trinity.cli.commands.client import Sync, provider_facts
-from trinity.cli.commands.find import AnnouncedRun, find_run
-from trinity.cli.errors import RunError
-from trinity.cli.options import AsJson, command, group
-from trinity.cli.render import error_text, table, to_json, visible
-from trinity.cli.supervise import job as jobs
-from trinity.cli.supervise.client import Watcher, failing, prompts_cut
-from trinity.cli.supervise.nats import wait_until_open
-from trinity.config.run_record import Addresses
-from trinity.runtime import files, rpc
-from trinity.runtime.logs import without_credentials
-from trinity.runtime.process import is_alive
-from trinity.runtime.trust.roles import Role
-from trinity.weights.checkpoints import complete_steps
-
-_CALL_SECONDS = 2.0
-_NEWEST_VERSIONS = 5
-_ALARM_STEPS = 20  # of monitors
+from trinity.commands import AsJson, command, group
+from trinity.reading import job as jobs
+from trinity.reading.find import AnnouncedRun, find_run
+from trinity.reading.render import error_text, table, to_json, visible
+from trinity.reading.status import collect, collect_announced, finished
 
 app = group()
 
@@ -47,19 +27,6 @@ def status(place: Path | AnnouncedRun, as_json: AsJson = False) -> str:
     return to_json(found) if as_json else render(found)
 
 
-def finished(folder: Path) -> dict[str, Any]:
-    """The state of a run that is not live: its summary, or its checkpoints."""
-    read = files.read_json(folder / "summary.json")
-    summary = read if isinstance(read, dict) else None
-    stages = {str(path.parent.relative_to(folder)): complete_steps(path.parent) for path in jobs.stage_configs(folder)}
-    return {
-        "job": str(folder),
-        "state": "finished" if summary is not None else "stopped",
-        "checkpoints": {name: steps for name, steps in stages.items() if steps},
-        "summary": summary,
-    }
-
-
 def render_finished(folder: Path, found: dict[str, Any]) -> str:
     """The same for people."""
     lines = [f"{folder}: {found['state']}, no process lives"]
@@ -73,141 +40,6 @@ def render_finished(folder: Path, found: dict[str, Any]) -> str:
     if found["state"] == "stopped":
         lines.append("  `trinity run` with the same YAML resumes it")
     return "\n".join(lines)
-
-
-async def collect(folder: Path) -> dict[str, Any]:
-    """Everything `trinity status --json` prints. RunError if the services do not accept this command."""
-    jobs.identify(folder, Role.READER)
-    return await _collect(str(folder), jobs.read_records(folder))
-
-
-async def collect_announced(run: AnnouncedRun) -> dict[str, Any]:
-    """The same of a run that is known by its NATS: without `job`, process ids and restarts."""
-    jobs.identify(None, Role.READER)
-    about = run.about
-    processes = [
-        jobs.ProcessRecord(name, name, 0, address) for name, address in asdict(about.addresses).items() if address
-    ]
-    main = jobs.SupervisorRecord(0, about.config.mode, about.run, about.stage, run.nats_url, processes)
-    return await _collect(None, {"main": main})
-
-
-async def _collect(job: str | None, records: dict[str, jobs.SupervisorRecord]) -> dict[str, Any]:
-    processes = [process for record in records.values() for process in record.processes]
-    main = records.get("main") or next(iter(records.values()))
-    addresses = {process.service: process.address for process in processes}
-    watcher = Watcher(
-        main.run,
-        Addresses(addresses.get("buffer", ""), "", addresses.get("sync", ""), addresses.get("trainer", "")),
-    )
-    try:
-        view = await watcher.refresh()
-        watcher.raise_if_refused()
-        health = await asyncio.gather(*(_health(process) for process in processes))
-        weights = await _weights(addresses.get("sync", ""), main.run)
-        providers = await provider_facts(address, []) if (address := addresses.get("environment", "")) else []
-    finally:
-        await watcher.close()
-    members = {member.pid: member for member in view.members}
-    versions = {
-        "trainer": view.trainer.version if view.trainer else None,
-        "sync": view.buffer.live_step if view.buffer else None,
-        "buffer": view.buffer.live_step if view.buffer else None,
-    }
-    shown = [
-        {
-            "name": process.name,
-            "service": process.service,
-            "pid": process.pid or None,
-            "address": process.address,
-            "metrics": process.metrics,
-            "health": state,
-            "weight_version": _version(process, members.get(process.pid), versions),
-            "restarts": process.restarts if process.pid else None,
-            "log": process.log,
-        }
-        for process, state in zip(processes, health, strict=True)
-    ]
-    stats = view.buffer
-    found = {
-        "job": job,
-        "run": main.run,
-        "stage": main.stage,
-        "mode": main.mode,
-        "supervisor_pid": main.pid or None,
-        "nats_url": without_credentials(main.nats_url),
-        "step": view.trainer.step if view.trainer else None,
-        "last_step": view.trainer.last_step if view.trainer else None,
-        "trainer_state": view.trainer.state if view.trainer else None,
-        "waiting_for": (view.trainer.waiting_for if view.trainer else "") or (stats.waiting_for if stats else ""),
-        "groups": {
-            "fed": stats.fed,
-            "stored": stats.stored,
-            "dead_letters": stats.dead_letters,
-            "outstanding": stats.outstanding,
-            "cut_tasks": stats.cut_tasks,
-            "late_groups": stats.late_groups,
-            "duplicates_dropped": stats.duplicates_dropped,
-            "failed_attempts": stats.failed_attempts,
-            "failing": failing(stats),
-            "prompts_cut": prompts_cut(stats),
-            "moved_episodes": stats.moved_episodes,
-        }
-        if stats
-        else None,
-        "tokens_per_second": view.tokens_per_second,
-        "weights": weights,
-        "providers": providers,
-        "explorers": [asdict(wire.member(member)) for member in view.members],
-        "processes": shown,
-    }
-    counts = wire.counts(stats) if stats else None
-    return found | {"alarms": [asdict(one) for one in _alarms(found, counts)]}
-
-
-def _alarms(found: dict[str, Any], counts: dict[str, Any] | None) -> list[alarms.Alarm]:
-    """Of the live stage; what its monitor has measured counts where its folder is here."""
-    job = Path(found["job"]) if found["job"] else None
-    stage = job / found["stage"] if job is not None and (job / found["stage"] / "config.json").exists() else job
-    trainer, explorer = (series.read(stage, role, _ALARM_STEPS) for role in ("trainer", "explorer"))
-    return alarms.alarms(alarms.Known(counts, found, trainer, explorer, alarms.disk_of(job)))
-
-
-async def _weights(address: str, run: str) -> dict[str, Any] | None:
-    """The LIVE version, and the newest ones above it; None where no sync service answers."""
-    if not address:
-        return None
-    async with rpc.channel(address) as channel:
-        try:
-            versions = await Sync(channel, run).versions(_NEWEST_VERSIONS, _CALL_SECONDS)
-        except RunError:
-            return None
-    live = next((one.version for one in versions if one.state == "LIVE"), None)
-    newer = [one for one in versions if live is None or one.version > live]
-    return {"live": live, "newer": [{"version": v.version, "state": v.state, "reason": v.reason} for v in newer]}
-
-
-def _version(process: jobs.ProcessRecord, member: Any, versions: dict[str, int | None]) -> int | None:
-    if process.service == "explorer":
-        return member.version if member is not None else None
-    return versions.get(process.service)
-
-
-async def _health(process: jobs.ProcessRecord) -> str:
-    is_local = process.pid > 0
-    if is_local and not is_alive(process.pid):
-        return "DEAD"
-    host, _, port = process.address.rpartition(":")
-    if process.service in ("nats", "container"):
-        return "SERVING" if await asyncio.to_thread(wait_until_open, host, int(port), 1.0) else "NOT_SERVING"
-    async with rpc.channel(process.address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        try:
-            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_CALL_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            starts = is_local and error.code() is grpc.StatusCode.UNAVAILABLE
-            return "STARTING" if starts else error.code().name
-    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 
 _COLUMNS = {

@@ -5,9 +5,9 @@ import subprocess
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from trinity.cli.errors import RunError
 from trinity.config import Plan, Problem, devices
 from trinity.config.devices import MemorySplit
+from trinity.reading.errors import RunError
 
 
 def visible_gpus() -> list[str]:

@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from trinity.cli.render import visible
-from trinity.cli.supervise.client import View, failing, prompts_cut
 from trinity.config import Config
+from trinity.reading.client import View
+from trinity.reading.render import visible
+from trinity.reading.wire import failing, prompts_cut
 from trinity.runtime.process import tied
 from trinity.weights import ExplorerState
 

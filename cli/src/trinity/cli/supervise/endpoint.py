@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from trinity.cli.supervise.job import Job
 from trinity.config import Config, Problem
+from trinity.reading.job import Job
 from trinity.runtime.process import free_port
 from trinity.runtime.settings import LOOPBACK
 from trinity.runtime.trust.keys import make_key_file

@@ -11,26 +11,25 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from trinity.cli.accounts.device_log import DeviceLog
-from trinity.cli.errors import RunError
-from trinity.cli.supervise import run_record, services
-from trinity.cli.supervise.children import Child, stop_all
-from trinity.cli.supervise.client import Watcher
+from trinity.cli.supervise import services
 from trinity.cli.supervise.devices import place, visible_gpus
 from trinity.cli.supervise.display import Display, make_display
 from trinity.cli.supervise.endpoint import endpoint_problems, endpoint_settings
-from trinity.cli.supervise.job import Job, SupervisorRecord, identify
-from trinity.cli.supervise.join_config import joined_config, local_addresses
-from trinity.cli.supervise.nats import NatsAccess
+from trinity.cli.supervise.join_config import joined_config
 from trinity.cli.supervise.own_tasks import own_tasks
 from trinity.cli.supervise.supervisor import ended_by_signals
 from trinity.config import Config, ConfigError, Problem, dump, make_plan
 from trinity.config.run_record import Addresses, RunRecord
+from trinity.reading.accounts.device_log import DeviceLog
+from trinity.reading.children import Child, stop_all
+from trinity.reading.client import Watcher
+from trinity.reading.errors import RunError
+from trinity.reading.job import Job, SupervisorRecord
+from trinity.reading.nats import NatsAccess
+from trinity.reading.run_record import local_addresses, look_for_run
 from trinity.runtime import files
-from trinity.runtime.errors import Unavailable
 from trinity.runtime.logs import without_credentials
 
-_NATS_SECONDS = 20.0
 _FINISHED_SECONDS = 30.0  # an explorer that is started before the trainer of a longer run waits so long
 _STOP_SECONDS = 6.0
 _POLL_SECONDS = 1.0
@@ -102,34 +101,6 @@ def _is_finished(job: Job, since: float = 0.0) -> bool:
     """Whether the job folder says only that the run finished, after `since` (Unix time). It may still be extended."""
     summary = job.folder / "summary.json"
     return summary.exists() and summary.stat().st_mtime >= since and "main" not in job.records()
-
-
-async def look_for_run(job: Job) -> tuple[NatsAccess, RunRecord | None]:
-    """NATS and record of the job's live run; None if there is none that explores. RunError for a record of another
-    version, or one that no run wrote."""
-    main = job.records().get("main") or job.elsewhere()
-    identify(job.folder)  # the run may have begun since
-    nats = main.nats() if main is not None else NatsAccess(os.environ.get("TRINITY_NATS_URL", ""))
-    if not nats.url:
-        return nats, None
-    with contextlib.suppress(Unavailable):
-        async with await nats.connect("trinity-join", job.token, wait_seconds=_NATS_SECONDS) as broker:
-            for read in (run_record.read, run_record.read_announced):
-                about = await read(broker, job.token)
-                if about is not None and about.online and await _answers(job, about):
-                    return nats, about
-    return nats, None
-
-
-async def _answers(job: Job, about: RunRecord) -> bool:
-    """Whether the run's buffer answers and has work. The record of a finished run stays on its NATS."""
-    watcher = Watcher(about.run, Addresses(buffer=local_addresses(job, about).buffer))
-    try:
-        view = await watcher.refresh()
-        watcher.raise_if_refused()
-    finally:
-        await watcher.close()
-    return view.buffer is not None and not view.finished
 
 
 async def _explore(

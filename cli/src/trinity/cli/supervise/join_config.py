@@ -13,15 +13,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trinity.cli.errors import RunError
-from trinity.cli.render import visible
-from trinity.cli.supervise.job import Job
 from trinity.config import Config, make_plan
 from trinity.config.checks.reproducible import check_reproducible
-from trinity.config.run_record import Addresses, RunRecord, workflows
+from trinity.config.run_record import RunRecord, workflows
 from trinity.config.schema.model import ModelConfig
+from trinity.reading.errors import RunError
+from trinity.reading.render import visible
 from trinity.runtime import files, names
-from trinity.runtime.trust import identity
 
 _OWN = ("model_path", "trust_remote_code", "custom_chat_template", "chat_template_path")
 _SHARED = (
@@ -81,22 +79,6 @@ def own_model(config: Config, about: RunRecord) -> ModelConfig:
         f"value if you trust it, or start the explorer as the run's user with the run's checkpoint_root_dir",
         code=2,
     )
-
-
-def local_addresses(job: Job, about: RunRecord) -> Addresses:
-    """Where the run's services listen: as the job folder says if the run lives here, else as the record says.
-
-    InvalidInput if the record names one to which this command's token would be sent unencrypted.
-    """
-    main = job.records().get("main")
-    if main is None or main.run != about.run:
-        own = identity.own()
-        for service, address in vars(about.addresses).items():
-            if own is not None and address:
-                own.check_address(address, f"address of {service} in the run's record")
-        return about.addresses
-    found = {process.service: process.address for process in main.processes}
-    return Addresses(**{name: found.get(name, "") for name in Addresses.__dataclass_fields__})
 
 
 def _code(model: ModelConfig) -> tuple[Any, ...]:

@@ -6,7 +6,6 @@ A taskset of the explorer's YAML is its own unless the run reads the same data. 
 import asyncio
 import contextlib
 
-from trinity.cli.errors import RunError
 from trinity.cli.supervise.client import publish_joined
 from trinity.cli.supervise.display import Display
 from trinity.config import Config, ConfigError, Plan, Problem
@@ -16,6 +15,7 @@ from trinity.data.datasets import DatasetError
 from trinity.data.experience import TaskKind
 from trinity.data.selectors import DifficultyBased
 from trinity.data.task_source import TaskSource
+from trinity.reading.errors import RunError
 from trinity.runtime.errors import Unavailable
 from trinity.runtime.names import slug
 

@@ -7,20 +7,20 @@ import asyncio
 import os
 from typing import Any
 
-from trinity.cli.errors import RunError
 from trinity.cli.supervise import services
-from trinity.cli.supervise.children import Child, stop_all
 from trinity.cli.supervise.devices import place, visible_gpus
 from trinity.cli.supervise.display import make_display
 from trinity.cli.supervise.endpoint import endpoint_settings
-from trinity.cli.supervise.job import Job, SupervisorRecord, identify
-from trinity.cli.supervise.join import look_for_run
-from trinity.cli.supervise.join_config import check_identity, local_addresses, own_model
-from trinity.cli.supervise.nats import NatsAccess, wait_until_open
+from trinity.cli.supervise.join_config import check_identity, own_model
 from trinity.cli.supervise.preflight import check_inputs
 from trinity.cli.supervise.supervisor import ended_by_signals
 from trinity.config import Config, ConfigError, Plan, Problem, dump, expand, make_plan
 from trinity.config.run_record import Addresses, RunRecord
+from trinity.reading.children import Child, stop_all
+from trinity.reading.errors import RunError
+from trinity.reading.job import Job, SupervisorRecord, identify
+from trinity.reading.nats import NatsAccess, wait_until_open
+from trinity.reading.run_record import local_addresses, look_for_run
 from trinity.runtime import files
 
 _STOP_SECONDS = 6.0

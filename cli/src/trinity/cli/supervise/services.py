@@ -5,91 +5,27 @@ import os
 import secrets
 import shutil
 import socket
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from trinity.cli.accounts import device_log
-from trinity.cli.errors import RunError
-from trinity.cli.supervise import nats
-from trinity.cli.supervise.children import Child
 from trinity.cli.supervise.devices import Placement
-from trinity.cli.supervise.nats import NatsAccess
 from trinity.config import Plan, Problem
 from trinity.config.run_record import Addresses
+from trinity.reading import nats
+from trinity.reading.accounts import device_log
+from trinity.reading.children import Child
+from trinity.reading.errors import RunError
+from trinity.reading.nats import NatsAccess
+from trinity.reading.processes import HOST, plugin_settings, service_child
 from trinity.runtime import leases, names
-from trinity.runtime.process import free_port, tied
+from trinity.runtime.process import tied
 from trinity.runtime.settings import NO_RUN
-from trinity.runtime.trust import attach_tokens, identity
+from trinity.runtime.trust import attach_tokens
 from trinity.runtime.trust.roles import Role
 
-# Where services listen and are announced: explorers on other machines need an address of this one.
-_LOCAL = "127.0.0.1"
-_HOST = os.environ.get("TRINITY_HOST", _LOCAL)
 # The experience log may fill this part of what is free on the disk, and no more than the limit.
 _LOG_PART, _LOG_LIMIT_GIB = 0.1, 16.0
 _PROCESSES = 4096  # of a container
-
-
-def nats_child(folder: Path, users: Path, log_dir: Path) -> tuple[Child, NatsAccess]:
-    """The embedded nats-server with the accounts of the folder `users`, and how to use it.
-
-    With a certificate (`TRINITY_NATS_IDENTITY`) it listens where other machines reach it, with TLS.
-    """
-    binary = nats.find_binary()
-    given = os.environ.get("TRINITY_NATS_IDENTITY")
-    host, certificate = (_HOST, Path(given)) if given else (_LOCAL, None)
-    port, monitor = free_port(host), free_port()
-    nats.open_accounts(folder, users)
-    config = nats.write_config(folder, port, monitor, users, host, certificate)
-    child = Child(
-        name="nats",
-        service="nats",
-        command=tied([str(binary), "-c", str(config)]),
-        environment={},
-        address=f"{host}:{port}",
-        log_file=log_dir / "nats.log",
-        metrics=f"{_LOCAL}:{monitor}",
-    )
-    return child, NatsAccess(f"nats://{host}:{port}", users)
-
-
-def _service(
-    name: str, log_dir: Path, settings: dict[str, str], *, instance: str = "", once: bool = False, address: str = ""
-) -> Child:
-    instance = instance or name
-    address, metrics = address or f"{_HOST}:{free_port()}", f"{_LOCAL}:{free_port()}"
-    log_file = log_dir / f"{instance}.log"
-    prefix = f"TRINITY_{name.upper()}_"
-    own = identity.own()
-    if own is not None and own.tls is not None and f"{prefix}TLS_CERT" not in os.environ:
-        fix = f"name the files of `trinity certs issue {name}`, or unset TRINITY_TLS_* for a run on one machine"
-        raise RunError(f"{prefix}TLS_CERT is not set, but TRINITY_TLS_CERT is: {fix}", 2)
-    if own is not None:
-        own.check_address(address, f"address of {instance}")
-    common = {
-        "LISTEN": address,
-        "METRICS_LISTEN": metrics,
-        "LOG_FILE": str(log_file),
-        "STOP_WITH_PARENT": "1",
-        "LOG_LEVEL": os.environ.get("TRINITY_LOG_LEVEL", "INFO"),
-        **({"IDENTITY_FOLDER": str(own.folder)} if own is not None and own.folder is not None else {}),
-        **({"INSECURE": "1"} if own is not None and own.insecure else {}),
-    }
-    environment = {f"{prefix}{key}": value for key, value in {**common, **settings}.items()}
-    child = Child(
-        name=instance,
-        service=name,
-        command=[sys.executable, "-m", f"trinity.{name}.main", "serve"],
-        environment={**environment, "PYTHONUNBUFFERED": "1"},
-        address=address,
-        log_file=log_file,
-        metrics=metrics,
-        once=once,
-    )
-    if once:
-        child.environment = {**child.environment, f"{prefix}ANNOUNCE_FILE": str(child.announce_file)}
-    return child
 
 
 def infrastructure(
@@ -101,11 +37,11 @@ def infrastructure(
     log_gib = os.environ.get("TRINITY_BUFFER_LOG_GIB") or f"{fitting:.2f}"
     run = run_id_of(plan)
     settings = {"CONFIG_FILE": str(config_file), "LOG_GIB": log_gib, **broker.settings(Role.BUFFER, run)}
-    children = [_service("buffer", log_dir, settings | _plugin_settings())]
+    children = [service_child("buffer", log_dir, settings | plugin_settings())]
     if not plan.offline:
         lines = {**broker.settings(Role.ENVIRONMENT, run), "LOG_RUN": run}
         children.append(environment(log_dir, job_folder, lines))
-        children.append(_service("sync", log_dir, {**broker.settings(Role.SYNC, run), "LOG_RUN": run}))
+        children.append(service_child("sync", log_dir, {**broker.settings(Role.SYNC, run), "LOG_RUN": run}))
     by_name = {child.name: child.address for child in children}
     return [*children, *([] if plan.offline else containers(plan, log_dir))], Addresses(**by_name)
 
@@ -161,8 +97,8 @@ def environment(log_dir: Path, job_folder: Path, lines: dict[str, str]) -> Child
     # Providers that attach need an address that stays.
     listen = os.environ.get("TRINITY_ENVIRONMENT_LISTEN", "")
     tokens = os.environ.get("TRINITY_ENVIRONMENT_ATTACH_TOKENS_FILE") or str(job_folder / attach_tokens.FILE_NAME)
-    settings = {"ATTACH_TOKENS_FILE": tokens, **lines, **_plugin_settings()}
-    return _service("environment", log_dir, settings, address=listen)
+    settings = {"ATTACH_TOKENS_FILE": tokens, **lines, **plugin_settings()}
+    return service_child("environment", log_dir, settings, address=listen)
 
 
 def announce(buffer: Child, addresses: Addresses) -> None:
@@ -174,17 +110,6 @@ def announce(buffer: Child, addresses: Addresses) -> None:
 
 def run_id_of(plan: Plan) -> str:
     return names.run_id(plan.config.project, plan.config.name, plan.config.group)
-
-
-def reader(config_file: Path, broker: NatsAccess, run: str, log_dir: Path) -> Child:
-    """A buffer that only reads what a run has stored."""
-    settings = {
-        "CONFIG_FILE": str(config_file),
-        "READ_ONLY": "1",
-        **broker.settings(Role.OPERATOR, run, "reader"),
-        **_plugin_settings(),
-    }
-    return _service("buffer", log_dir, settings)
 
 
 def explorer(
@@ -201,17 +126,17 @@ def explorer(
     settings = {
         "CONFIG_FILE": str(config_file),
         **broker.settings(Role.EXPLORER, run_id_of(plan), given or plan.config.explorer.name),
-        "SYNC_ADDRESS": addresses.sync or f"{_HOST}:1",
-        "ENVIRONMENT_ADDRESS": addresses.environment or f"{_HOST}:1",
+        "SYNC_ADDRESS": addresses.sync or f"{HOST}:1",
+        "ENVIRONMENT_ADDRESS": addresses.environment or f"{HOST}:1",
         "DEVICE": placement.device,
         "DEVICES": ",".join(placement.explorer),
         "ACCOUNT_DIR": str(device_log.folder_of(plan.job_dir)),
         **_shared_gpu(placement),
-        **_plugin_settings(),
+        **plugin_settings(),
         **({} if addresses.sync else {"LOG_RUN": NO_RUN}),
         **(serving or {}),
     }
-    child = _service("explorer", log_dir, settings, instance=plan.config.explorer.name)
+    child = service_child("explorer", log_dir, settings, instance=plan.config.explorer.name)
     child.environment = {**child.environment, **plan.config.explorer.env_vars}
     child.gpus = placement.explorer
     return child
@@ -222,11 +147,6 @@ def _shared_gpu(placement: Placement) -> dict[str, str]:
     if placement.split is None:
         return {}
     return {"GPU_MEMORY_GIB": f"{placement.split.engine:.2f}", "TRANSPORTS": "folder,s3,jetstream"}
-
-
-def _plugin_settings() -> dict[str, str]:
-    folders = os.environ.get("TRINITY_PLUGIN_DIRS", "").replace(",", os.pathsep)
-    return {"PLUGIN_DIRS": folders} if folders else {}
 
 
 def trainer(
@@ -244,15 +164,15 @@ def trainer(
     settings = {
         "CONFIG_FILE": str(config_file),
         "BUFFER_ADDRESS": addresses.buffer,
-        "SYNC_ADDRESS": addresses.sync or f"{_HOST}:1",
+        "SYNC_ADDRESS": addresses.sync or f"{HOST}:1",
         "DEVICE": placement.device,
         "NUM_RANKS": str(placement.trainer_ranks),
         **({"GPU_MEMORY_GIB": f"{placement.split.trainer:.2f}"} if placement.split else {}),
         **(broker or {"LOG_RUN": NO_RUN}),
-        **_plugin_settings(),
+        **plugin_settings(),
         **(replaying or {}),
     }
-    child = _service("trainer", log_dir, settings, once=True)
+    child = service_child("trainer", log_dir, settings, once=True)
     child.gpus = placement.trainer
     if placement.trainer:
         child.environment = {**child.environment, "CUDA_VISIBLE_DEVICES": ",".join(placement.trainer)}

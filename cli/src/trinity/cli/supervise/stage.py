@@ -8,19 +8,21 @@ from typing import Any
 
 import structlog
 
-from trinity.cli.accounts.budget import Budget
-from trinity.cli.accounts.device_log import BEAT_SECONDS, DeviceLog
-from trinity.cli.errors import RunError
-from trinity.cli.supervise import run_record, services
-from trinity.cli.supervise.children import Child, stop_all
-from trinity.cli.supervise.client import View, Watcher, every_prompt_is_cut, prompts_cut
+from trinity.cli.supervise import services
 from trinity.cli.supervise.devices import Placement
 from trinity.cli.supervise.display import Display
 from trinity.cli.supervise.endpoint import endpoint_settings
-from trinity.cli.supervise.job import Job, SupervisorRecord
-from trinity.cli.supervise.nats import NatsAccess
 from trinity.config import Plan, dump
 from trinity.config.run_record import Addresses, RunRecord
+from trinity.reading import run_record
+from trinity.reading.accounts.budget import Budget
+from trinity.reading.accounts.device_log import BEAT_SECONDS, DeviceLog
+from trinity.reading.children import Child, stop_all
+from trinity.reading.client import View, Watcher
+from trinity.reading.errors import RunError
+from trinity.reading.job import Job, SupervisorRecord
+from trinity.reading.nats import NatsAccess
+from trinity.reading.wire import every_prompt_is_cut, prompts_cut
 from trinity.runtime import files, names
 from trinity.runtime.trust.roles import Role
 from trinity.weights.checkpoints import checkpoint_folder, complete_steps

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import signal
 import time
 from collections.abc import Iterable, Iterator
@@ -11,31 +10,27 @@ from typing import Any
 
 import structlog
 
-from trinity.cli.accounts.budget import Budget
-from trinity.cli.errors import RunError
-from trinity.cli.supervise import job as jobs
-from trinity.cli.supervise import run_record
-from trinity.cli.supervise.children import Child, stop_all
 from trinity.cli.supervise.devices import Placement, place, visible_gpus
 from trinity.cli.supervise.display import Display, Pages, make_display
-from trinity.cli.supervise.nats import NatsAccess
 from trinity.cli.supervise.preflight import check_inputs, machine_problems
-from trinity.cli.supervise.services import nats_child
 from trinity.cli.supervise.stage import EXIT_SPENT, Stage
 from trinity.cli.supervise.task_rows import names_for
 from trinity.config import Config, ConfigError, Plan, Problem, expand, make_plan
 from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS
 from trinity.data.task_pipeline import describe, run_stages
+from trinity.reading import job as jobs
+from trinity.reading import run_record
+from trinity.reading.accounts.budget import Budget
+from trinity.reading.children import Child, stop_all
+from trinity.reading.errors import RunError
+from trinity.reading.nats import NatsAccess
+from trinity.reading.processes import open_nats
 from trinity.runtime import files
-from trinity.runtime.errors import Unavailable
 from trinity.weights.checkpoint_manifest import verify_model
 from trinity.weights.checkpoints import newest_model
 
 log = structlog.get_logger(__name__)
 
-_NATS_SECONDS = 20.0
-_NATS_STARTS = 5
-_NATS_READY, _PORT_TAKEN = "Server is ready", "address already in use"  # as nats-server prints it
 _STOP_SECONDS = 2.0
 _POLL_SECONDS = 1.0
 
@@ -173,45 +168,6 @@ async def _supervise(config: Config, source: str, job: jobs.Job, only: str) -> N
         finally:
             job.remove_record("main")
             await stop_all(others, _STOP_SECONDS)
-
-
-async def open_nats(job: jobs.Job, others: list[Child], stop: asyncio.Event) -> NatsAccess:
-    """The NATS to use; starts the embedded one unless TRINITY_NATS_URL names another."""
-    given = os.environ.get("TRINITY_NATS_URL")
-    if given:
-        nats = NatsAccess(given)
-    else:
-        nats = await _start_nats(job, others)
-    connecting = asyncio.create_task(nats.connect("trinity-run", job.token, wait_seconds=_NATS_SECONDS))
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait([connecting, stopping], return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if not connecting.done():
-        connecting.cancel()
-        return nats
-    try:
-        await (await connecting).close()
-    except Unavailable as error:
-        named = "TRINITY_NATS_URL: " if given else ""
-        raise RunError(f"{named}{error}") from None
-    return nats
-
-
-async def _start_nats(job: jobs.Job, others: list[Child]) -> NatsAccess:
-    """Another process may take a free port before the server listens on it; the server then gets others."""
-    for starts in range(1, _NATS_STARTS + 1):
-        child, nats = nats_child(job.folder / "nats", job.folder / "identity" / "nats", job.folder / "log")
-        child.start()
-        others.append(child)
-        deadline = time.monotonic() + _NATS_SECONDS
-        while child.is_running() and not child.has_printed(_NATS_READY) and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
-        if child.is_running() and child.has_printed(_NATS_READY):
-            break
-        await stop_all([others.pop()], _STOP_SECONDS)
-        if not child.has_printed(_PORT_TAKEN) or starts == _NATS_STARTS:
-            raise RunError(f"the embedded nats-server did not start: {child.last_error()} (see {child.output})")
-    return nats
 
 
 async def _run_stages(

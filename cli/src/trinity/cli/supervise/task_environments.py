@@ -10,7 +10,6 @@ from typing import Any
 
 from trinity import plugins
 from trinity.cli.supervise.client import try_provider
-from trinity.cli.supervise.job import read_records
 from trinity.cli.supervise.task_rows import names_for
 from trinity.config import Plan, Problem
 from trinity.config.checks.vision import archives
@@ -19,6 +18,7 @@ from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS, scored_by
 from trinity.data.datasets import Row
 from trinity.data.vision import sees
 from trinity.plugins.environments import built_in_environments, built_in_scorers, installed_environments, unplayable
+from trinity.reading.job import read_records
 from trinity.runtime.errors import Conflict, InvalidInput, NotFound, Unavailable
 from trinity.runtime.trust.identity import Identity
 from trinity.runtime.trust.roles import Role

@@ -23,12 +23,12 @@ from typing import Annotated
 
 import typer
 
-from trinity.cli.commands.check import Request, request, say_notices
-from trinity.cli.errors import RunError
-from trinity.cli.options import Arguments, ConfigOption, PluginDirs, command, group
-from trinity.cli.supervise.job import make_folder, make_private
 from trinity.cluster.certs import certs
+from trinity.commands import Arguments, ConfigOption, PluginDirs, command, group
+from trinity.commands.request import Request, request, say_notices
 from trinity.config import Config
+from trinity.reading.errors import RunError
+from trinity.reading.job import make_folder, make_private
 from trinity.runtime import files
 from trinity.runtime.names import run_id
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trinity.cli.errors import RunError
-from trinity.cli.options import command, group
-from trinity.cli.render import visible
+from trinity.commands import command, group
 from trinity.convert.base import OtherModel, compared
 from trinity.convert.find import Checkpoint, CheckpointError, find_checkpoints, parse_steps
+from trinity.reading.errors import RunError
+from trinity.reading.render import visible
 from trinity.runtime.errors import InvalidInput
 from trinity.weights.checkpoint_manifest import ManifestWriter, has_manifest, verify
 from trinity.weights.checkpoints import INDEX, has_weights

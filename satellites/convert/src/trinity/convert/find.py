@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinity.cli.errors import RunError
+from trinity.reading.errors import RunError
 from trinity.weights.checkpoints import step_of
 
 _PARTIAL = re.compile(r"\.global_step_\d+\.partial")

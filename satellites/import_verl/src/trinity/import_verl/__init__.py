@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from trinity.cli.errors import RunError
-from trinity.cli.options import command, group
+from trinity.commands import command, group
 from trinity.import_verl.script import ScriptError, read_call
 from trinity.import_verl.write import Imported, imported
+from trinity.reading.errors import RunError
 
 app = group()
 

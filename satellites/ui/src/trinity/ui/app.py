@@ -31,9 +31,9 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from trinity.cli.commands.view import versions
-from trinity.cli.errors import RunError
-from trinity.cli.render import age_text, error_text, size_text, visible, when
+from trinity.reading.errors import RunError
+from trinity.reading.render import age_text, error_text, size_text, visible, when
+from trinity.reading.view import versions
 from trinity.runtime.settings import LOOPBACK
 from trinity.ui import compare, history, journeys, letters, pictures, screens, texts, tokens, waste
 from trinity.ui.places import Places

@@ -4,10 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from trinity.cli import series
-from trinity.cli.commands import results
-from trinity.cli.commands.ledger import bisect
-from trinity.cli.errors import RunError
+from trinity.reading import bisect, results, series
+from trinity.reading.errors import RunError
 from trinity.ui import charts, replays, screens
 from trinity.ui.places import Places
 from trinity.ui.source import UNREADABLE, Source

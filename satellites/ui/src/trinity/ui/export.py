@@ -15,13 +15,12 @@ from typing import Annotated, Any
 
 import typer
 
-from trinity.cli import series
-from trinity.cli.commands import view
-from trinity.cli.commands.client import Buffer
-from trinity.cli.commands.reader import JobStage, any_buffer, find_job_stage
-from trinity.cli.errors import RunError
-from trinity.cli.options import command, group
-from trinity.cli.render import table
+from trinity.commands import command, group
+from trinity.reading import series, view
+from trinity.reading.client import Buffer
+from trinity.reading.errors import RunError
+from trinity.reading.reader import JobStage, any_buffer, find_job_stage
+from trinity.reading.render import table
 
 app = group()
 

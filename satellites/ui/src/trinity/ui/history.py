@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trinity.cli import series
-from trinity.cli.accounts import lives
-from trinity.cli.commands.log_entry import Entry
-from trinity.cli.commands.wire import waiting_after
-from trinity.cli.errors import RunError
+from trinity.reading import series
+from trinity.reading.accounts import lives
+from trinity.reading.errors import RunError
+from trinity.reading.log_entry import Entry
+from trinity.reading.wire import waiting_after
 from trinity.ui import charts, journeys, screens
 from trinity.ui.charts import Span
 from trinity.ui.source import UNREADABLE, Source

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trinity.cli import series
-from trinity.cli.commands.log_entry import Entry, parse
-from trinity.cli.tail import GrowingFile
+from trinity.reading import series
+from trinity.reading.log_entry import Entry, parse
+from trinity.reading.tail import GrowingFile
 from trinity.ui import charts, screens
 from trinity.ui.charts import Span
 from trinity.ui.source import UNREADABLE, Source

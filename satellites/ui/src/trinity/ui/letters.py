@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trinity.cli.commands.wire import Letter
-from trinity.cli.errors import RunError
+from trinity.reading.errors import RunError
+from trinity.reading.wire import Letter
 from trinity.ui import journeys, screens
 from trinity.ui.source import Source
 

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 import uvicorn
 
-from trinity.cli.commands.find import find_run
-from trinity.cli.commands.reader import find_job_stage
-from trinity.cli.errors import RunError
-from trinity.cli.options import JobOption, NatsOption, RunName, RunOption, command, group
+from trinity.commands import JobOption, NatsOption, RunName, RunOption, command, group, use_given_identity
+from trinity.reading.errors import RunError
+from trinity.reading.find import find_run
+from trinity.reading.reader import find_job_stage
 from trinity.runtime import logs
 from trinity.ui.app import make_app
 from trinity.ui.bundle import write
@@ -21,10 +21,17 @@ from trinity.ui.places import Places
 from trinity.ui.recorded import DEMO
 
 app = group()
+image = group("The pages in an image that has no `trinity`: `trinity-ui ui`.")
 
 _HOST = "127.0.0.1"
 
 
+@image.callback()
+def _root() -> None:
+    use_given_identity()
+
+
+@command(image, "ui")
 @command(app, "ui")
 def ui(
     config: RunOption = None,

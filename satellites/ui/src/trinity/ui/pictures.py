@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from trinity.cli.errors import RunError
+from trinity.reading.errors import RunError
 
 _KINDS = {"png": "png", "jpeg": "jpeg", "gif": "gif", "webp": "webp", "bmp": "bmp", "mpo": "jpeg", "ico": "x-icon"}
 _NAME = re.compile(rf"([0-9a-f]{{64}})\.({'|'.join(_KINDS)})")

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinity.cli.commands.find import AnnouncedRun, jobs_here, jobs_root
-from trinity.cli.commands.reader import JobStage, announced_stage, stage_configs
-from trinity.cli.supervise import job as jobs
 from trinity.config import load
+from trinity.reading import job as jobs
+from trinity.reading.find import AnnouncedRun, jobs_here, jobs_root
+from trinity.reading.reader import JobStage, announced_stage, stage_configs
 from trinity.ui.source import UNREADABLE, Source
 
 _MOST = 200  # stages that are listed

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trinity.cli.commands.client import Buffer
-from trinity.cli.commands.wire import Letter
-from trinity.cli.errors import RunError
+from trinity.reading.client import Buffer
+from trinity.reading.errors import RunError
+from trinity.reading.wire import Letter
 from trinity.runtime import files
 
 Facts = dict[str, Any]
@@ -36,7 +36,7 @@ async def record(buffer: Buffer, folder: Path) -> None:
 
 
 class RecordedBuffer:
-    """Answers as `trinity.cli.commands.client.Buffer` does. RunError as its methods."""
+    """Answers as `trinity.reading.client.Buffer` does. RunError as its methods."""
 
     def __init__(self, folder: Path) -> None:
         found = files.read_json(folder / _FILE)

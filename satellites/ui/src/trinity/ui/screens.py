@@ -12,11 +12,9 @@ from typing import Any, TypeVar
 
 from markupsafe import Markup
 
-from trinity.cli import series
-from trinity.cli.commands import results
-from trinity.cli.commands import status as status_command
-from trinity.cli.commands.alarms import Known, alarms, disk_of
-from trinity.cli.errors import RunError
+from trinity.reading import results, series, status
+from trinity.reading.alarms import Known, alarms, disk_of
+from trinity.reading.errors import RunError
 from trinity.ui import charts, pictures, replays, tokens
 from trinity.ui.audit import count_problems
 from trinity.ui.places import Places, Unreadable
@@ -75,7 +73,7 @@ def _state(source: Source) -> str:
     try:
         if source.is_live:
             return "live"
-        return str(status_command.finished(source.job_stage.job)["state"])
+        return str(status.finished(source.job_stage.job)["state"])
     except UNREADABLE:
         return "unknown"
 

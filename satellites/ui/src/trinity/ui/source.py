@@ -12,15 +12,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from trinity.cli.accounts.fates import Groups
-from trinity.cli.commands import status, view
-from trinity.cli.commands.client import Buffer, NoAnswer, Sync
-from trinity.cli.commands.find import AnnouncedRun
-from trinity.cli.commands.reader import JobStage, live_buffer, live_sync, read_only_buffer
-from trinity.cli.commands.wire import Letter, Version
-from trinity.cli.errors import RunError
-from trinity.cli.supervise import job as jobs
 from trinity.config import ConfigError
+from trinity.reading import job as jobs
+from trinity.reading import status, view
+from trinity.reading.accounts.fates import Groups
+from trinity.reading.client import Buffer, NoAnswer, Sync
+from trinity.reading.errors import RunError
+from trinity.reading.find import AnnouncedRun
+from trinity.reading.reader import JobStage, live_buffer, live_sync, read_only_buffer
+from trinity.reading.wire import Letter, Version
 from trinity.runtime.errors import TrinityError
 from trinity.runtime.logs import without_credentials
 from trinity.runtime.trust.roles import Role

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trinity.cli.commands.alarms import RULES, Alarm
+from trinity.reading.alarms import RULES, Alarm
 
 ENGLISH = "en"
 LANGUAGES = (ENGLISH, "zh")

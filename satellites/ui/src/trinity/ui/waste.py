@@ -4,9 +4,9 @@ import asyncio
 import math
 from typing import Any
 
-from trinity.cli.accounts.fates import Groups
-from trinity.cli.commands import cost
-from trinity.cli.errors import RunError
+from trinity.reading.accounts import cost
+from trinity.reading.accounts.fates import Groups
+from trinity.reading.errors import RunError
 from trinity.ui import charts, screens
 from trinity.ui.source import Source
 

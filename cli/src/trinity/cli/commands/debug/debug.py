@@ -15,19 +15,19 @@ from typing import Annotated, Any
 
 import typer
 
-from trinity.cli.commands.check import Request, request, say_notices
 from trinity.cli.commands.debug.text import render
 from trinity.cli.commands.debug.workbench import Workbench
-from trinity.cli.errors import RunError
-from trinity.cli.options import Arguments, AsJson, ConfigOption, PluginDirs, command, group
-from trinity.cli.render import to_json
 from trinity.cli.supervise.preflight import check_inputs
 from trinity.cli.supervise.task_rows import check_tasks
+from trinity.commands import Arguments, AsJson, ConfigOption, PluginDirs, command, group
+from trinity.commands.request import Request, request, say_notices
 from trinity.config import Config, ConfigError, Plan, expand, make_plan
 from trinity.data.datasets import DatasetError, Row, read
 from trinity.data.experience import Task, TaskKind
 from trinity.data.selectors import make_selector
 from trinity.data.task_source import TaskSource
+from trinity.reading.errors import RunError
+from trinity.reading.render import to_json
 from trinity.runtime import logs
 
 app = group()

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from trinity.cli.render import pairs, table, visible
 from trinity.data.experience import Task
+from trinity.reading.render import pairs, table, visible
 
 Found = dict[str, Any]
 

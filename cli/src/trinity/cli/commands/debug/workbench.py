@@ -11,16 +11,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from trinity.cli.errors import RunError
 from trinity.cli.supervise import services
-from trinity.cli.supervise.children import Child, stop_all
 from trinity.cli.supervise.devices import place, visible_gpus
-from trinity.cli.supervise.job import identify
-from trinity.cli.supervise.nats import NatsAccess, wait_until_open
 from trinity.config import Config, dump, make_plan
 from trinity.config.run_record import Addresses
 from trinity.data.experience import Task
 from trinity.data.wire import task_to_json
+from trinity.reading.children import Child, stop_all
+from trinity.reading.errors import RunError
+from trinity.reading.job import identify
+from trinity.reading.nats import NatsAccess, wait_until_open
 from trinity.runtime import files
 from trinity.runtime.process import as_parent
 from trinity.runtime.settings import NO_RUN, split_address

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from trinity.cli.commands.reader import JobStage, any_buffer, ask, find_job_stage, read_only_buffer
-from trinity.cli.commands.wire import Facts
-from trinity.cli.errors import RunError
-from trinity.cli.options import AsJson, command, group
-from trinity.cli.render import table, to_json, visible, when
+from trinity.commands import AsJson, command, group
+from trinity.reading.errors import RunError
+from trinity.reading.reader import JobStage, any_buffer, ask, find_job_stage, read_only_buffer
+from trinity.reading.render import table, to_json, visible, when
+from trinity.reading.wire import Facts
 from trinity.weights.checkpoints import complete_steps
 
 _SHOWN_ROWS = 64

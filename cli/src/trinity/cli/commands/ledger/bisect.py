@@ -1,44 +1,18 @@
-"""`trinity bisect A B`: the first place at which two runs differ: step, task, rollout, token, metric or weight.
+"""`trinity bisect`: the first place at which two runs differ."""
 
-It reads what the trainers wrote into the two stage folders; neither run has to live.
-"""
-
-import base64
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import typer
 
-from trinity.cli.commands.ledger.replay_report import lines_of_steps, metrics_by_step
-from trinity.cli.errors import RunError
-from trinity.cli.options import AsJson, command, group
-from trinity.cli.render import to_json, visible
-from trinity.weights.checkpoints import safetensors_header
+from trinity.commands import AsJson, command, group
+from trinity.reading.bisect import compare
+from trinity.reading.render import to_json, visible
 
 app = group()
 
-_METRICS = Path("monitor", "trainer.jsonl")
-_TRAINED = Path("buffer", "experience_buffer.jsonl")
-_ARRAYS = {"token_ids": "<i4", "mask": "u1", "logprobs": "<f4"}
-_VALUES = ("versions", "prompt_tokens", "response_tokens", "truncation")
-_LEARNT = ("reward", "advantage")
-_NUMBERS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-
-Key = tuple[int, int, int]  # ordinal of the task, rollout, turn
 Folder = Annotated[Path, typer.Argument(help="Stage folder of a run (its job folder, if it has no stages)")]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """`where`: from the task down to the token. a, b: the two values; None where a run has none."""
-
-    step: int
-    where: str
-    a: Any
-    b: Any
 
 
 @command(app, "bisect")
@@ -52,148 +26,3 @@ def bisect(a: Folder, b: Folder, as_json: AsJson = False) -> int:
     else:
         print(visible(f"step {found.step}: {found.where} is {found.a} in {a}, {found.b} in {b}"))
     return 1 if found else 0
-
-
-def compare(a: Path, b: Path) -> tuple[list[int], Difference | None]:
-    """The steps that were compared, and the first difference. RunError if the runs have no step in common."""
-    for folder in (a, b):
-        _check(folder)
-    runs = [_Run(folder) for folder in (a, b)]
-    common = sorted(runs[0].metrics.keys() & runs[1].metrics.keys())
-    if not common:
-        raise RunError(f"{a} and {b} have no trained step in common ({_METRICS})", 2)
-    for step in common:
-        for difference in _of_step(step, *runs):
-            return common, difference
-    last = [max(run.metrics) for run in runs]
-    if last[0] != last[1]:
-        return common, Difference(common[-1], "the last step", *last)
-    return common, None
-
-
-def _check(folder: Path) -> None:
-    """RunError unless a trainer wrote metrics into a folder. That of a job with stages names theirs."""
-    if (folder / _METRICS).exists():
-        return
-    if not folder.is_dir():
-        raise RunError(f"no folder {folder}; give the folder of a stage, or of a job without stages", 2)
-    stages = [path.parent.parent for path in sorted(folder.glob(f"*/{_METRICS}"))]
-    if stages:
-        raise RunError(f"{folder} has stages; give the folder of one: {', '.join(map(str, stages))}", 2)
-    raise RunError(f"{folder} has no trained step ({_METRICS})", 2)
-
-
-class _Run:
-    """What one stage folder has of each step; of a step that was trained twice, the last time."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.metrics = metrics_by_step(folder)
-        self.experiences: dict[int, dict[Key, dict[str, Any]]] = {}
-        for line in lines_of_steps(folder / _TRAINED):
-            try:
-                key, row = _read(line)
-            except (LookupError, TypeError, ValueError, OverflowError) as error:
-                problem = f"{folder / _TRAINED}: a line of step {line['step']} cannot be read: {error!r}"
-                raise RunError(problem, 2) from None
-            self.experiences.setdefault(line["step"], {})[key] = row
-
-    def weights(self, step: int) -> dict[str, Path]:
-        """Files of the version of a step, by name; none if they are gone."""
-        return {path.name: path for path in sorted((self.folder / f"weights/v{step}").glob("*.safetensors"))}
-
-
-def _read(line: dict[str, Any]) -> tuple[Key, dict[str, Any]]:
-    """A line with its arrays, and `sampled_by`: numbers of the versions that sampled it. Their spans end with the
-    response, whose tokens come first. LookupError, TypeError, ValueError or OverflowError for a damaged one."""
-    arrays = {
-        name: np.frombuffer(base64.b64decode(line["arrays"][name], validate=True), dtype)
-        for name, dtype in _ARRAYS.items()
-    }
-    sampled_by = [span[0] for span in line.get("versions") or ()]
-    key = int(line["ordinal"]), int(line["rollout"]), int(line["turn"])
-    return key, {**line, "arrays": arrays, "sampled_by": sampled_by, "prompt_tokens": int(line["prompt_tokens"])}
-
-
-def _of_step(step: int, a: _Run, b: _Run) -> Iterator[Difference]:
-    """Differences of a step in the order in which one follows from the other; the first is complete."""
-    one, other = (run.experiences.get(step, {}) for run in (a, b))
-    for key in sorted(one.keys() | other.keys()):
-        for where, mine, theirs in _of_experience(one.get(key), other.get(key)):
-            yield Difference(step, where, mine, theirs)
-    before, after = a.metrics[step], b.metrics[step]
-    for name in sorted(before.keys() | after.keys()):
-        if before.get(name) != after.get(name):
-            yield Difference(step, name, before.get(name), after.get(name))
-    files, theirs_too = a.weights(step), b.weights(step)
-    for name in files.keys() & theirs_too.keys():
-        yield from (Difference(step, *found) for found in _of_weights(files[name], theirs_too[name]))
-
-
-def _of_experience(one: dict[str, Any] | None, other: dict[str, Any] | None) -> Iterator[tuple[str, Any, Any]]:
-    known = one or other or {}
-    place = f"task {known.get('task_id')}, rollout {known.get('rollout')}, turn {known.get('turn')}"
-    if one is None or other is None:
-        yield place, "there" if one else None, "there" if other else None
-        return
-    for name, field in (("task_id", "task_id"), ("versions", "sampled_by")):
-        if one.get(field) != other.get(field):
-            yield f"{place}, {name}", one.get(field), other.get(field)
-    for name in _ARRAYS:
-        mine, theirs = one["arrays"][name], other["arrays"][name]
-        index = _first_difference(mine, theirs)
-        if index is not None:
-            first = 0 if name == "token_ids" else one["prompt_tokens"]  # of the arrays of responses
-            yield f"{place}, token {index + first}, {name}", _at(mine, index), _at(theirs, index)
-    for name in (*_VALUES, *_LEARNT):
-        if one.get(name) != other.get(name):
-            yield f"{place}, {name}", one.get(name), other.get(name)
-
-
-def _of_weights(one: Path, other: Path) -> Iterator[tuple[str, Any, Any]]:
-    """The first element of each tensor that differs. Floats of 16 bits that numpy lacks are shown as bits."""
-    headers = [safetensors_header(path) for path in (one, other)]
-    starts = [_data_begins(path) for path in (one, other)]
-    for name in sorted(headers[0].keys() | headers[1].keys()):
-        dtypes = [header[name]["dtype"] if name in header else None for header in headers]
-        if dtypes[0] != dtypes[1]:
-            yield f"weight {name}", dtypes[0], dtypes[1]
-            continue
-        dtype = np.dtype(_NUMBERS.get(str(dtypes[0]), "u1"))
-        mine, theirs = (
-            _bytes(path, start, *header[name]["data_offsets"])
-            for path, start, header in zip((one, other), starts, headers, strict=True)
-        )
-        index = _first_difference(mine, theirs)
-        if index is not None:
-            element = index // dtype.itemsize
-            values = [_at(_elements(raw, dtype), element) for raw in (mine, theirs)]
-            yield f"weight {name}, element {element}", *values
-
-
-def _elements(raw: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Without what is left over of an element at the end of a damaged tensor."""
-    return raw[: len(raw) // dtype.itemsize * dtype.itemsize].view(dtype)
-
-
-def _bytes(path: Path, start: int, begin: int, end: int) -> np.ndarray:
-    return np.fromfile(path, np.uint8, end - begin, offset=start + begin)
-
-
-def _data_begins(path: Path) -> int:
-    with path.open("rb") as file:
-        return 8 + int.from_bytes(file.read(8), "little")
-
-
-def _first_difference(mine: np.ndarray, theirs: np.ndarray) -> int | None:
-    """By bits: NaN equals NaN, and 0 is not -0."""
-    if mine.tobytes() == theirs.tobytes():
-        return None
-    size = min(len(mine), len(theirs))
-    bits: Callable[[np.ndarray], np.ndarray] = lambda array: array[:size].view(f"u{array.dtype.itemsize}")  # noqa: E731
-    different = np.flatnonzero(bits(mine) != bits(theirs))
-    return int(different[0]) if len(different) else size
-
-
-def _at(array: np.ndarray, index: int) -> Any:
-    return array[index].item() if index < len(array) else None

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from trinity.cli.commands.reader import JobStage, Reader, any_buffer, ask, find_job_stage, live_buffer, not_live
-from trinity.cli.commands.wire import Facts, Letter
-from trinity.cli.errors import RunError
-from trinity.cli.options import AsJson, command, group
-from trinity.cli.render import pairs, table, to_json, visible, when
+from trinity.commands import AsJson, command, group
+from trinity.reading.errors import RunError
+from trinity.reading.reader import JobStage, Reader, any_buffer, ask, find_job_stage, live_buffer, not_live
+from trinity.reading.render import pairs, table, to_json, visible, when
+from trinity.reading.wire import Facts, Letter
 from trinity.runtime import files
 
 app = group("Tasks that failed for good.")

@@ -21,20 +21,21 @@ from typing import Annotated, Any
 
 import typer
 
-from trinity.cli.commands.client import Buffer
 from trinity.cli.commands.ledger.bisect import bisect
-from trinity.cli.commands.ledger.replay_report import Report, Step, Weights, circumstances, metrics_by_step, render
-from trinity.cli.commands.reader import JobStage, any_buffer, ask, find_trained, named_stage, read_only_buffer
+from trinity.cli.commands.ledger.replay_report import Report, Step, Weights, circumstances, render
 from trinity.cli.commands.run import run
-from trinity.cli.errors import RunError
-from trinity.cli.options import AsJson, Overrides, command, group
-from trinity.cli.render import to_json
 from trinity.cli.supervise import services
-from trinity.cli.supervise.children import Child, stop_all
 from trinity.cli.supervise.devices import Placement, visible_gpus
 from trinity.cli.supervise.preflight import check_model_folder
+from trinity.commands import AsJson, Overrides, command, group
 from trinity.config import Config, ConfigError, dump, load, make_plan
 from trinity.config.run_record import Addresses
+from trinity.reading.bisect import metrics_by_step
+from trinity.reading.children import Child, stop_all
+from trinity.reading.client import Buffer
+from trinity.reading.errors import RunError
+from trinity.reading.reader import JobStage, any_buffer, ask, find_trained, named_stage, read_only_buffer
+from trinity.reading.render import to_json
 from trinity.runtime import files
 from trinity.weights.checkpoints import checkpoint_folder, complete_steps
 

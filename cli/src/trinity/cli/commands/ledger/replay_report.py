@@ -1,6 +1,6 @@
 """The comparison of a replay: the metrics that a trainer notes for each step, and the weights at the end."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -8,15 +8,13 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from trinity.cli.errors import RunError
-from trinity.cli.render import table
+from trinity.reading.bisect import Metrics, lines_of_steps
+from trinity.reading.errors import RunError
+from trinity.reading.render import table
 from trinity.runtime import files
 
-_COMPARED = ("actor/", "sample/")  # what follows from batch and weights; times do not
 _SHOWN = ("actor/grad_norm", "sample/reward_mean")
 _CIRCUMSTANCES = {"ranks": int, "device": str, "threads": int, "micro_batch_tokens": int}
-
-Metrics = dict[str, float | None]
 
 
 def circumstances(stage_folder: Path) -> dict[int, dict[str, Any]]:
@@ -26,27 +24,6 @@ def circumstances(stage_folder: Path) -> dict[int, dict[str, Any]]:
         int(line["step"]): {name: line[name] for name, kind in _CIRCUMSTANCES.items() if type(line.get(name)) is kind}
         for line in lines_of_steps(stage_folder / "monitor" / "batches.jsonl")
     }
-
-
-def metrics_by_step(folder: Path) -> dict[int, Metrics]:
-    """The metrics that are compared, as they were noted."""
-    return {
-        int(line["step"]): {name: value for name, value in line.items() if _is_compared(name, value)}
-        for line in lines_of_steps(folder / "monitor" / "trainer.jsonl")
-    }
-
-
-def _is_compared(name: str, value: Any) -> bool:
-    return name.startswith(_COMPARED) and isinstance(value, (int, float, type(None)))
-
-
-def lines_of_steps(path: Path) -> Iterator[dict[str, Any]]:
-    """Lines of a file that are about a step; what a crash cut off, or damaged, is left out."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return
-    yield from (line for line in files.json_lines(lines) if type(line.get("step")) is int)
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,13 @@ from trinity.cli.commands.ledger.replay import (
     run_to_end,
     trainer_config,
 )
-from trinity.cli.commands.reader import JobStage, find_trained, has_own_tokens
-from trinity.cli.errors import RunError
-from trinity.cli.options import AsJson, Overrides, command, group
-from trinity.cli.render import table, to_json
 from trinity.cli.supervise import services
+from trinity.commands import AsJson, Overrides, command, group
 from trinity.config import dump
 from trinity.config.run_record import Addresses
+from trinity.reading.errors import RunError
+from trinity.reading.reader import JobStage, find_trained, has_own_tokens
+from trinity.reading.render import table, to_json
 from trinity.runtime import files
 from trinity.weights.checkpoints import complete_steps
 

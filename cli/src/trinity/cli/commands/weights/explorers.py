@@ -1,8 +1,8 @@
 """`trinity explorers`: who rolls out for a run, with which weights, and how it gets them."""
 
-from trinity.cli.commands.reader import JobStage, ask, find_job_stage, live_sync
-from trinity.cli.options import AsJson, command, group
-from trinity.cli.render import error_text, table, to_json, visible
+from trinity.commands import AsJson, command, group
+from trinity.reading.reader import JobStage, ask, find_job_stage, live_sync
+from trinity.reading.render import error_text, table, to_json, visible
 
 app = group()
 

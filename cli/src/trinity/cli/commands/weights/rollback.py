@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import typer
 
-from trinity.cli.commands.client import Buffer, NoAnswer, Sync
-from trinity.cli.commands.reader import JobStage, live_services
-from trinity.cli.commands.wire import Member, Rollback
-from trinity.cli.errors import RunError
-from trinity.cli.render import to_json, visible
+from trinity.reading.client import Buffer, NoAnswer, Sync
+from trinity.reading.errors import RunError
+from trinity.reading.reader import JobStage, live_services
+from trinity.reading.render import to_json, visible
+from trinity.reading.wire import Member, Rollback
 from trinity.runtime import rpc
 
 _POLL_SECONDS = 0.5

@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from trinity.cli.commands.client import Sync
-from trinity.cli.commands.reader import JobStage, ask, find_job_stage, live_sync
 from trinity.cli.commands.weights.rollback import RollbackRequest, roll_back
-from trinity.cli.commands.wire import Facts, Version
-from trinity.cli.options import AsJson, command, group
-from trinity.cli.render import age_text, error_text, pairs, size_text, table, to_json, visible, when
+from trinity.commands import AsJson, command, group
+from trinity.reading.client import Sync
+from trinity.reading.reader import JobStage, ask, find_job_stage, live_sync
+from trinity.reading.render import age_text, error_text, pairs, size_text, table, to_json, visible, when
+from trinity.reading.wire import Facts, Version
 
 app = group("The weight versions of a live run.")
 

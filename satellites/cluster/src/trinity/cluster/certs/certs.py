@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from trinity.cli.errors import RunError
-from trinity.cli.options import AsJson, command, group
-from trinity.cli.render import table, to_json, when
 from trinity.cluster.certs import kubernetes
 from trinity.cluster.certs.folder import NATS_SERVER, IdentityFolder, Request, Row, role_or_host
+from trinity.commands import AsJson, command, group
 from trinity.config.service import load_plan
+from trinity.reading.errors import RunError
+from trinity.reading.render import table, to_json, when
 from trinity.runtime.names import run_id
 from trinity.runtime.trust import ca
 from trinity.runtime.trust.roles import Role

@@ -22,7 +22,7 @@ from typing import TypeVar
 from cryptography import x509
 from pydantic import TypeAdapter, ValidationError
 
-from trinity.cli.errors import RunError
+from trinity.reading.errors import RunError
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.trust import ca, nats_users, revoked

@@ -23,9 +23,9 @@ from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
-from trinity.cli.errors import RunError
-from trinity.cli.supervise.nats import NatsAccess
 from trinity.config import Config, ConfigError, Problem, expand, make_plan
+from trinity.reading.errors import RunError
+from trinity.reading.nats import NatsAccess
 from trinity.runtime import files
 from trinity.runtime.logs import bare_url
 from trinity.runtime.names import run_id

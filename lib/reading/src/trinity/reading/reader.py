@@ -20,18 +20,17 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from trinity.cli.commands.client import Buffer, Sync
-from trinity.cli.commands.find import HAVE_JOB, AnnouncedRun, find_run
-from trinity.cli.errors import RunError, not_accepted
-from trinity.cli.options import JobOption, NatsOption, RunName, RunOption, StageOption
-from trinity.cli.supervise import job as jobs
-from trinity.cli.supervise import services
-from trinity.cli.supervise.children import Child, stop_all
-from trinity.cli.supervise.join import look_for_run
-from trinity.cli.supervise.nats import NatsAccess
-from trinity.cli.supervise.supervisor import open_nats
 from trinity.config import Config, expand, load
 from trinity.config.run_record import Addresses, RunRecord
+from trinity.reading import job as jobs
+from trinity.reading import processes
+from trinity.reading.children import Child, stop_all
+from trinity.reading.client import Buffer, Sync
+from trinity.reading.errors import RunError, not_accepted
+from trinity.reading.find import HAVE_JOB, AnnouncedRun, find_run
+from trinity.reading.nats import NatsAccess
+from trinity.reading.processes import open_nats
+from trinity.reading.run_record import look_for_run
 from trinity.runtime import files, logs, names, rpc
 from trinity.runtime.process import FileLock
 from trinity.runtime.trust import identity
@@ -103,7 +102,7 @@ class JobStage:
 
 
 def find_job_stage(
-    config: RunOption = None, job: JobOption = None, stage: StageOption = "", nats: NatsOption = "", run: RunName = ""
+    config: Path | None = None, job: Path | None = None, stage: str = "", nats: str = "", run: str = ""
 ) -> JobStage:
     """The requested stage, else the live one, else the last trained one. RunError if there is none."""
     logs.configure("look", level="ERROR")
@@ -129,7 +128,7 @@ def announced_stage(place: AnnouncedRun) -> JobStage:
 
 
 def find_trained(
-    config: RunOption = None, job: JobOption = None, stage: StageOption = "", nats: NatsOption = "", run: RunName = ""
+    config: Path | None = None, job: Path | None = None, stage: str = "", nats: str = "", run: str = ""
 ) -> JobStage:
     """As `find_job_stage`, for training steps again. What NATS does not have of a run that it names is given besides:
     the YAML by --config, and the job folder by --job, else below the YAML's checkpoint_root_dir."""
@@ -223,7 +222,7 @@ async def read_only_buffer(job_stage: JobStage, log_dir: Path | None = None) -> 
         config_file = folder / "config.json" if job_stage.nats_url else job_stage.config_file
         if job_stage.nats_url:
             files.write_json(config_file, json.loads(job_stage.config.model_dump_json(exclude_unset=True)), mode=0o600)
-        child = services.reader(config_file, nats, job_stage.run, folder)
+        child = processes.reader_child(config_file, nats, job_stage.run, folder)
         child.start()
         children.append(child)
         try:

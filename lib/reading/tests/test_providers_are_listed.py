@@ -10,11 +10,11 @@ import pytest
 from support.environments.environment_provider import ScriptedProvider, serving
 from support.environments.odd_environments import Odd
 from trinity.api.environment.v1 import environment_pb2_grpc
-from trinity.cli.commands.alarms import Known, alarms
-from trinity.cli.commands.client import provider_facts
-from trinity.cli.commands.wire import provider_line
 from trinity.environment.hub import Hub
 from trinity.environment.servicer import EnvironmentServicer
+from trinity.reading.alarms import Known, alarms
+from trinity.reading.client import provider_facts
+from trinity.reading.wire import provider_line
 from trinity.runtime import rpc
 from trinity.runtime.process import free_port
 from trinity.runtime.trust.attach_tokens import AttachTokens

@@ -10,11 +10,10 @@ from typing import Any
 from trinity.api.buffer.v1 import buffer_pb2
 from trinity.api.common.v1 import experience_pb2
 from trinity.api.sync.v1 import sync_pb2
-from trinity.cli.errors import RunError
-from trinity.cli.render import size_text, visible
-from trinity.cli.supervise.client import failing, prompts_cut
 from trinity.data.experience import Group
 from trinity.data.wire import decode_outcome
+from trinity.reading.errors import RunError
+from trinity.reading.render import size_text, visible
 from trinity.runtime.messages import from_message
 from trinity.weights import ExplorerState
 
@@ -319,3 +318,36 @@ def provider_line(one: Facts) -> str:
     about = f"{one['provider']}: {one['health']}" + (f" for {time.time() - since:.0f} s" if since is not None else "")
     about += f"; offers {', '.join(one['offers'])}"
     return visible(about + (f"; {one['reason']}" if one["reason"] else ""))
+
+
+_SHOWN_ERROR, _LONGEST_REFUSAL = 200, 500  # characters
+
+
+def failing(stats: buffer_pb2.StatsResponse) -> str:
+    """How many attempts failed since the buffer started, their commonest cause and the newest error; else empty."""
+    if not stats.failure_causes:
+        return ""
+    cause = max(stats.failure_causes, key=lambda name: (stats.failure_causes[name], name))
+    count = sum(stats.failure_causes.values())
+    error = visible(" ".join(stats.last_failure.split()))[:_SHOWN_ERROR]
+    return f"{count} attempts failed, mostly of {visible(cause)}; the newest: {error}"
+
+
+def prompts_cut(stats: buffer_pb2.StatsResponse) -> str:
+    """How many prompts were longer than model.max_prompt_tokens, and what becomes of them; empty if none was."""
+    if not stats.prompts_cut:
+        return ""
+    if every_prompt_is_cut(stats):
+        return (
+            f"all {stats.stored} prompts are longer than model.max_prompt_tokens, so no token is trained: stop the "
+            "run, and raise model.max_prompt_tokens or shorten the prompts (`trinity check --deep` measures them)"
+        )
+    return (
+        f"{stats.prompts_cut} of {stats.stored} prompts are longer than model.max_prompt_tokens: they were cut, and "
+        "nothing of them is trained"
+    )
+
+
+def every_prompt_is_cut(stats: buffer_pb2.StatsResponse) -> bool:
+    """Whether the prompts of the first batch, and all since, were cut."""
+    return 0 < max(1, stats.groups_per_step) <= stats.stored == stats.prompts_cut

@@ -1,7 +1,9 @@
 """The services, as commands use them: answers are plain values, refusals are RunErrors."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -10,14 +12,17 @@ import grpc.aio
 from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
 from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc
 from trinity.api.sync.v1 import sync_pb2, sync_pb2_grpc
-from trinity.cli.commands import wire
-from trinity.cli.commands.wire import Facts, Letter, Member, Rollback, Version
-from trinity.cli.errors import RunError, not_accepted
+from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
+from trinity.config.run_record import Addresses
+from trinity.reading import wire
+from trinity.reading.errors import RunError, not_accepted
+from trinity.reading.wire import Facts, Letter, Member, Rollback, Version
 from trinity.runtime import rpc
 from trinity.weights import Manifest, manifest_to_proto
 
 _CALL_SECONDS = 60.0
 _PROVIDER_SECONDS = 2.0
+_REFRESH_SECONDS = 2.0
 _ALL_VERSIONS = 1_000_000
 
 
@@ -238,3 +243,112 @@ def _health(number: int) -> str:
     """serving, failing or away."""
     name = environment_pb2.ProviderHealth.Name(number)
     return name.removeprefix("PROVIDER_HEALTH_").lower()
+
+
+@dataclass
+class View:
+    """The newest answers; None where a service has not answered yet or cannot now."""
+
+    buffer: buffer_pb2.StatsResponse | None = None
+    trainer: trainer_pb2.StatusResponse | None = None
+    members: list[sync_pb2.Member] = field(default_factory=list)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(member.tokens_per_second for member in self.members)
+
+    @property
+    def finished(self) -> bool:
+        return self.buffer is not None and self.buffer.finished
+
+
+class Watcher:
+    """Asks the services of one stage. Keeps the last answer of each."""
+
+    def __init__(self, run: str, addresses: Addresses) -> None:
+        self._run = run
+        self.view = View()
+        self._refused = ""
+        self._channels: list[grpc.aio.Channel] = []
+        self._buffer = buffer_pb2_grpc.BufferServiceStub(self._open(addresses.buffer)) if addresses.buffer else None
+        self._sync = sync_pb2_grpc.SyncServiceStub(self._open(addresses.sync)) if addresses.sync else None
+        trainer = addresses.trainer
+        self._trainer = trainer_pb2_grpc.TrainerServiceStub(self._open(trainer)) if trainer else None
+
+    def _open(self, address: str) -> grpc.aio.Channel:
+        channel = rpc.channel(address)
+        self._channels.append(channel)
+        return channel
+
+    async def close(self) -> None:
+        await asyncio.gather(*(channel.close() for channel in self._channels))
+
+    async def refresh(self) -> View:
+        """Ask every service once. A service that does not answer keeps its last answer, members excepted."""
+        await asyncio.gather(self._ask_buffer(), self._ask_trainer(), self._ask_sync())
+        return self.view
+
+    async def _ask_buffer(self) -> None:
+        if self._buffer is not None:
+            request = buffer_pb2.StatsRequest(run=self._run)
+            self.view.buffer = (
+                await self._or_none(self._buffer.Stats(request, timeout=_REFRESH_SECONDS)) or self.view.buffer
+            )
+
+    async def _ask_trainer(self) -> None:
+        if self._trainer is not None:
+            request = trainer_pb2.StatusRequest()
+            answer = await self._or_none(self._trainer.Status(request, timeout=_REFRESH_SECONDS))
+            self.view.trainer = answer or self.view.trainer
+
+    async def _ask_sync(self) -> None:
+        if self._sync is not None:
+            request = sync_pb2.ListMembersRequest(run=self._run)
+            answer = await self._or_none(self._sync.ListMembers(request, timeout=_REFRESH_SECONDS))
+            self.view.members = list(answer.members) if answer is not None else []
+
+    async def save_checkpoint(self, wait_seconds: float) -> int | None:
+        """Have the trainer save what it has learnt. The step of its newest checkpoint; None if it did not in time."""
+        assert self._trainer is not None
+        request = trainer_pb2.CheckpointRequest()
+        answer = await self._or_none(self._trainer.Checkpoint(request, timeout=wait_seconds))
+        return int(answer.step) if answer is not None else None
+
+    async def versions(self) -> int:
+        """Weight versions the run has made, the base model included."""
+        if self._sync is None:
+            return 0
+        request = sync_pb2.ListVersionsRequest(run=self._run, limit=1_000_000)
+        answer = await self._or_none(self._sync.ListVersions(request, timeout=10))
+        return len(answer.versions) if answer is not None else 0
+
+    async def rewards(self, last_step: int, count: int) -> tuple[float | None, float | None]:
+        """Mean reward over the first and over the last `count` steps."""
+        if self._buffer is None or last_step < 1:
+            return None, None
+        count = max(1, min(count, last_step // 2))
+        first = await self._reward_mean(range(1, count + 1))
+        return first, await self._reward_mean(range(last_step - count + 1, last_step + 1))
+
+    async def _reward_mean(self, steps: range) -> float | None:
+        assert self._buffer is not None
+        values = []
+        for step in steps:
+            request = buffer_pb2.GetLedgerEntryRequest(run=self._run, step=step)
+            answer = await self._or_none(self._buffer.GetLedgerEntry(request, timeout=10))
+            if answer is not None and answer.entry.groups:
+                values.append(answer.entry.reward_mean)
+        return sum(values) / len(values) if values else None
+
+    def raise_if_refused(self) -> None:
+        """RunError if a service did not know this process as one of the run."""
+        if self._refused:
+            raise not_accepted(self._refused)
+
+    async def _or_none(self, call):  # type: ignore[no-untyped-def]
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                self._refused = str(error.details())
+            return None

@@ -11,8 +11,8 @@ import psutil
 import pytest
 import structlog
 
-from trinity.cli.supervise import children
-from trinity.cli.supervise.children import Child, stop_all
+from trinity.reading import children
+from trinity.reading.children import Child, stop_all
 from trinity.runtime.errors import EXIT_FOR_GOOD, EXIT_UNEXPECTED
 
 pytestmark = pytest.mark.core

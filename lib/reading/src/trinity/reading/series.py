@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trinity.cli.tail import lines_backwards, whole_end
+from trinity.reading.tail import lines_backwards, whole_end
 from trinity.runtime import files
 
 Line = dict[str, Any]

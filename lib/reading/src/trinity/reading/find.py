@@ -6,14 +6,13 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinity.cli.errors import RunError
-from trinity.cli.options import JobOption, NatsOption, RunName, RunOption
-from trinity.cli.render import visible
-from trinity.cli.supervise import job as jobs
-from trinity.cli.supervise.nats import NatsAccess
-from trinity.cli.supervise.run_record import live_runs
 from trinity.config import load
 from trinity.config.run_record import RunRecord
+from trinity.reading import job as jobs
+from trinity.reading.errors import RunError
+from trinity.reading.nats import NatsAccess
+from trinity.reading.render import visible
+from trinity.reading.run_record import live_runs
 from trinity.runtime import logs, names
 from trinity.runtime.errors import NotFound, PermissionDenied
 from trinity.runtime.logs import without_credentials
@@ -43,7 +42,7 @@ class NotLive(RunError):
     """No live run has the name that was given."""
 
 
-def find_job(config: RunOption = None, job: JobOption = None) -> Path:
+def find_job(config: Path | None = None, job: Path | None = None) -> Path:
     """The requested job folder, else the newest live one, else the newest. RunError if there is none."""
     if config is not None and job is not None:
         raise RunError(f"--config {config} and --job {job} each name a run: give one of them", code=2)
@@ -61,9 +60,7 @@ def find_job(config: RunOption = None, job: JobOption = None) -> Path:
     return job
 
 
-def find_run(
-    config: RunOption = None, job: JobOption = None, nats: NatsOption = "", run: RunName = ""
-) -> Path | AnnouncedRun:
+def find_run(config: Path | None = None, job: Path | None = None, nats: str = "", run: str = "") -> Path | AnnouncedRun:
     """The job folder of a run, or the live run that --nats and --run name.
 
     Without options: the newest one here, or, if there is none, the only one on the NATS of TRINITY_NATS_URL.
@@ -76,9 +73,7 @@ def find_run(
     return _find_announced(url, run) if url else find_job(config, job)
 
 
-def find_log(
-    config: RunOption = None, job: JobOption = None, nats: NatsOption = "", run: RunName = ""
-) -> Path | RunOnNats:
+def find_log(config: Path | None = None, job: Path | None = None, nats: str = "", run: str = "") -> Path | RunOnNats:
     """Where the log lines of a run are: its job folder, or the NATS of a run, which need not live any more."""
     try:
         place = find_run(config, job, nats, run)

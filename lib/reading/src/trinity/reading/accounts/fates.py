@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from trinity.cli.accounts.device_log import folder_of
-from trinity.cli.accounts.lives import Life, Watch
+from trinity.reading.accounts.device_log import folder_of
+from trinity.reading.accounts.lives import Life, Watch
 from trinity.runtime import files
 
 Fates = defaultdict[str, float]

@@ -1,21 +1,28 @@
 """What a run says of itself to others and to later versions: its record in NATS, and <job>/version.json."""
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
 import pydantic_core
 from pydantic import ValidationError
 
-from trinity.cli.errors import RunError
-from trinity.cli.render import visible
-from trinity.cli.supervise import job as jobs
-from trinity.config.run_record import RunRecord, announcement
+from trinity.config.run_record import Addresses, RunRecord, announcement
+from trinity.reading import job as jobs
+from trinity.reading.client import Watcher
+from trinity.reading.errors import RunError
+from trinity.reading.job import Job, identify
+from trinity.reading.nats import NatsAccess
+from trinity.reading.render import visible
 from trinity.runtime import files, names
 from trinity.runtime.broker import ABSENT, Broker, Bucket, Entry
+from trinity.runtime.errors import Unavailable
+from trinity.runtime.trust import identity
 from trinity.runtime.version import installed_version
 
 _VERSION_FILE = "version.json"
+_NATS_SECONDS = 20.0
 
 
 def this_version() -> str:
@@ -122,3 +129,47 @@ async def write(broker: Broker, token: str, record: RunRecord) -> None:
     """Publish a record, with what explorers may read of the configuration."""
     bucket = await Bucket.open(broker, names.RUNS_BUCKET)
     await bucket.update(names.RunNames(token).job_key, lambda _: announcement(record))
+
+
+async def look_for_run(job: Job) -> tuple[NatsAccess, RunRecord | None]:
+    """NATS and record of the job's live run; None if there is none that explores. RunError for a record of another
+    version, or one that no run wrote."""
+    main = job.records().get("main") or job.elsewhere()
+    identify(job.folder)  # the run may have begun since
+    nats = main.nats() if main is not None else NatsAccess(os.environ.get("TRINITY_NATS_URL", ""))
+    if not nats.url:
+        return nats, None
+    with contextlib.suppress(Unavailable):
+        async with await nats.connect("trinity-join", job.token, wait_seconds=_NATS_SECONDS) as broker:
+            for reads in (read, read_announced):
+                about = await reads(broker, job.token)
+                if about is not None and about.online and await _answers(job, about):
+                    return nats, about
+    return nats, None
+
+
+async def _answers(job: Job, about: RunRecord) -> bool:
+    """Whether the run's buffer answers and has work. The record of a finished run stays on its NATS."""
+    watcher = Watcher(about.run, Addresses(buffer=local_addresses(job, about).buffer))
+    try:
+        view = await watcher.refresh()
+        watcher.raise_if_refused()
+    finally:
+        await watcher.close()
+    return view.buffer is not None and not view.finished
+
+
+def local_addresses(job: Job, about: RunRecord) -> Addresses:
+    """Where the run's services listen: as the job folder says if the run lives here, else as the record says.
+
+    InvalidInput if the record names one to which this command's token would be sent unencrypted.
+    """
+    main = job.records().get("main")
+    if main is None or main.run != about.run:
+        own = identity.own()
+        for service, address in vars(about.addresses).items():
+            if own is not None and address:
+                own.check_address(address, f"address of {service} in the run's record")
+        return about.addresses
+    found = {process.service: process.address for process in main.processes}
+    return Addresses(**{name: found.get(name, "") for name in Addresses.__dataclass_fields__})

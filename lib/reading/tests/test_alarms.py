@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from support.observe import counts_of, ledger
-from trinity.cli.commands.alarms import RULES, Known, alarms, disk_of
+from trinity.reading.alarms import RULES, Known, alarms, disk_of
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "docs"))
 
 import generate_alerts
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trinity.cli.errors import RunError
+from trinity.reading.errors import RunError
 from trinity.runtime.errors import InvalidInput, PermissionDenied, Unauthenticated
 from trinity.runtime.trust import nats_users
 from trinity.runtime.trust.roles import Role

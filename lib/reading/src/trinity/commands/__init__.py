@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,6 @@ import typer
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", help="The run's YAML; or give it as the first argument")
 ]
-RunOption = Annotated[Path | None, typer.Option("--config", "-c", help="The run's YAML")]
 Arguments = Annotated[
     list[str] | None, typer.Argument(metavar="[YAML] [KEY.PATH=VALUE]...", help="Values over the YAML's")
 ]
@@ -21,6 +21,10 @@ PluginDirs = Annotated[
     list[Path] | None,
     typer.Option("--plugin-dir", help="Folder with reward functions and workflows; may be given several times"),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON")]
+
+# The options that name a run, by the parameters of the functions in trinity.reading that find it.
+RunOption = Annotated[Path | None, typer.Option("--config", "-c", help="The run's YAML")]
 JobOption = Annotated[Path | None, typer.Option("--job", help="Job folder of the run")]
 StageOption = Annotated[
     str, typer.Option("--stage", help="Stage of the job; else the live one, or the last that was trained")
@@ -29,7 +33,14 @@ NatsOption = Annotated[
     str, typer.Option("--nats", help="NATS of a live run, from any machine; with --run else TRINITY_NATS_URL")
 ]
 RunName = Annotated[str, typer.Option("--run", help="Name or id of a live run on that NATS; else the only one there")]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON")]
+_FINDING: dict[str, Any] = {
+    "config": RunOption, "job": JobOption, "stage": StageOption, "nats": NatsOption, "run": RunName,
+}  # fmt: skip
+
+# Settings that name the files of an identity, as `trinity certs` writes them.
+_IDENTITY_FILES = {
+    "TLS_CERT": "tls.crt", "TLS_KEY": "tls.key", "TLS_CA": "ca.crt", "NATS_CREDS": "nats.creds", "NATS_CA": "ca.crt",
+}  # fmt: skip
 
 _Command = TypeVar("_Command", bound=Callable[..., "str | int"])
 
@@ -42,17 +53,20 @@ def group(help: str = "") -> typer.Typer:
 def command(app: typer.Typer, name: str, find: Callable[..., Any] | None = None) -> Callable[[_Command], _Command]:
     """Declare a function as a command: what it returns is printed, or is the exit code; `ending_well` says the rest.
 
-    With `find`, the command has the options of `find` too, and gets what that finds as its first argument. Tests call
-    the function itself.
+    `find` locates the run: the command gets its result as first argument, and an option for each of its parameters.
+    Tests call the function itself.
     """
 
     def declare(function: _Command) -> _Command:
         own = list(inspect.signature(function, eval_str=True).parameters.values())[find is not None :]
-        common = list(inspect.signature(find, eval_str=True).parameters.values()) if find else []
+        common = [
+            parameter.replace(annotation=_FINDING.get(parameter.name, parameter.annotation))
+            for parameter in (inspect.signature(find, eval_str=True).parameters.values() if find else ())
+        ]
 
         @functools.wraps(function)
         def run(**options: Any) -> None:
-            from trinity.cli.errors import ending_well
+            from trinity.reading.errors import ending_well
 
             def action() -> int:
                 given = {parameter.name: options.pop(parameter.name) for parameter in common}
@@ -69,3 +83,31 @@ def command(app: typer.Typer, name: str, find: Callable[..., Any] | None = None)
         return function
 
     return declare
+
+
+def use_given_identity() -> None:
+    """Use the identity that TRINITY_IDENTITY names, if it is set. Raises typer.BadParameter as `use_identity`."""
+    if folder := os.environ.get("TRINITY_IDENTITY"):
+        use_identity(Path(folder).absolute())
+
+
+def use_identity(folder: Path) -> None:
+    """Set the settings for the certificates and NATS credentials in a folder; a setting that is set already stays.
+
+    The folder is the one of `trinity certs`, or one identity in it: of the machine's explorer, or of an operator.
+    Raises typer.BadParameter if it is neither.
+    """
+    own = next((path for path in (folder, folder / "operator") if (path / "tls.crt").is_file()), None)
+    if own is None:
+        problem = f"{folder} holds neither tls.crt nor operator/tls.crt, as `trinity certs` writes them"
+        raise typer.BadParameter(problem, param_hint="TRINITY_IDENTITY")
+    holders = {"": own, "EXPLORER_": own} if own == folder else {"": own}
+    for service in ("buffer", "environment", "explorer", "sync", "trainer"):
+        if (folder / service).is_dir():
+            holders[f"{service.upper()}_"] = folder / service
+    if (folder / "nats" / "tls.crt").is_file():
+        os.environ.setdefault("TRINITY_NATS_IDENTITY", str(folder / "nats"))
+    for prefix, path in holders.items():
+        for setting, name in _IDENTITY_FILES.items():
+            if (path / name).is_file():
+                os.environ.setdefault(f"TRINITY_{prefix}{setting}", str(path / name))

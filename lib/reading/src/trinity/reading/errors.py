@@ -6,8 +6,8 @@ import signal
 import sys
 from collections.abc import Callable
 
-from trinity.cli.render import visible
 from trinity.config import ConfigError
+from trinity.reading.render import visible
 from trinity.runtime.errors import TrinityError
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trinity.cli.accounts.device_log import folder_of
+from trinity.reading.accounts.device_log import folder_of
 from trinity.runtime import files
 
 

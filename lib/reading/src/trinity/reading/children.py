@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from trinity.cli.supervise.job import ProcessRecord
+from trinity.reading.job import ProcessRecord
 from trinity.runtime import files
 from trinity.runtime.errors import EXIT_FOR_GOOD, EXIT_UNEXPECTED
 from trinity.runtime.process import as_parent

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinity.cli.accounts.lives import spent_seconds
+from trinity.reading.accounts.lives import spent_seconds
 
 _HOUR = 3600.0
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trinity.cli.commands.wire import provider_line
-from trinity.cli.series import Line, newest, values
+from trinity.reading.series import Line, newest, values
+from trinity.reading.wire import provider_line
 
 Facts = dict[str, Any]
 

@@ -1,0 +1,52 @@
+"""Commands of other distributions: entry points of the group `trinity.commands`, imported when they are called."""
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+_GROUP = "trinity.commands"
+
+# Commands of Trinity's satellites: the distribution, and the line in --help. For any other command --help shows the
+# summary of its distribution.
+_KNOWN = {
+    "ui": ("trinity-ui", "Show runs on a page: the ledger, groups, samples. Without --writes it only reads."),
+    "export": ("trinity-ui", "Write ledger, experiences and metrics of a run as Parquet files."),
+    "convert": ("trinity-convert", "Turn checkpoints (DeepSpeed, FSDP, Megatron) into Hugging Face folders."),
+    "import-verl": ("trinity-import-verl", "Write the YAML of what a veRL script runs."),
+    "launch": ("trinity-cluster", "Run on a cluster: Slurm's jobs of a run, written and submitted."),
+    "certs": ("trinity-cluster", "Certificates and NATS credentials for services on several machines."),
+}
+
+
+class NotInstalled(Exception):
+    """The distribution of a command is not installed; the message names it."""
+
+
+def names() -> set[str]:
+    """Commands of the installed distributions."""
+    return entry_points(group=_GROUP).names
+
+
+def help_of(name: str) -> str | None:
+    """The command's line in --help; None for an unknown command."""
+    if name in _KNOWN:
+        return _KNOWN[name][1]
+    entry = _entry(name)
+    if entry is None:
+        return None
+    return entry.dist.metadata["Summary"] if entry.dist is not None else ""
+
+
+def load(name: str) -> Any:
+    """The object that the entry point of a known command names. Raises NotInstalled."""
+    if (entry := _entry(name)) is not None:
+        try:
+            return entry.load()
+        except ModuleNotFoundError as error:  # the root distribution has the entry point, and the folder is gone
+            if not entry.module.startswith(str(error.name)):
+                raise
+    distribution = _KNOWN[name][0] if name in _KNOWN else name
+    raise NotInstalled(f"this command is in {distribution}, which is not installed: pip install {distribution}")
+
+
+def _entry(name: str) -> EntryPoint | None:
+    return next(iter(entry_points(group=_GROUP, name=name)), None)

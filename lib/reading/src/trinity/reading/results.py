@@ -1,0 +1,90 @@
+"""`trinity results`: evaluation curves of many runs, and their peaks, as one table.
+
+Read from <job>/[<stage>/]monitor/explorer.jsonl, so runs that crashed, or were stopped once they had converged, count
+like finished ones. A step evaluated again after a crash counts once, with its last value.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trinity.reading.errors import RunError
+from trinity.runtime import files
+
+METRICS = ("success", "accuracy", "steps", "attempts", "reward")
+# Of rollouts, not of evaluations: R3L's ratio of second attempts that were better.
+_ROLLOUT_METRICS = ("second_improve", "second_success")
+_LOWER_IS_BETTER = ("steps", "attempts")
+_EVALUATION = re.compile(r"eval/(?P<taskset>.+)/(?P<metric>[^/]+)/mean@(?P<n>\d+)")
+_ROLLOUT = re.compile(r"rollout/(?P<metric>[^/]+)/mean")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values of one metric over the optimizer steps of one run. `taskset` "rollout": of training rollouts."""
+
+    run: str
+    taskset: str
+    metric: str
+    points: tuple[tuple[int, float], ...]
+
+    @property
+    def peak(self) -> tuple[int, float]:
+        """The best point, the earliest of equal ones; best is lowest for steps and attempts."""
+        sign = -1 if self.metric.partition("@")[0] in _LOWER_IS_BETTER else 1
+        return max(self.points, key=lambda point: (sign * point[1], -point[0]))
+
+
+def collect(folders: Sequence[Path], metrics: Sequence[str]) -> list[Curve]:
+    """Every curve below the folders, ordered by run. RunError if there are none."""
+    found: list[Curve] = []
+    seen: set[Path] = set()
+    for folder in folders:
+        if not folder.is_dir():
+            raise RunError(f"no folder {folder}; give a job folder, or one that holds several", code=2)
+        for file in sorted(folder.resolve().glob("**/monitor/explorer.jsonl")):
+            if file not in seen:
+                seen.add(file)
+                found += _curves(_run_of(file, folder.resolve()), file, metrics)
+    if not found:
+        known = ", ".join(metrics)
+        raise RunError(f"no evaluation of {known} below {', '.join(map(str, folders))}; --metric chooses others")
+    return found
+
+
+def _run_of(file: Path, root: Path) -> str:
+    job = file.parent.parent
+    return str(job.relative_to(root)) if job != root else job.name
+
+
+def _curves(run: str, file: Path, metrics: Sequence[str]) -> Iterator[Curve]:
+    points: dict[tuple[str, str], dict[int, float]] = {}
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for line in files.json_lines(lines):
+            for step, name, value in _values(line):
+                key = _key(name, metrics)
+                if key is not None:
+                    points.setdefault(key, {})[step] = value
+    for (taskset, metric), values in sorted(points.items()):
+        yield Curve(run, taskset, metric, tuple(sorted(values.items())))
+
+
+def _values(line: dict[str, Any]) -> Iterator[tuple[int, str, float]]:
+    """(step, name, value) of a line that names its step."""
+    if type(line.get("step")) is not int:
+        return
+    for name, value in line.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield line["step"], name, float(value)
+
+
+def _key(name: str, metrics: Sequence[str]) -> tuple[str, str] | None:
+    """(taskset, metric); the metric with its number of rollouts, where there is more than one."""
+    if (match := _EVALUATION.fullmatch(name)) and match["metric"] in metrics:
+        times = "" if match["n"] == "1" else f"@{match['n']}"
+        return match["taskset"], match["metric"] + times
+    if (match := _ROLLOUT.fullmatch(name)) and match["metric"] in _ROLLOUT_METRICS:
+        return "rollout", match["metric"]
+    return None
