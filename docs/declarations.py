@@ -1,6 +1,6 @@
-"""Write what follows from the declarations of algorithms and their parts: `make docs`. A test compares the files.
+"""Write the files that follow from the declarations of algorithms and their parts: `make docs`. A test compares them.
 
-lib/config's builtin.json, which `trinity check` reads, and the tables of names in docs/algorithms.md.
+The files are lib/config's builtin.json, which `trinity check` reads, and the tables of names in docs/algorithms.md.
 """
 
 import importlib
@@ -28,14 +28,14 @@ BEGIN, END = "<!-- {}: written by `make docs` -->", "<!-- end of {} -->"
 
 
 def files() -> dict[Path, str]:
-    """Every file and its text."""
+    """Returns every file and its text."""
     for module in MODULES:
         importlib.import_module(module)
     return {BUILTIN: table(), PAGE: page(PAGE.read_text())}
 
 
 def table() -> str:
-    """The built-in declarations, as JSON, one in a line."""
+    """Returns the built-in declarations as JSON, one per line."""
     sections = []
     for title, registry in declarations.REGISTRIES.items():
         rows = [json.dumps(_row(registry[name]), ensure_ascii=False) for name in sorted(registry.declared)]

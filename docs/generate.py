@@ -40,7 +40,7 @@ WITHOUT_EFFECT = """`trinity check` names such keys of a YAML, with the reason o
 [foreign.yaml](../satellites/trinity_rft/src/trinity/compat_rft/foreign.yaml). Refused keys are taken where their
 value means off. Some keys without effect take certain values alone:
 """
-# What several sections share, as it is written here.
+# Texts that several sections share.
 _PLACES = (
     ("buffer.explorer_input.taskset.", "<taskset>."),
     ("buffer.explorer_input.tasksets.*.", "<taskset>."),
@@ -59,7 +59,7 @@ def document() -> str:
 
 
 def _sections(model: type[BaseModel], path: str, seen: dict[type[BaseModel], str]) -> Iterator[str]:
-    """A list for a section, then for those inside it; a class that came before is referred to."""
+    """Yields a list of keys for a section, then for the sections inside it; links to a class that came before."""
     seen[model] = path
     doc = (model.__doc__ or "").strip().replace("\n    ", "\n")
     shared = {name for base in model.__bases__ if issubclass(base, BaseModel) for name in base.model_fields}
@@ -78,11 +78,11 @@ def _sections(model: type[BaseModel], path: str, seen: dict[type[BaseModel], str
 
 
 def _lines(fields: dict[str, Any], path: str, seen: dict[type[BaseModel], str]) -> Iterator[str]:
-    """One for each key; a section that another key before it has, too, is referred to."""
+    """Yields a row for each key; links to a section that an earlier key shares."""
     named = dict(seen)
     for name, field in fields.items():
         line = _line(name, field, named)
-        if not line.endswith(": section."):  # it has a heading of its own
+        if not line.endswith(": section."):  # the section has its own heading
             yield line
         for inner in _models(field.annotation):
             named.setdefault(inner, f"{path}.{name}" if path else name)
@@ -99,7 +99,7 @@ def _line(name: str, field: Any, seen: dict[type[BaseModel], str]) -> str:
     if values == "bool" and default:
         values, default = default, ""
     meaning = field.description or ""
-    if meaning and meaning.split()[0][-1] not in ":;,":  # the name of a choice stays as it is
+    if meaning and meaning.split()[0][-1] not in ":;,":  # keeps the name of a choice
         meaning = meaning[0].upper() + meaning[1:]
     return f"- `{name}`: {values}{f'; {default}' if default else ''}.{f' {meaning}.' if meaning else ''}"
 
@@ -154,7 +154,7 @@ def _names() -> str:
 
 
 def _foreign() -> Iterator[str]:
-    """Keys of other systems, each list by what becomes of them."""
+    """Yields the keys of other systems, in lists by their fate."""
     targets: dict[str, list[str]] = defaultdict(list)
     for old, new in RENAMED.items():
         everywhere = _short(old, set(RENAMED))
@@ -179,7 +179,7 @@ def _foreign() -> Iterator[str]:
 
 
 def _renamed(targets: dict[str, list[str]]) -> Iterator[str]:
-    """A line for each of our keys; sections whose keys only moved, with their names unchanged, are one line."""
+    """Yields a line for each of our keys, and one line for a section whose keys only moved."""
     moved: dict[tuple[str, str], list[str]] = defaultdict(list)
     for new, old in targets.items():
         ours, _, name = new.rpartition(".")
@@ -204,7 +204,7 @@ def _keys(keys: Iterable[str]) -> str:
 
 
 def _shown(keys: Iterable[str]) -> list[str]:
-    """Keys by their sections: `section` (key, key); sections with the same keys together."""
+    """Groups keys by their sections: `section` (key, key); merges sections with the same keys."""
     names: dict[str, list[str]] = defaultdict(list)
     ordered = list(keys)
     given = set(ordered)
@@ -225,7 +225,7 @@ def _shown(keys: Iterable[str]) -> list[str]:
 
 
 def _short(key: str, given: set[str]) -> str:
-    """A key with the short name of its section, if all sections of that name have the key among those `given`."""
+    """Shortens the section of a key if all sections of the short name have the key in `given`."""
     for place, name in _PLACES:
         if key.startswith(place):
             same = [other + key.removeprefix(place) for other, its_name in _PLACES if its_name == name]
@@ -234,7 +234,7 @@ def _short(key: str, given: set[str]) -> str:
 
 
 def security() -> str:
-    """docs/security.md with its tables written again: who may call which method, and use which subject of NATS."""
+    """Returns docs/security.md with today's tables of methods and NATS subjects by role."""
     text = SECURITY.read_text()
     for name, rows in (("roles and methods", _permissions()), ("roles and subjects", _subjects())):
         begin, end = f"<!-- {name}: written by `make docs` -->\n", f"<!-- end of {name} -->"
@@ -244,7 +244,7 @@ def security() -> str:
 
 
 def _subjects() -> Iterator[str]:
-    """Who may write what: a row for all subjects that the same roles may publish. JetStream's API is left out."""
+    """Returns a row for each set of roles, with the subjects that they may publish, without JetStream's API."""
     roles: dict[str, list[str]] = defaultdict(list)
     for role, granted in table().items():
         for subject in granted.publish:

@@ -1,6 +1,6 @@
 """Write the rules of Prometheus from the table of alarms: `make docs`. A test compares them.
 
-Two files: deploy/prometheus/alerts.yml, and its copy in the chart, since helm reads no file outside of the chart.
+Writes deploy/prometheus/alerts.yml and its copy in the chart, because helm reads no file outside the chart.
 """
 
 import json
@@ -28,7 +28,7 @@ def _lines(rule: Rule) -> Iterator[str]:
     if query is None:
         return
     yield f"      - alert: {query.alert}"
-    # Not by `format`: PromQL has braces.
+    # `format` would read PromQL's braces.
     yield f"        expr: {query.query.replace('{threshold}', f'{rule.threshold:g}')}"
     if query.minutes:
         yield f"        for: {query.minutes}m"

@@ -1,6 +1,6 @@
 """Write the measured tables of docs/algorithms_measured.md: `make docs`. A test compares them with what this writes.
 
-Each loss and advantage is held against a loop in plain floats (tests/support), and against what others compute.
+Compares each loss and advantage with a loop in plain floats (tests/support) and with other frameworks.
 """
 
 import math
@@ -27,12 +27,12 @@ TARGET = ROOT / "docs/algorithms_measured.md"
 BEGIN, END = "<!-- measured tables: written by `make docs` -->", "<!-- end of the measured tables -->"
 BATCHES = 24
 NOTHING = 1e-13
-EQUAL = 1e-8  # of gradients of loops, which are taken by differences
+EQUAL = 1e-8  # of the loops' gradients, which are differences of values
 Pair = tuple[float, float]
 
 
 def document() -> str:
-    """The page with its tables measured again."""
+    """Returns the page with tables measured again."""
     before, rest = TARGET.read_text().split(BEGIN)
     return f"{before}{BEGIN}\n" + "\n".join(_tables()) + f"\n{END}{rest.split(END)[1]}"
 
@@ -64,7 +64,7 @@ def _to_advantage(peer: peer_algorithms.Peer) -> float:
 def _to_peers(
     kind: str, peers: Iterable[peer_algorithms.Peer], measure: Callable[[peer_algorithms.Peer], float]
 ) -> Iterator[str]:
-    """Those that are the same with the defaults in one row; a row for each of the others."""
+    """Returns one row for the names that agree with the defaults, and a row for each other name."""
     equal: dict[str, list[str]] = defaultdict(list)
     largest, rest = 0.0, []
     for peer in peers:
@@ -81,7 +81,7 @@ def _to_peers(
 
 
 def header(*names: str) -> Iterator[str]:
-    """An empty name first: a blank line above."""
+    """An empty first name puts a blank line above."""
     columns = [name for name in names if name]
     yield from [""] * (len(names) - len(columns))
     yield f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
@@ -96,7 +96,7 @@ def _row(peer: peer_algorithms.Peer, difference: float) -> str:
 
 
 def of_loss(name: str, dtype: torch.dtype) -> Pair:
-    """Largest difference of value and of gradient to the loop, over batches, arguments and aggregations."""
+    """Returns the largest differences of value and gradient to the loop, over batches, arguments and aggregations."""
     reference, variants = plain_losses.REFERENCES[name]
     modes = modes_of(name)
     found = [_against(name, reference, args, modes, dtype, True) for args in [{}, *variants]]
@@ -136,7 +136,7 @@ def _advantage(name: str, loop: Callable[..., Any], args: Mapping[str, Any], own
         found = compute(name, {**ADVANTAGES[name].defaults, **args}, rollouts)
         wanted = loop(rollouts, **(args if own else {}))
         for tokens, mask, numbers, copies in zip(found.tokens, rollouts.masks, wanted, found.copies_N, strict=True):
-            if numbers is None:  # a sequence that is not trained
+            if numbers is None:  # an untrained sequence
                 differences.append(math.inf if copies else 0.0)
             else:
                 differences += [abs(float(t) - w) for t, w in zip(tokens[mask], numbers, strict=True)]
@@ -144,14 +144,14 @@ def _advantage(name: str, loop: Callable[..., Any], args: Mapping[str, Any], own
 
 
 def power(value: float) -> str:
-    """The next power of ten, which seldom depends on a processor's last bits; 0 for rounding in float64."""
+    """Rounds up to a power of ten, which seldom depends on a processor's last bits; 0 for rounding in float64."""
     if value < NOTHING:
         return "0"
     return f"{value:.2g}" if value > 0.01 else f"1e{math.ceil(math.log10(value))}"
 
 
 def agree(page: str, measured: str) -> bool:
-    """Whether all but powers of ten is equal, and these but for one: another processor rounds otherwise."""
+    """Returns True if the texts differ only in powers of ten, by one at most: processors round differently."""
     powers = [re.findall(r"\| (1e-\d+|0)(?= \|)", text) for text in (page, measured)]
     rest = [re.sub(r"\| (1e-\d+|0)(?= \|)", "|", text) for text in (page, measured)]
     logs = [[math.log10(float(number) or NOTHING) for number in found] for found in powers]

@@ -1,6 +1,6 @@
 """Write the table of docs/metrics.md from the code: `make docs`. A test compares them.
 
-Every module of the product that declares a metric is imported, so the registry of this process has all of them.
+Imports every module of the product that declares a metric, so the registry of this process has all metrics.
 """
 
 import re
@@ -37,7 +37,7 @@ class Family:
 
 
 def families() -> list[Family]:
-    """All of Trinity's, by name."""
+    """Returns all metrics of Trinity, by name."""
     for pattern in _SOURCES:
         for root in ROOT.glob(pattern):
             for file in root.rglob("*.py"):
@@ -53,7 +53,7 @@ def families() -> list[Family]:
 
 
 def document() -> str:
-    """The page with its table written again."""
+    """Returns the page with today's table."""
     before, rest = TARGET.read_text().split(BEGIN)
     return f"{before}{BEGIN}\n" + "\n".join(_table()) + f"\n{END}{rest.split(END)[1]}"
 

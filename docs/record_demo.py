@@ -1,9 +1,9 @@
-"""Copies what `trinity ui --demo` shows from a job folder of a real run: `python docs/record_demo.py JOB`.
+"""Copies the run of `trinity ui --demo` from a job folder: `python docs/record_demo.py JOB`.
 
-The folder needs its NATS store and nothing that runs. Paths of the machine are left out of the configuration.
-Of the logs, the lines that pages show are kept.
+The folder needs its NATS store, and no process may use it. The copy leaves out paths of the machine, and keeps the log
+lines that pages show.
 
-Tests of the pages expect this of the run: 8 steps of 4 groups, one step ahead. While the trainer pauses before step 1,
+Tests of the pages expect this run: 8 steps of 4 groups, one step ahead. While the trainer pauses before step 1,
 rows 2 and 6 cannot be scored, and row 2 is retried. At step 4 the explorer is killed.
 """
 
@@ -23,7 +23,7 @@ _FILES = ("buffer/experience_buffer.jsonl", "monitor/trainer.jsonl", "monitor/ex
 
 
 def main(job: Path) -> None:
-    """Replace the demo's folder."""
+    """Replaces the demo's folder."""
     folder = DEMO / "quickstart"
     shutil.rmtree(DEMO, ignore_errors=True)
     for name in ("log", "buffer", "monitor"):

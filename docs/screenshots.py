@@ -14,8 +14,8 @@ from playwright.sync_api import sync_playwright
 
 IMAGES = Path(__file__).parent / "images"
 WIDTH, MOST_HEIGHT = 1000, 620
-COLOURS = 48  # a picture with all of them is four times as large
-# Of the recorded run: task 15 died, was retried, and is the first sample of step 4.
+COLOURS = 48  # a picture with all colours is four times as large
+# In the recorded run task 15 died, was retried, and is the first sample of step 4.
 PAGES = {
     "ui_run": "",
     "ui_step": "/step/4",
@@ -45,7 +45,7 @@ def _write(address: str, folder: Path) -> None:
         page.goto(address)
         for name, path in PAGES.items():
             page.goto(address.partition("?")[0] + path)
-            page.evaluate("document.querySelector('.command')?.remove()")  # it has the folder of this machine
+            page.evaluate("document.querySelector('.command')?.remove()")  # the element shows a folder of this machine
             height = min(MOST_HEIGHT, int(page.evaluate("document.body.offsetHeight")))
             clip = {"x": 0, "y": 0, "width": WIDTH, "height": height}
             taken = page.screenshot(clip=clip, full_page=True)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parent
 
 
 def files() -> dict[Path, str]:
-    """Every file and its text."""
+    """Returns every file and its text."""
     found: dict[Path, str] = {}
     for script in ("algorithms/make.py", "R3L/make_configs.py"):
         spec = importlib.util.spec_from_file_location(Path(script).stem, FOLDER / script)

@@ -2,9 +2,8 @@
 
     python examples/agents/make_data.py [FOLDER] [--from build/quickstart/data] [--tool add|bash] [--system]
 
-`add` is the tool of all agents but mini_agent, whose tool is `bash`. `--system`: an empty system message comes first,
-as scope_agent and mini_agent have it. One call in four has a wrong number, so that
-reinforcement learning has something to find out.
+`add` is the tool of all agents except mini_agent, whose tool is `bash`. `--system` puts an empty system message first,
+as scope_agent and mini_agent do. One call in four has a wrong number, so that reinforcement learning can improve on it.
 """
 
 import argparse
@@ -19,7 +18,7 @@ def called(name: str, **arguments: object) -> dict:
 
 
 def conversations(question: str, rng: random.Random, tool: str, system: bool, limit: int) -> list[list[dict]]:
-    """SFT trains the last message of each. Wrong numbers are below `limit`."""
+    """Returns conversations whose last message SFT trains. Wrong numbers are below `limit`."""
     a, b = map(int, question.split("+"))
     a = a if rng.random() < 0.75 else rng.randrange(limit)
     head = [{"role": "system", "content": ""}] if system or tool == "bash" else []
@@ -27,7 +26,7 @@ def conversations(question: str, rng: random.Random, tool: str, system: bool, li
         first = [*head, {"role": "user", "content": question}, called("add", a=a, b=b)]
         last = {"role": "assistant", "content": f"#### {a + b}"}
         return [first, [*first, {"role": "tool", "content": str(a + b)}, last]]
-    told = [*head, {"role": "user", "content": f"$ {question}"}]  # as mini.yaml says
+    told = [*head, {"role": "user", "content": f"$ {question}"}]  # the form of mini.yaml
     first = [*told, called("bash", command=f"echo $(({a}+{b}))")]
     last = called("bash", command=f"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo {a + b}")
     return [first, [*first, {"role": "tool", "content": f"{a + b}\n"}, last]]

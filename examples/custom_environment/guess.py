@@ -1,6 +1,7 @@
-"""A game of one's own, in Python: guess a number, and hear whether the next guess must be higher or lower.
+"""A custom game in Python: guess a number; each answer says higher or lower.
 
-From the project's root, for a run that reaches it, and to reach a run (token: TRINITY_ENVIRONMENT_ATTACH_TOKEN):
+Run it from the project's root: `serve` for a run that reaches it, `attach` to reach a run (token:
+TRINITY_ENVIRONMENT_ATTACH_TOKEN).
 
     .venv/bin/python examples/custom_environment/guess.py serve 0.0.0.0:7010
     .venv/bin/python examples/custom_environment/guess.py attach 10.0.0.5:7002 my-guesses

@@ -2,9 +2,8 @@
 
     python examples/quickstart/make_data.py [FOLDER]
 
-Every answer is right, but only half of them show the work: 28 + 17 is either "8+7=15, 2+1+1=4" or just stated. A model
-that learns from them (SFT) imitates both kinds and is mostly wrong when it states; reinforcement learning finds out
-that working it out pays.
+Every answer is right, but only half of them show the work: 28 + 17 is either "8+7=15, 2+1+1=4" or only stated. After
+SFT the model imitates both kinds, and is mostly wrong without the work; reinforcement learning rewards showing it.
 """
 
 import argparse

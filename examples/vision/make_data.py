@@ -16,7 +16,7 @@ MOST = 3
 
 
 def picture(rng: random.Random, count: int) -> Image.Image:
-    """`count` white squares on black, each in a cell of its own."""
+    """Draws `count` white squares on black, each in its own cell."""
     cells = [(x, y) for x in range(0, SIDE, SQUARE) for y in range(0, SIDE, SQUARE)]
     image = Image.new("RGB", (SIDE, SIDE))
     for x, y in rng.sample(cells, count):

@@ -86,7 +86,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int, kind: str = "qwen2
         "tie_word_embeddings": False,
     }
     if kind == "qwen3_vl":
-        text |= {"head_dim": 32, "num_hidden_layers": 3}  # what is added after the last layer reaches no other token
+        text |= {"head_dim": 32, "num_hidden_layers": 3}  # additions after the last layer reach no other token
         text |= {"rope_parameters": {**rope, "mrope_section": [6, 5, 5], "mrope_interleaved": True}}
         vision |= {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]}
         return Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision, **tokens))
@@ -96,7 +96,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int, kind: str = "qwen2
 
 
 def processor_files(kind: str = "qwen2_5_vl") -> dict[str, object]:
-    """preprocessor_config.json: as these models have it, for smaller patches."""
+    """Returns the models' preprocessor_config.json for smaller patches."""
     least, most = (PATCH * MERGE) ** 2, 128 * 128
     size = {"min_pixels": least, "max_pixels": most}
     if kind == "qwen3_vl":

@@ -3,7 +3,7 @@
     .venv/bin/pip install -e '.[alfworld]' && .venv/bin/alfworld-download
     .venv/bin/python examples/R3L/alfworld/get_alfworld_data.py --data-path ~/.cache/alfworld/json_2.1.1
 
-Games that the engine cannot win are left out: sliced and movable ones, and those whose file says so.
+The script leaves out games that the engine cannot win: sliced or movable objects, and games marked unsolvable.
 """
 
 import argparse
@@ -16,7 +16,7 @@ SPLITS = {"train": "train", "test": "valid_seen"}
 
 
 def games(folder: Path) -> list[Path]:
-    """Game files that can be won, in order."""
+    """Returns the winnable game files in order."""
     found = sorted(folder.glob("*/*/game.tw-pddl"))
     return [path for path in found if not {"movable", "Sliced"} & _words(path) and _solvable(path)]
 

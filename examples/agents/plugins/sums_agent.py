@@ -1,4 +1,4 @@
-"""An agent as one writes it with OpenAI's SDK. Nothing of it knows that it is trained.
+"""An ordinary agent on OpenAI's SDK, without a line about training.
 
 OPENAI_BASE_URL=... OPENAI_API_KEY=... python examples/agents/plugins/sums_agent.py 35+8
 """
@@ -26,7 +26,7 @@ TOOLS = [
 
 
 def add(arguments: str) -> str:
-    """What a call is answered with."""
+    """Returns the tool's answer to a call."""
     try:
         given = json.loads(arguments)
         return str(int(given["a"]) + int(given["b"]))
@@ -35,7 +35,7 @@ def add(arguments: str) -> str:
 
 
 async def answer(client: AsyncOpenAI, question: str, turns: int = 3) -> str:
-    """The reply without a call, or the last one."""
+    """Returns the first reply without a call, or the last reply."""
     messages: list = [{"role": "user", "content": question}]
     for _ in range(turns):
         done = await client.chat.completions.create(model="policy", messages=messages, tools=TOOLS)

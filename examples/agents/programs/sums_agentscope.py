@@ -1,4 +1,4 @@
-"""An agent of AgentScope with a tool. Nothing of it knows that it is trained.
+"""An ordinary AgentScope agent with a tool, without a line about training.
 
 OPENAI_BASE_URL=... OPENAI_API_KEY=... python examples/agents/programs/sums_agentscope.py 35+8
 """
@@ -20,11 +20,13 @@ def add(a: int, b: int) -> str:
 
 
 async def answer(question: str, turns: int = 3) -> str:
-    """The text of its reply."""
+    """Returns the text of the agent's reply."""
     key = OpenAICredential(api_key=os.environ["OPENAI_API_KEY"], base_url=os.environ["OPENAI_BASE_URL"])
     model = OpenAIChatModel(key, "policy", stream=False)
     tools = Toolkit([FunctionTool(add, is_read_only=True)])
-    no_time = InjectionConfig(inject_runtime_state=False)  # in the prompt, of which a small policy has few tokens
+    no_time = InjectionConfig(
+        inject_runtime_state=False
+    )  # the name is in the prompt, which must be short for a small policy
     agent = Agent("sums", "", model, tools, react_config=ReActConfig(max_iters=turns), injection_config=no_time)
     reply = await agent.reply(UserMsg("user", question))
     return reply.get_text_content() or ""

@@ -1,4 +1,4 @@
-"""An agent of OpenAI's Agents SDK that has its tools from an MCP server. Nothing of it knows that it is trained.
+"""An ordinary agent on OpenAI's Agents SDK with the tools of an MCP server, without a line about training.
 
 OPENAI_BASE_URL=... OPENAI_API_KEY=... python examples/agents/programs/sums_mcp.py 35+8
 """
@@ -14,7 +14,7 @@ SERVER = Path(__file__).with_name("sums_server.py")
 
 
 async def answer(question: str, turns: int = 3) -> str:
-    """The reply without a call; empty if there is none within `turns`, or a call of no tool."""
+    """Returns the reply without a call; "" if `turns` pass without it, or for a call of an unknown tool."""
     async with MCPServerStdio({"command": sys.executable, "args": [str(SERVER)]}) as sums:
         agent = Agent("sums", mcp_servers=[sums], model="policy")
         try:

@@ -1,4 +1,4 @@
-"""An MCP server with one tool, as one writes it with the `mcp` package."""
+"""An ordinary MCP server with one tool, on the `mcp` package."""
 
 from mcp.server import MCPServer
 

@@ -1,4 +1,4 @@
-"""A rollout of a verifiers environment with a tool, by verifiers' own loop. Nothing of it knows that it is trained.
+"""A rollout of a verifiers environment with a tool, by verifiers' loop, without a line about training.
 
 OPENAI_BASE_URL=... OPENAI_API_KEY=... python examples/agents/programs/sums_verifiers.py 35+8 43
 """
@@ -19,13 +19,13 @@ def add(a: int, b: int) -> str:
 
 
 def right(completion: list, answer: str) -> float:
-    """1 if the last message ends with the answer."""
+    """Returns 1 if the last message ends with the answer."""
     said = completion[-1]["content"] if completion else ""
     return float(str(said or "").split("####")[-1].strip() == answer)
 
 
 async def rewarded(question: str, answer: str, turns: int = 3) -> float:
-    """The reward of its rubric."""
+    """Returns the reward of the environment's rubric."""
     rows = Dataset.from_list([{"question": question, "answer": answer}])
     sums = verifiers.ToolEnv(tools=[add], max_turns=turns, eval_dataset=rows, rubric=verifiers.Rubric(funcs=[right]))
     done = await sums.evaluate(OpenAIChatCompletionsClient(AsyncOpenAI()), "policy", num_examples=1, save_results=False)

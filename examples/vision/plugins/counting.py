@@ -13,7 +13,7 @@ SIDE, SQUARE = 32, 8
 
 @environment("counting")
 class Counting(Environment):
-    """The row's `counts` say how many squares each picture has. A right answer to one of N gives 1 / N."""
+    """The row's `counts` are the numbers of squares of each picture. A right answer to one of N gives 1 / N."""
 
     description = Description("counting", "Count the squares of each picture.", deterministic=True, images=True)
 
@@ -35,7 +35,7 @@ class Counting(Environment):
         return Observation(f"{said} <image> how many?", reward, metrics=metrics, images=[self.picture()])
 
     def picture(self):
-        """A PNG file: white squares on black, each in a cell of its own."""
+        """Returns a PNG file: white squares on black, each in its own cell."""
         cells = [(x, y) for x in range(0, SIDE, SQUARE) for y in range(0, SIDE, SQUARE)]
         image, file = Image.new("RGB", (SIDE, SIDE)), io.BytesIO()
         for x, y in self.random.sample(cells, self.counts[self.turn]):

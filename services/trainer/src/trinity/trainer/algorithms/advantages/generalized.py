@@ -40,5 +40,5 @@ algorithm(
     entropy_loss="default",
     repeat_times=1,
     critic=True,
-    note="Learns a critic beside the policy.",
+    note="Learns a critic and the policy.",
 )
