@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.services.nats import NatsServer
+from support.servers.nats import NatsServer
 from trinity.runtime.torch_builds import hide_unusable_companions
 from trinity.runtime.trust import identity
 
@@ -29,7 +29,7 @@ pytest_plugins = [
     "support.plugin.tiers",
     "support.plugin.failed_tests",
     "support.plugin.pytest_starts",
-    "support.engines.shared_engine",
+    "support.servers.shared_engine",
 ]
 
 

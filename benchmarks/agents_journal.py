@@ -31,9 +31,9 @@ LAKE = ["SFFF", "FFFF", "FFFF", "FFFG"]
 
 async def measure(folder: Path, args: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds of each round with the journal and without; and of each wait for a write."""
-    from support.data.experience import make_task
-    from support.services.nats import NatsServer
-    from support.services.service import ServiceProcess
+    from support.fakes.data.experience import make_task
+    from support.servers.nats import NatsServer
+    from support.servers.service import ServiceProcess
     from trinity.buffer.state.streams import stream_specs
     from trinity.config.schema.model import ModelConfig
     from trinity.data.experience import Group, Limits, SamplingParams

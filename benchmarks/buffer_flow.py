@@ -17,11 +17,11 @@ import psutil
 from buffer_peers import IN_FLIGHT, Work
 from buffer_table import Table, at_least, at_most, percentile, until_serving
 
-from support.data.experience import make_group, make_task
-from support.runs.buffer_run import BufferRun
-from support.runs.peers import FakeTrainer
-from support.services.certificates import make_certificates
-from support.services.nats import NatsServer
+from support.fakes.data.experience import make_group, make_task
+from support.fakes.peers import FakeTrainer
+from support.servers.buffer_run import BufferRun
+from support.servers.certificates import make_certificates
+from support.servers.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import task_pb2
 from trinity.data.experience import Experience, Group, Task

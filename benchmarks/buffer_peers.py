@@ -9,7 +9,7 @@ from pathlib import Path
 import nats
 from nats.js.api import StreamConfig
 
-from support.services.nats import NatsServer
+from support.servers.nats import NatsServer
 
 IN_FLIGHT = 64
 

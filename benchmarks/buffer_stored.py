@@ -15,9 +15,9 @@ from pathlib import Path
 import nats
 from buffer_table import Table, at_most, until_serving
 
-from support.data.experience import make_group, make_task
-from support.runs.buffer_run import BufferRun
-from support.services.nats import NatsServer
+from support.fakes.data.experience import make_group, make_task
+from support.servers.buffer_run import BufferRun
+from support.servers.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.state.streams import stream_specs

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from support.services.service import ServiceProcess
+from support.servers.service import ServiceProcess
 from trinity.runtime.process import is_alive
 
 

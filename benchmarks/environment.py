@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from buffer_table import Table, at_least, at_most, until_serving
 from environment_engines import measure_engines
 
-from support.services.service import ServiceProcess
+from support.servers.service import ServiceProcess
 from trinity.explorer.environments.client import EnvironmentClient
 from trinity.runtime.process import free_port
 from trinity.sdk import Environment, Observation, attach, serve

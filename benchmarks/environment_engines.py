@@ -27,7 +27,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from buffer_table import Table, at_least, until_serving
 
-from support.services.service import ServiceProcess
+from support.servers.service import ServiceProcess
 from trinity.environments.alfworld.engine import Engine
 from trinity.environments.alfworld.rooms import TASK_TYPES, draw_room
 from trinity.environments.arguments import Arguments

@@ -18,7 +18,7 @@ import numpy as np
 import uvicorn
 from starlette.testclient import TestClient
 
-from support.observe import experience, make_job
+from support.fakes.pages.recorded_run import experience, make_job
 from trinity.runtime.process import free_port
 from trinity.ui.app import make_app
 from trinity.ui.places import Places

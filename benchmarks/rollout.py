@@ -85,8 +85,8 @@ def plain(model: str, args: argparse.Namespace) -> dict[str, float]:
 
 async def ours(model: str, args: argparse.Namespace) -> dict[str, float]:
     """Seconds of the explorer's path: its engine alone, and with workflow, scoring and encoding."""
-    from support.data.experience import make_task
-    from support.services.service import ServiceProcess
+    from support.fakes.data.experience import make_task
+    from support.servers.service import ServiceProcess
     from trinity.config.schema.buffer import FormatConfig
     from trinity.config.schema.model import ModelConfig
     from trinity.data.experience import Group, SamplingParams

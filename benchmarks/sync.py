@@ -85,10 +85,10 @@ async def _pause(engine: Any, update: dict[str, Any], version: int) -> float:
 async def cost_of_tls(args: argparse.Namespace, folder: Path) -> Table:
     """The pause of an engine whose process is a member of a run at the same time: it watches and reports every 0.4 s,
     over mTLS against without, in turns."""
-    from support.services.certificates import identity_of, make_certificates, tls_settings
-    from support.services.fake_member import FakeMember
-    from support.services.nats import NatsServer
-    from support.services.service import ServiceProcess
+    from support.fakes.explorers.sync_member import FakeMember
+    from support.servers.certificates import identity_of, make_certificates, tls_settings
+    from support.servers.nats import NatsServer
+    from support.servers.service import ServiceProcess
     from trinity.runtime.trust import identity
 
     make_model(folder / "model", args)

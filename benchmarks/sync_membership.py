@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import grpc.aio
 from buffer_table import Table, percentile
 
-from support.services.nats import NatsServer
-from support.services.service import ServiceProcess
+from support.servers.nats import NatsServer
+from support.servers.service import ServiceProcess
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.runtime import rpc

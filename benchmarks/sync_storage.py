@@ -107,7 +107,7 @@ def measure_delta(args: argparse.Namespace) -> None:
 
 def two_versions(root: Path, old: dict[str, Bits], share: float, dtype: str) -> "tuple[Manifest, Manifest]":
     """In the folders base, new and delta: the old weights, those with `share` of the elements changed, and how."""
-    from support.weights.storage import Tensor, with_delta, write_version
+    from support.fakes.data.weight_versions import Tensor, with_delta, write_version
 
     new = {name: updated(bits, share) for name, bits in old.items()}
     base, manifest = (
@@ -198,7 +198,7 @@ def own_folder_times(parameters: int, runs: int) -> tuple[int, dict[str, list[fl
 
 def measure_store(args: argparse.Namespace, entry: str, nats_url: str, parameters: int) -> None:
     """Another place: put and sealed there, and brought into an explorer's cache (a folder: checked in place)."""
-    from support.weights.storage import Tensor, write_version
+    from support.fakes.data.weight_versions import Tensor, write_version
     from trinity.weights import Manifest
     from trinity.weights.stores import open_store
     from trinity.weights.stores.cache import WeightCache
@@ -263,7 +263,7 @@ def measure_folders(args: argparse.Namespace) -> None:
 
 
 def measure_s3(args: argparse.Namespace) -> None:
-    from support.services.s3 import S3Server
+    from support.servers.s3 import S3Server
 
     with _folder() as root:
         server = S3Server(root).start()
@@ -275,7 +275,7 @@ def measure_s3(args: argparse.Namespace) -> None:
 
 
 def measure_jetstream(args: argparse.Namespace) -> None:
-    from support.services.nats import NatsServer
+    from support.servers.nats import NatsServer
 
     with _folder() as root:
         server = NatsServer(root / "nats")

@@ -44,7 +44,7 @@ def make_model(folder: Path, hidden: int, layers: int, vocabulary: int, length: 
 
 
 def make_engine(job: dict[str, Any], trainer: dict[str, Any]) -> Any:
-    from support.trainer.training import BASE
+    from support.programs.trainer.training import BASE
     from trinity.config import make_plan
     from trinity.config.schema import Config
     from trinity.trainer.engine import TrainEngine
@@ -112,7 +112,7 @@ def resident(name: str) -> int:
 
 
 def run_ranks(part: str, ranks: int, job: dict[str, Any], hidden: int, layers: int) -> Any:
-    from support.trainer.engine_actions import run_module
+    from support.programs.trainer.engine_actions import run_module
 
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
     with tempfile.TemporaryDirectory() as folder:

@@ -16,9 +16,9 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from support.losses import peer_advantages, peer_algorithms, plain_advantages, plain_losses  # noqa: E402
-from support.losses.loss_cases import case_of, gradient_of, modes_of, slopes, with_peers  # noqa: E402
-from support.losses.plain_advantages import rollouts_of  # noqa: E402
+from support.checks.losses import peer_advantages, peer_algorithms, plain_advantages, plain_losses  # noqa: E402
+from support.checks.losses.loss_cases import case_of, gradient_of, modes_of, slopes, with_peers  # noqa: E402
+from support.checks.losses.plain_advantages import rollouts_of  # noqa: E402
 from trinity.plugins.declarations import ADVANTAGES  # noqa: E402
 from trinity.trainer.algorithms.advantages import compute  # noqa: E402
 from trinity.trainer.algorithms.policy_losses import POLICY_LOSSES  # noqa: E402

@@ -29,7 +29,7 @@ import async_vs_sync
 import whole_run
 from buffer_table import Table
 
-from support.runs.run import TrinityRun
+from support.programs.run import TrinityRun
 
 FULL = {"tasks": 32, "group": 8, "tokens": 512, "steps": 9, "unmeasured": 4}
 TINY = {"tasks": 2, "group": 2, "tokens": 16, "steps": 3, "unmeasured": 1}

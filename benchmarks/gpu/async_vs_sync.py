@@ -22,7 +22,7 @@ import whole_run
 import yaml
 from buffer_table import Table
 
-from support.runs.run import TrinityRun
+from support.programs.run import TrinityRun
 
 LEAST_FASTER, MOST_WAITING, STALENESS = 1.7, 0.03, 2
 RUN_SECONDS = 300.0

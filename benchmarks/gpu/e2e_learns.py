@@ -20,7 +20,7 @@ from typing import Any
 import whole_run
 from buffer_table import Table
 
-from support.runs.run import TrinityRun, write_config
+from support.programs.run import TrinityRun, write_config
 
 SECONDS = 460.0
 LEAST_ACCURACY, MOST_KL, LEAST_BY_GROUP = 0.9, 1e-3, 0.9
@@ -66,7 +66,7 @@ def _collector() -> Any:
     try:
         import opentelemetry.exporter.otlp.proto.grpc.trace_exporter  # noqa: F401  (what the services send with)
 
-        from support.services.otlp import Collector
+        from support.servers.otlp import Collector
     except ImportError:
         return None
     return Collector()

@@ -22,8 +22,8 @@ import whole_run
 from buffer_table import Table
 from membership_party import COLLECTIVE_SECONDS, EVENT_SECONDS, START_SECONDS, Explorer, Party, by_group, threads
 
-from support.runs.run import TrinityRun
-from support.runs.stopped_audit import audited
+from support.checks.stopped_audit import audited
+from support.programs.run import TrinityRun
 from trinity.runtime.names import TASK_LEASE_SECONDS
 
 GROUP, RESPONSE = 4, 48

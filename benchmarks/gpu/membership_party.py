@@ -13,7 +13,7 @@ from typing import Any
 
 import whole_run
 
-from support.runs.run import Status, TrinityRun, process_of
+from support.programs.run import Status, TrinityRun, process_of
 from trinity.api.explorer.v1 import explorer_pb2, explorer_pb2_grpc
 from trinity.runtime.names import run_id
 from trinity.runtime.trust.nats_users import user_file

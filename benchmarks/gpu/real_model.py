@@ -32,7 +32,7 @@ from buffer_table import Table
 from real_model_judge import SPLITS
 from word_problems import make
 
-from support.runs.run import TrinityRun
+from support.programs.run import TrinityRun
 
 FULL = {"tasks": 64, "group": 8, "steps": 48, "every": 12, "tokens": 512, "train": 6400, "test": 512, "seeds": 2}
 TINY = {"tasks": 2, "group": 2, "steps": 2, "every": 2, "tokens": 16, "train": 40, "test": 20, "seeds": 1}

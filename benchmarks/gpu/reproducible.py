@@ -28,7 +28,7 @@ from typing import Any
 import whole_run
 from buffer_table import Table
 
-from support.runs.run import TrinityRun, kill_process, process_of
+from support.programs.run import TrinityRun, kill_process, process_of
 from trinity.reading.bisect import compare
 
 MOST_COST = 1.5

@@ -92,7 +92,7 @@ class Held:
 
 def sharded(job: Job) -> Any:
     """The trainer's own engine, one rank of it."""
-    from support.trainer.training import BASE
+    from support.programs.trainer.training import BASE
     from trinity.config import make_plan
     from trinity.config.schema import Config
     from trinity.trainer.engine import TrainEngine

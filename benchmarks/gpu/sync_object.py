@@ -48,7 +48,7 @@ def train_and_publish(args: argparse.Namespace) -> Found:
     """Both versions and their difference below --folder; what it took to make them."""
     from trainer import make_batch
 
-    from support.trainer.training import BASE
+    from support.programs.trainer.training import BASE
     from trinity.config import make_plan
     from trinity.config.schema import Config
     from trinity.trainer.engine import TrainEngine

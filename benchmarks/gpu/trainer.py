@@ -91,7 +91,7 @@ def mixed_lengths(longest: int, tokens: int) -> list[int]:
 
 
 def engine_of(job: dict[str, Any], trainer: dict[str, Any]) -> Any:
-    from support.trainer.training import BASE
+    from support.programs.trainer.training import BASE
     from trinity.config import make_plan
     from trinity.config.schema import Config
     from trinity.trainer.engine import TrainEngine

@@ -194,7 +194,7 @@ def trainer(args: argparse.Namespace, name: str, kinds: Sequence[str]) -> Found:
     """Tokens a second of a step with text and with images, in turns; the first two of each do not count."""
     import torch
 
-    from support.trainer.training import BASE
+    from support.programs.trainer.training import BASE
     from trinity.config import make_plan
     from trinity.config.schema import Config
     from trinity.trainer.engine import TrainEngine

@@ -20,7 +20,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]
 
-from support.runs.run import TrinityRun  # noqa: E402
+from support.programs.run import TrinityRun  # noqa: E402
 
 COLUMNS = ("", "found", "limit", "of limit")
 _MAKE_SECONDS = 300.0

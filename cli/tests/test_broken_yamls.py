@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from support.data.broken_yamls import BASE, changed, check
+from support.checks.broken_yamls import BASE, changed, check
 from trinity.cli.main import app
 
 pytestmark = pytest.mark.core

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from support.environments.environment_provider import ScriptedProvider, serving
-from support.environments.odd_environments import OddInLoop
-from support.services.service import ServiceProcess
+from support.fakes.environments.environment_provider import ScriptedProvider, serving
+from support.fakes.environments.odd_environments import OddInLoop
+from support.servers.service import ServiceProcess
 from trinity import sdk
 from trinity.cli.main import app
 from trinity.runtime.process import free_port

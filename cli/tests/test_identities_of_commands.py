@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from support.services.certificates import make_certificates, tls_settings
+from support.servers.certificates import make_certificates, tls_settings
 from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
 from trinity.config import Config
 from trinity.config.run_record import Addresses

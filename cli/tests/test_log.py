@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from support.data.files import Counting, write
+from support.fakes.data.files import Counting, write
 from trinity.cli.commands.log import show
 from trinity.reading import tail
 from trinity.reading.errors import RunError

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from support.runs.buffer_run import BufferRun
-from support.services.nats import NatsServer
+from support.servers.buffer_run import BufferRun
+from support.servers.nats import NatsServer
 from trinity.cli.commands.log import show
 from trinity.reading.errors import RunError
 from trinity.reading.find import RunOnNats, find_log

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from support.data.deep_check import check, play
-from support.services.service import ServiceProcess
+from support.checks.deep_check import check, play
+from support.servers.service import ServiceProcess
 from trinity import plugins
 from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc
 from trinity.cli.supervise import task_environments

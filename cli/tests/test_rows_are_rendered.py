@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from support.data.tokenizer_folder import make_tokenizer_folder
+from support.fakes.models.tokenizer_folder import make_tokenizer_folder
 from trinity.cli.main import app
 from trinity.cli.supervise import preflight, rendered_rows
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from support.observe import ledger
+from support.fakes.pages.recorded_run import ledger
 from trinity.cli.commands.cost import app, render
 from trinity.reading import wire
 from trinity.reading.accounts import budget, device_log, fates, lives

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.data.deep_check import check, play
+from support.checks.deep_check import check, play
 from trinity.cli.supervise import task_environments
 from trinity.environments import ENVIRONMENTS
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.data.broken_yamls import BASE, changed, check
+from support.checks.broken_yamls import BASE, changed, check
 from trinity.config import dump, load, parse
 from trinity.config.schema.root import MonitorConfig
 

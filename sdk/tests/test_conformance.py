@@ -11,8 +11,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from support.environments.odd_environments import EvenCoroutine, EvenInProcess, OddInLoop
-from support.environments.snapshots import Windy, WindyInCoroutines, WindyInProcess, WindyInThread
+from support.fakes.environments.odd_environments import EvenCoroutine, EvenInProcess, OddInLoop
+from support.fakes.environments.snapshots import Windy, WindyInCoroutines, WindyInProcess, WindyInThread
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.sdk import Description, Environment, InvalidInput, Observation, serving

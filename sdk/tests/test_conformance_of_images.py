@@ -7,8 +7,8 @@ from dataclasses import replace
 import grpc.aio
 import pytest
 
-from support.data.pictures import picture
-from support.environments.gallery import Gallery, GalleryInProcess
+from support.fakes.data.pictures import picture
+from support.fakes.environments.gallery import Gallery, GalleryInProcess
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.sdk import Environment, Observation, serving

@@ -16,7 +16,7 @@ import grpc
 import psutil
 import pytest
 
-from support.environments import odd_environments as odd
+from support.fakes.environments import odd_environments as odd
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.sdk import AsyncEnvironment, Description, Environment, Observation, memory
 from trinity.sdk.arena import Arena, Episode

@@ -76,7 +76,7 @@ async def test_a_script_serves_its_own_class_in_worker_processes(tmp_path: Path)
 
 
 async def test_a_client_that_says_nothing_for_long_loses_its_episode() -> None:
-    from support.environments.odd_environments import OddInLoop
+    from support.fakes.environments.odd_environments import OddInLoop
     from trinity.sdk.arena import Arena
     from trinity.sdk.servicer import ProviderServicer
 
@@ -112,7 +112,7 @@ def test_the_sdk_needs_grpc_and_protobuf_alone() -> None:
 
 
 async def test_two_environments_of_one_name_are_refused() -> None:
-    from support.environments.odd_environments import Odd, OddInLoop
+    from support.fakes.environments.odd_environments import Odd, OddInLoop
 
     with pytest.raises(ValueError, match="two environments are named 'odd'"):
         async with serving(Odd, OddInLoop):

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from support.engines.member_engine import MemberEngine, logprobs, read_weights
+from support.fakes.explorers.member_engine import MemberEngine, logprobs, read_weights
 from trinity.data.experience import SamplingParams
 from trinity.explorer.weights.fetch import base_folder
 

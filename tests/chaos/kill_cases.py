@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from chaos.cases import WHOLE_RUN, Case, Chosen, Row
-from support.runs.audit import Findings
-from support.runs.chaos import PHASES, STEPS_PER_KILL, ChaosRun, moment
+from chaos.killed_run import PHASES, STEPS_PER_KILL, ChaosRun, moment
+from support.checks.audit import Findings
 from trinity.reading.children import MAX_RESTARTS
 
 ROOT = Path(__file__).parents[2]

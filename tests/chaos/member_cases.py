@@ -16,8 +16,8 @@ from chaos import nats_cases, task_cases, weight_cases  # noqa: F401  (they regi
 from chaos.cases import NO_ENGINE, QUICK_RUNS, REAL_ENGINE, Case, Chosen, Row
 from chaos.striking import CASES as WEIGHT_CASES
 from chaos.striking import WeightCase, play
-from support.services.nats import NatsCluster
-from support.weights.world import World
+from chaos.versions.world import World
+from support.servers.nats import NatsCluster
 
 ROOT = Path(__file__).parents[2]
 STOP_SECONDS, STOP_SECONDS_QUICK = 60.0, 12.0

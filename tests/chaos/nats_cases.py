@@ -6,11 +6,11 @@ import time
 from typing import Any
 
 from chaos.striking import case
+from chaos.versions.run import check
+from chaos.versions.tasks import GROUPS, TaskRun
+from chaos.versions.world import World
 from chaos.weight_cases import ALL
-from support.services.nats import NatsCluster, NatsServer
-from support.weights.run import check
-from support.weights.tasks import GROUPS, TaskRun
-from support.weights.world import World
+from support.servers.nats import NatsCluster, NatsServer
 from trinity.runtime.broker import connect
 from trinity.runtime.names import RunNames
 

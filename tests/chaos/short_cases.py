@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.cases import WHOLE_RUN, Case, Chosen, Row
-from support.runs.run import Status, TrinityRun, write_config
+from support.programs.run import Status, TrinityRun, write_config
 from trinity.runtime.process import is_alive
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from support.weights.run import WeightsRun
-from support.weights.world import TENSORS, World
+from chaos.versions.run import WeightsRun
+from chaos.versions.world import TENSORS, World
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ import time
 from functools import partial
 
 from chaos.striking import case
+from chaos.versions.run import FOLDER, S3, check
+from chaos.versions.tasks import GROUPS, TaskRun
 from chaos.weight_cases import ALL
-from support.weights.run import FOLDER, S3, check
-from support.weights.tasks import GROUPS, TaskRun
 from trinity.weights import ExplorerState
 
 _AHEAD = 3

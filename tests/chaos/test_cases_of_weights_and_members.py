@@ -6,9 +6,9 @@ import pytest
 
 from chaos import nats_cases, task_cases, weight_cases  # noqa: F401  (they register themselves)
 from chaos.striking import CASES, play
-from support.services.nats import NatsCluster
-from support.services.s3 import find_binary
-from support.weights.world import World
+from chaos.versions.world import World
+from support.servers.nats import NatsCluster
+from support.servers.s3 import find_binary
 
 pytestmark = [
     pytest.mark.extended,

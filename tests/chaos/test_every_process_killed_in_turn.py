@@ -1,7 +1,7 @@
 """One GRPO run on real parts; every process of it is killed with -9 at a random moment, `trinity run` itself included.
 
 I1 to I4: nothing acknowledged is lost, no group is trained twice, step k stays the same batch, the counts add up. Who
-judges it: support/runs/audit.py. Twenty kills of each, and of pairs: run_chaos.py.
+judges it: support/checks/audit.py. Twenty kills of each, and of pairs: run_chaos.py.
 """
 
 import json
@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from support.runs.audit import Findings
-from support.runs.chaos import GROUPS, SAVE_INTERVAL, ChaosRun, Moment, is_up, moment
-from support.runs.run import process_of
+from chaos.killed_run import GROUPS, SAVE_INTERVAL, ChaosRun, Moment, is_up, moment
+from support.checks.audit import Findings
+from support.programs.run import process_of
 from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 
 pytestmark = [pytest.mark.core, pytest.mark.slow, pytest.mark.timeout(900)]

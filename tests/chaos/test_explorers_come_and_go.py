@@ -19,11 +19,11 @@ import numpy as np
 import psutil
 import pytest
 
-from support.services.s3 import S3Server
-from support.services.service import ServiceProcess
-from support.weights.audit import names_both_numbers
-from support.weights.maker import Maker
-from support.weights.party import RUN, Party, TransformersPolicy
+from chaos.versions.audit import names_both_numbers
+from chaos.versions.maker import Maker
+from chaos.versions.party import RUN, Party, TransformersPolicy
+from support.servers.s3 import S3Server
+from support.servers.service import ServiceProcess
 from trinity.api.explorer.v1 import explorer_pb2, explorer_pb2_grpc
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.weights import ExplorerState

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from support.engines.member_process import MemberProcess
-from support.services.helm import of_kind, render
-from support.services.keda import Autoscaler, lag_of
-from support.services.nats import NatsServer
-from support.weights.maker import Maker
-from support.weights.tasks import GROUPS, TaskRun
-from support.weights.world import World
+from chaos.versions.maker import Maker
+from chaos.versions.tasks import GROUPS, TaskRun
+from chaos.versions.world import World
+from support.checks.keda import Autoscaler, lag_of
+from support.programs.member_process import MemberProcess
+from support.servers.helm import of_kind, render
+from support.servers.nats import NatsServer
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from support.environments.gusts import uninterrupted
-from support.runs.killed_episodes import TURNS, Played, play
-from support.services.nats import NatsServer
+from chaos.killed_episodes import TURNS, Played, play
+from support.fakes.environments.gusts import uninterrupted
+from support.servers.nats import NatsServer
 from trinity.data.experience import Experience
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -1,6 +1,6 @@
 """The power fails under load: with the settings Trinity ships, JetStream's files hold all that was acknowledged (I1).
 
-What the disk would hold is modelled from the server's own syncs: support/runs/power_cut.py says how, and what that is
+What the disk would hold is modelled from the server's own syncs: chaos/power_cut.py says how, and what that is
 not.
 The control arm takes `sync_interval: always` away; the same check then finds acknowledged messages missing, and finds
 them all where only the server was killed.
@@ -22,9 +22,9 @@ from pathlib import Path
 import pytest
 from nats.js.api import Header
 
-from support.data.experience import make_group, make_task
-from support.runs import power_cut
-from support.services.nats import NatsServer
+from chaos import power_cut
+from support.fakes.data.experience import make_group, make_task
+from support.servers.nats import NatsServer
 from trinity.buffer.state.streams import stream_specs
 from trinity.data.wire import encode_outcome
 from trinity.explorer.rollout import attempt

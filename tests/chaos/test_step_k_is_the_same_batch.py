@@ -2,7 +2,7 @@
 
 Twice in one run: first the trainer is killed, then, at step 12, `trinity run` and with it everything but the broker.
 The explorer is a stand-in that answers at once, with other tokens for each task; all else is real, forked with
-everything imported (support/runs/forked_run.py).
+everything imported (support/programs/forked_run.py).
 """
 
 import asyncio
@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from support.runs import peers
-from support.runs.forked_run import ForkedRun
-from support.runs.run import Status, kill_process, process_of, write_config
-from support.services.nats import NatsServer
+from support.fakes import peers
+from support.programs.forked_run import ForkedRun
+from support.programs.run import Status, kill_process, process_of, write_config
+from support.servers.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
 from trinity.runtime import names
 

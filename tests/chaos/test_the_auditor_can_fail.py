@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from support.runs.audit import Acknowledged, LogEntry, Member, Records, TrainerRecord, audit
+from support.checks.audit import Acknowledged, LogEntry, Member, Records, TrainerRecord, audit
 
 pytestmark = pytest.mark.core
 

@@ -11,12 +11,12 @@ import pytest
 from chaos import run_chaos, striking
 from chaos.cases import NO_ENGINE, Case, Chosen, Row, table
 from chaos.kill_cases import Played
-from support.engines.member_engine import logprobs
-from support.runs.audit import Findings
-from support.services.s3 import find_binary
-from support.weights.audit import Given, Records, judge
-from support.weights.run import GROUP, WeightsRun
-from support.weights.world import World
+from chaos.versions.audit import Given, Records, judge
+from chaos.versions.run import GROUP, WeightsRun
+from chaos.versions.world import World
+from support.checks.audit import Findings
+from support.fakes.explorers.member_engine import logprobs
+from support.servers.s3 import find_binary
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.data.experience import VersionSpan
 

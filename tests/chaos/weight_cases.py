@@ -9,9 +9,9 @@ import grpc
 import obstore
 
 from chaos.striking import case, in_a_broadcast, meanwhile
-from support.weights.audit import names_both_numbers
-from support.weights.run import FOLDER, GROUP, OTHER, S3, WeightsRun, check
-from support.weights.world import LEASE_SECONDS, TENSORS, bucket
+from chaos.versions.audit import names_both_numbers
+from chaos.versions.run import FOLDER, GROUP, OTHER, S3, WeightsRun, check
+from chaos.versions.world import LEASE_SECONDS, TENSORS, bucket
 from trinity.api.sync.v1 import sync_pb2 as pb
 
 ALL = (FOLDER, S3, GROUP)

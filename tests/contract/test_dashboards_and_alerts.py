@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from support.services.queries import DASHBOARDS, DEPLOY, Asked, alerts, asked_by, queries
+from support.checks.queries import DASHBOARDS, DEPLOY, Asked, alerts, asked_by, queries
 from trinity.cli.main import app
 
 pytestmark = pytest.mark.core

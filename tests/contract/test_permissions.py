@@ -15,7 +15,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from support.services.service import ServiceProcess
+from support.servers.service import ServiceProcess
 from trinity.runtime import rpc
 from trinity.runtime.trust.gate import Gate
 from trinity.runtime.trust.identity import Identity

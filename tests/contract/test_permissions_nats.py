@@ -9,7 +9,7 @@ import nats
 import pytest
 import structlog
 
-from support.services.nats import NatsServer
+from support.servers.nats import NatsServer
 from trinity.runtime import names
 from trinity.runtime.broker import Bucket, StreamSpec, connect, ensure_consumer, ensure_streams, tail
 from trinity.runtime.errors import InvalidInput, PermissionDenied, Unauthenticated

@@ -8,9 +8,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from support.services.certificates import authority_of, identity_of, make_certificates, signed_by, tls_settings
-from support.services.nats import NatsServer
-from support.services.service import ServiceProcess
+from support.servers.certificates import authority_of, identity_of, make_certificates, signed_by, tls_settings
+from support.servers.nats import NatsServer
+from support.servers.service import ServiceProcess
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.cluster.certs import certs

@@ -1,6 +1,6 @@
 """vLLM, DeepSpeed and the libraries below them have every name that the product takes, and the list of them is whole.
 
-The list is support/symbols/private_symbols.py; docs/development/when_vllm_moves.md says what to do.
+The list is contract/symbols/private_symbols.py; docs/development/when_vllm_moves.md says what to do.
 """
 
 import ast
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from support.symbols.private_symbols import BORDERS, Border
-from support.symbols.symbols_in_sources import Name, installed, names_taken, own_names, parse, problem_of
+from contract.symbols.private_symbols import BORDERS, Border
+from contract.symbols.symbols_in_sources import Name, installed, names_taken, own_names, parse, problem_of
 
 pytestmark = pytest.mark.core
 
@@ -92,7 +92,7 @@ def test_every_name_is_used_where_the_list_says(border: Border) -> None:
 
 def test_no_file_takes_a_name_that_is_not_in_the_list() -> None:
     found = {file: names for file, tree in product().items() if (names := unlisted(tree))}
-    assert not found, f"add them to tests/support/symbols/private_symbols.py: {found}"
+    assert not found, f"add them to tests/contract/symbols/private_symbols.py: {found}"
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from support.runs.buffer_run import BufferRun
-from support.services.nats import NatsServer
-from support.services.service import ServiceProcess
+from support.servers.buffer_run import BufferRun
+from support.servers.nats import NatsServer
+from support.servers.service import ServiceProcess
 from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
 from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc
 from trinity.api.explorer.v1 import explorer_pb2, explorer_pb2_grpc

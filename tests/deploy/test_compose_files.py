@@ -11,7 +11,7 @@ import pytest
 import typer
 import yaml
 
-from support.deploy.compose import interpolate
+from support.servers.compose import interpolate
 from trinity.ui.main import app as ui
 
 pytestmark = pytest.mark.core

@@ -13,7 +13,7 @@ from cloudcoil.models.cert_manager import v1 as cert_manager
 from cloudcoil.models.keda import v1alpha1 as keda
 from cloudcoil.models.prometheus_operator import v1 as prometheus
 
-from support.services.helm import CHART, EXAMPLES, Refused, lint, of_kind, pods, render
+from support.servers.helm import CHART, EXAMPLES, Refused, lint, of_kind, pods, render
 from trinity.runtime.names import TASKS_CONSUMER, RunNames, run_id
 
 pytestmark = [pytest.mark.core, pytest.mark.slow]

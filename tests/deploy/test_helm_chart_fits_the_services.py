@@ -10,7 +10,7 @@ import pytest
 import typer
 import yaml
 
-from support.services.helm import EXAMPLES, of_kind, pods, render
+from support.servers.helm import EXAMPLES, of_kind, pods, render
 from trinity.cluster.certs import certs
 from trinity.cluster.certs.certs import Form
 from trinity.runtime.errors import EXIT_FOR_GOOD

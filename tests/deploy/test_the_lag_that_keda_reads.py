@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from support.services.keda import Autoscaler, lag_of
-from support.services.nats import NatsServer
+from support.checks.keda import Autoscaler, lag_of
+from support.servers.nats import NatsServer
 from trinity.runtime.broker import PullConsumer, StreamSpec, connect, ensure_consumer, ensure_streams
 from trinity.runtime.names import TASKS_CONSUMER
 from trinity.runtime.trust import nats_users

@@ -36,7 +36,7 @@ holds() {  # WHAT TEST...: the test must hold
 # -- In place of the downloads: a model, data, and the examples that come with a checkout.
 cp -r "$repository/examples" .
 { python examples/quickstart/make_model.py model && python examples/quickstart/make_data.py data --test-size 4 &&
-  python -m support.data.guide_parts model "$HOME"; } >made.txt 2>&1 || { cat made.txt; exit 1; }
+  python -m e2e.guide_parts model "$HOME"; } >made.txt 2>&1 || { cat made.txt; exit 1; }
 export TRINITY_MODEL_PATH=$folder/model TRINITY_TASKSET_PATH=$folder/data
 short="buffer.batch_size=4 buffer.total_steps=2 model.max_model_len=256 model.max_response_tokens=16"
 

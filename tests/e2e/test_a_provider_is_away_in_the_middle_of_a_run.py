@@ -2,7 +2,7 @@
 
 TRINITY_TEST_AWAY_SECONDS says how long, 25 s unless it is set. Then explorer.environment_wait (1 s here) is over many
 times, and before, each task had used up its attempts. Processes are forked, and transformers samples where vLLM would
-(support/runs/forked_run.py).
+(support/programs/forked_run.py).
 """
 
 import json
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from support.runs.forked_run import ForkedRun
-from support.runs.run import write_config
+from support.programs.forked_run import ForkedRun
+from support.programs.run import write_config
 from trinity.runtime.process import free_port
 
 AWAY_SECONDS = float(os.environ.get("TRINITY_TEST_AWAY_SECONDS", "25"))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from support.engines.torch_engine import ComputesSomethingElse
-from support.runs.forked_run import ForkedRun
-from support.runs.run import write_config
+from support.fakes.explorers.torch_engine import ComputesSomethingElse
+from support.programs.forked_run import ForkedRun
+from support.programs.run import write_config
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(480)]
 

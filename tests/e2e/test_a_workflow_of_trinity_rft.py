@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.runs.run import TrinityRun, write_config
+from support.programs.run import TrinityRun, write_config
 from trinity.data.archive.reader import read_experiences
 from trinity.data.experience import Truncation
 
@@ -26,7 +26,7 @@ def run(repository: Path, quickstart_model: Path, quickstart_data: Path, tmp_pat
     (code,) = re.findall(r"```python\n(.*?)```", (repository / "docs/from_trinity.md").read_text(), re.DOTALL)
     (tmp_path / "plugins/agent.py").write_text(code)
     for path in ("algorithms/own_algorithm.py", "operators/own_operator.py"):
-        given = repository / "tests/support/rft" / path
+        given = repository / "tests/support/fakes/trinity_rft" / path
         (tmp_path / "plugins" / given.name).write_text(given.read_text())
     taskset = {
         "name": "sums",

@@ -1,7 +1,7 @@
 """Algorithms that need more than groups and rewards, three steps each from their YAML in examples/algorithms.
 
 The others differ from these in pure functions; benchmarks/algorithms.py runs them all. Processes are
-forked, and transformers samples where vLLM would (support/runs/forked_run.py).
+forked, and transformers samples where vLLM would (support/programs/forked_run.py).
 """
 
 import json
@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from support.runs.forked_run import ForkedRun
-from support.runs.run import write_config
+from support.programs.forked_run import ForkedRun
+from support.programs.run import write_config
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from support.runs.forked_run import ForkedService, trinity
-from support.runs.run import write_config
-from support.services.certificates import tls_settings
-from support.services.nats import ComposedNats
+from support.programs.forked_run import ForkedService, trinity
+from support.programs.run import write_config
+from support.servers.certificates import tls_settings
+from support.servers.nats import ComposedNats
 from trinity.cluster.certs import certs
 from trinity.runtime.process import environment
 
@@ -35,7 +35,7 @@ def divided(x, share, *, divisor: NonNegative = 0.0):
 
 @dataclass
 class Runs:
-    """`trinity` on one job, in forked processes (support/runs/forked_run.py)."""
+    """`trinity` on one job, in forked processes (support/programs/forked_run.py)."""
 
     config: Path
     job: Path

@@ -20,12 +20,12 @@ from typing import Any
 
 import pytest
 
-from support.deploy.compose import Project, Service
-from support.deploy.containers import Container, missing
-from support.deploy.journeys import Trainer, fill, until, write_run
-from support.deploy.prometheus import Prometheus
-from support.services.certificates import identity_of
-from support.services.port_scan import Kind, Port, scan
+from e2e.deployed.journeys import Trainer, fill, until, write_run
+from e2e.deployed.prometheus import Prometheus
+from support.checks.port_scan import Kind, Port, scan
+from support.servers.certificates import identity_of
+from support.servers.compose import Project, Service
+from support.servers.containers import Container, missing
 from trinity.cluster.certs import certs
 
 pytestmark = [

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import yaml
 
-from support.deploy.containers import missing, program
-from support.deploy.journeys import Trainer, fill, until, write_run
-from support.deploy.release import Pod, Release
-from support.services.certificates import identity_of
-from support.services.helm import render
+from e2e.deployed.journeys import Trainer, fill, until, write_run
+from e2e.deployed.release import Pod, Release
+from support.servers.certificates import identity_of
+from support.servers.containers import missing, program
+from support.servers.helm import render
 from trinity.cluster.certs import certs
 from trinity.cluster.certs.certs import Form
 

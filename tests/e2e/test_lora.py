@@ -1,8 +1,8 @@
 """A run that begins with adapters of peft: versions of some KiB that explorers merge, from version 0 on, the trainer
 killed, a model at the end.
 
-Processes are forked, and transformers samples where vLLM would (support/runs/forked_run.py): that vLLM computes what
-merged adapters compute is shown in tests/integration/test_trainer_and_engine_agree.py.
+Processes are forked, and transformers samples where vLLM would (support/programs/forked_run.py): that vLLM computes
+what merged adapters compute is shown in tests/integration/test_trainer_and_engine_agree.py.
 """
 
 import json
@@ -19,8 +19,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from support.runs.forked_run import ForkedRun
-from support.runs.run import kill_process, write_config
+from support.programs.forked_run import ForkedRun
+from support.programs.run import kill_process, write_config
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from support.runs.run import Status, TrinityRun, kill_process, process_of, write_config
-from support.services.otlp import Collector
-from support.services.port_scan import Kind, Port, ports_of, reached_from_another_network, scan
-from support.services.queries import asked_by, queries
+from support.checks.port_scan import Kind, Port, ports_of, reached_from_another_network, scan
+from support.checks.queries import asked_by, queries
+from support.programs.run import Status, TrinityRun, kill_process, process_of, write_config
+from support.servers.otlp import Collector
 from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 from trinity.runtime.trust.roles import Role
 

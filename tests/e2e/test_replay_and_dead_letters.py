@@ -1,7 +1,8 @@
 """A task that always fails, mended and fed again, and steps trained again from the ledger: beside the run and after it.
 
 The trainer is held by its own Pause wherever the journey looks around. The reward function fails for one row for as
-long as a file is there. Processes are forked, and transformers samples where vLLM would (support/runs/forked_run.py).
+long as a file is there. Processes are forked, and transformers samples where vLLM would
+(support/programs/forked_run.py).
 """
 
 import json
@@ -15,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from support.runs.forked_run import ForkedRun, trinity
-from support.runs.run import Status, process_of, write_config
+from support.programs.forked_run import ForkedRun, trinity
+from support.programs.run import Status, process_of, write_config
 from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.runs.run import TrinityRun, kill_process, process_of, write_config
+from support.programs.run import TrinityRun, kill_process, process_of, write_config
 from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(1200)]

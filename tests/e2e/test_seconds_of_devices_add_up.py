@@ -1,6 +1,6 @@
 """`trinity cost`: the seconds by fate are those of the clock times the devices, with kills; a budget ends a run.
 
-Processes are forked, and transformers samples where vLLM would (support/runs/forked_run.py).
+Processes are forked, and transformers samples where vLLM would (support/programs/forked_run.py).
 """
 
 import json
@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.runs.forked_run import ForkedRun, trinity
-from support.runs.run import Status, kill_process, process_of, write_config
+from support.programs.forked_run import ForkedRun, trinity
+from support.programs.run import Status, kill_process, process_of, write_config
 from trinity.cli.supervise.stage import EXIT_SPENT
 from trinity.reading.accounts.device_log import DeviceLog
 from trinity.weights.checkpoints import complete_steps

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from support.runs.forked_run import ForkedRun
-from support.runs.run import process_of, write_config
-from support.services.nats import NatsServer
+from support.programs.forked_run import ForkedRun
+from support.programs.run import process_of, write_config
+from support.servers.nats import NatsServer
 from trinity.runtime import names
 from trinity.runtime.broker import Bucket, connect
 

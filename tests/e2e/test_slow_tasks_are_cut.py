@@ -1,7 +1,7 @@
 """A task of every step takes ten minutes: with explorer.over_rollout the run ends in one, and says what it cut.
 
 Two ranks of the trainer share steps of three groups. Processes are forked, and transformers samples where vLLM would
-(support/runs/forked_run.py).
+(support/programs/forked_run.py).
 """
 
 import json
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from support.runs.forked_run import ForkedRun, trinity
-from support.runs.run import write_config
+from support.programs.forked_run import ForkedRun, trinity
+from support.programs.run import write_config
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
 

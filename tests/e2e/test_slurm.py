@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from support.runs.audit import Findings, TrainerRecord, audit, read
-from support.runs.run import write_config
-from support.services import slurm
-from support.services.nats import NatsServer
+from support.checks.audit import Findings, TrainerRecord, audit, read
+from support.programs.run import write_config
+from support.servers import slurm
+from support.servers.nats import NatsServer
 from trinity.config import expand, load, make_plan
 from trinity.runtime.broker import connect
 from trinity.runtime.names import run_id

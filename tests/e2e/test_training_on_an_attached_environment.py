@@ -1,6 +1,6 @@
 """examples/custom_environment/guess.yaml: a JavaScript program attaches to the run, is lost once, and is trained on.
 
-Processes are forked, and transformers samples where vLLM would (support/runs/forked_run.py).
+Processes are forked, and transformers samples where vLLM would (support/programs/forked_run.py).
 """
 
 import json
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from support.runs.forked_run import ForkedRun
-from support.runs.run import write_config
+from support.programs.forked_run import ForkedRun
+from support.programs.run import write_config
 from trinity.runtime.process import free_port
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]

@@ -14,10 +14,10 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from support.engines.shared_engine import MAX_LENGTH
-from support.engines.toolbox import make_episode_task
-from support.runs.run import TrinityRun
-from support.services.service import ServiceProcess
+from support.fakes.explorers.toolbox import make_episode_task
+from support.programs.run import TrinityRun
+from support.servers.service import ServiceProcess
+from support.servers.shared_engine import MAX_LENGTH
 from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import Experience, Group, Task
 from trinity.explorer.chat import ChatTokenizer

@@ -16,8 +16,8 @@ import pytest
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from support.services.images import BASE, Images, contained, missing
-from support.services.nats import NatsServer
+from images.built_images import BASE, Images, contained, missing
+from support.servers.nats import NatsServer
 from trinity.runtime import rpc
 from trinity.runtime.process import free_port
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from support.runs import small_form
+from support.programs import small_form
 
 pytestmark = pytest.mark.extended
 

@@ -10,11 +10,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from support.runs import peers
-from support.runs.buffer_run import BufferRun
-from support.services.certificates import identity_of, make_certificates, tls_settings
-from support.services.nats import NatsServer
-from support.services.service import ServiceProcess
+from support.fakes import peers
+from support.servers.buffer_run import BufferRun
+from support.servers.certificates import identity_of, make_certificates, tls_settings
+from support.servers.nats import NatsServer
+from support.servers.service import ServiceProcess
 from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
 from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc
 from trinity.api.sync.v1 import sync_pb2, sync_pb2_grpc

@@ -17,10 +17,10 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from support.services.frozen import freeze
-from support.services.listeners import LOOPBACK, listeners
-from support.weights import group_member
-from support.weights.group_member import info
+from integration import group_member
+from integration.group_member import info
+from support.checks.listeners import LOOPBACK, listeners
+from support.programs.frozen import freeze
 from trinity.runtime.errors import InvalidInput
 from trinity.weights.collective import Group, GroupBroken, Store, plan_buckets, send
 

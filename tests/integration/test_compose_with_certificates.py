@@ -16,13 +16,13 @@ import grpc
 import pytest
 import yaml
 
-from support.runs import peers
-from support.runs.buffer_run import BufferRun
-from support.runs.peers import FakeTrainer
-from support.services.certificates import identity_of, tls_settings
-from support.services.nats import ComposedNats, NatsServer
-from support.services.port_scan import Kind, ports_of, scan
-from support.services.service import ServiceProcess
+from support.checks.port_scan import Kind, ports_of, scan
+from support.fakes import peers
+from support.fakes.peers import FakeTrainer
+from support.servers.buffer_run import BufferRun
+from support.servers.certificates import identity_of, tls_settings
+from support.servers.nats import ComposedNats, NatsServer
+from support.servers.service import ServiceProcess
 from trinity.cluster.certs import certs
 from trinity.runtime import rpc
 from trinity.runtime.broker import connect

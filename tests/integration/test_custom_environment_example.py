@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from support.services.service import ServiceProcess
+from support.servers.service import ServiceProcess
 from trinity.explorer.environments.client import EnvironmentClient, EnvironmentFailed
 from trinity.runtime.process import free_port
 from trinity.sdk.conformance import Verdict, check_provider

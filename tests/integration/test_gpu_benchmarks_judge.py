@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from support.runs.audit import Acknowledged, LogEntry, Member, Records
-from support.runs.stopped_audit import violations
+from support.checks.audit import Acknowledged, LogEntry, Member, Records
+from support.checks.stopped_audit import violations
 
 pytestmark = pytest.mark.core
 

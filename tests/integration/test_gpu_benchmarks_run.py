@@ -1,7 +1,7 @@
 """The small forms of GPU scripts, on the CPU: they run on the real parts and print their tables.
 
 That of rollout.py is the one of benchmarks/rollout.py, which test_benchmarks_run.py has. Whole runs sample with
-transformers (support/runs/small_form.py): what these scripts read is what the other parts leave.
+transformers (support/programs/small_form.py): what these scripts read is what the other parts leave.
 """
 
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.runs import small_form
+from support.programs import small_form
 
 TABLES = {
     "sync_object.py": ("pause", "the step changed", "checked in place", "difference: apply to the base", "ratio"),

@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import pytest
 
-from support.services.service import ServiceProcess
+from support.servers.service import ServiceProcess
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.environments.sandbox.sandbox import problem

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from support.engines.toolbox import Toolbox, make_episode_task
-from support.environments.in_process import InProcess
+from support.fakes.environments.in_process import InProcess
+from support.fakes.explorers.toolbox import Toolbox, make_episode_task
 from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS
 from trinity.data.experience import Group, TaskKind
 from trinity.environments import ENVIRONMENTS

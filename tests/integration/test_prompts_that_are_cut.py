@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.data.experience import make_group
-from support.runs.buffer_run import BufferRun
-from support.runs.peers import a_group, explorer
-from support.services.nats import NatsServer
+from support.fakes.data.experience import make_group
+from support.fakes.peers import a_group, explorer
+from support.servers.buffer_run import BufferRun
+from support.servers.nats import NatsServer
 from trinity.data.experience import Outcome, Task, Truncation
 from trinity.explorer.rollout.attempt import PROMPTS_CUT
 from trinity.reading.wire import every_prompt_is_cut, prompts_cut

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from support.engines.toolbox import Toolbox, make_episode_task
-from support.environments.in_process import InProcess
+from support.fakes.environments.in_process import InProcess
+from support.fakes.explorers.toolbox import Toolbox, make_episode_task
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.log.validator import summarise

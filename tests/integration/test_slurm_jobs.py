@@ -14,7 +14,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from support.services import slurm
+from support.servers import slurm
 from trinity.cli.main import app
 
 pytestmark = [

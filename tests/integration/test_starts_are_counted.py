@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.plugin import starts
-from support.runs.forked import ForkedModule
+from support.programs.forked import ForkedModule
 
 pytestmark = pytest.mark.core
 

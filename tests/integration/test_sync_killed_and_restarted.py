@@ -10,9 +10,9 @@ from typing import TypeVar
 import grpc.aio
 import pytest
 
-from support.services.nats import NatsServer
-from support.services.service import ServiceProcess
-from support.services.sync_instances import CANARY, make_manifest
+from support.servers.nats import NatsServer
+from support.servers.service import ServiceProcess
+from support.servers.sync_instances import CANARY, make_manifest
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.runtime import rpc

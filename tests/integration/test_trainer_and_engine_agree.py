@@ -14,7 +14,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from support.engines.shared_engine import ENGINE_TESTS
+from support.servers.shared_engine import ENGINE_TESTS
 from trinity.config.schema.model import LoraConfig, ModelConfig
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.pool import EnginePool

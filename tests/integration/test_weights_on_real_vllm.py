@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from support.engines.shared_engine import ENGINE_TESTS, SEQUENCES, update_info
+from support.servers.shared_engine import ENGINE_TESTS, SEQUENCES, update_info
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine import start
 from trinity.explorer.engine.pool import EnginePool

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.engines.toolbox import Toolbox, make_episode_task
+from support.fakes.explorers.toolbox import Toolbox, make_episode_task
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.config.algorithms import resolve
 from trinity.config.schema.algorithm import AlgorithmConfig

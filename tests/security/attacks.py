@@ -30,8 +30,8 @@ from google.protobuf.message import DecodeError
 from rich.console import Console
 from rich.table import Table
 
-from support.data.experience import make_group
-from support.runs.peers import FakeTrainer
+from support.fakes.data.experience import make_group
+from support.fakes.peers import FakeTrainer
 from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
 from trinity.api.common.v1 import experience_pb2, task_pb2
 from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc

@@ -34,10 +34,10 @@ from random_messages import KNOWN, TOKEN, Maker
 from rich.console import Console
 from rich.table import Table
 
-from support.runs.buffer_run import BufferRun
-from support.runs.peers import explorer
-from support.services.nats import NatsServer
-from support.services.service import ServiceProcess
+from support.fakes.peers import explorer
+from support.servers.buffer_run import BufferRun
+from support.servers.nats import NatsServer
+from support.servers.service import ServiceProcess
 from trinity.api.explorer.v1 import explorer_pb2_grpc
 from trinity.api.sync.v1 import sync_pb2, sync_pb2_grpc
 from trinity.config.schema.model import ModelConfig

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from support.runs.forked_run import ForkedService
-from support.trainer.releases import JudgingExplorer, Trainer
-from support.trainer.training import make_model
+from support.programs.forked_run import ForkedService
+from support.programs.trainer.releases import JudgingExplorer, Trainer
+from support.programs.trainer.training import make_model
 from trinity.weights.checkpoint_manifest import ManifestWriter
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(800)]

@@ -1,7 +1,7 @@
 """The quickstart's GRPO learns while `tests/security/attacks.py` attacks it, as it does without.
 
-Processes are forked, and transformers samples where vLLM would (support/runs/forked_run.py). The model has seen worked
-sums before, as in the quickstart's first stage, but without a run.
+Processes are forked, and transformers samples where vLLM would (support/programs/forked_run.py). The model has seen
+worked sums before, as in the quickstart's first stage, but without a run.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from support.engines.torch_engine import BatchedTorchEngine
-from support.runs.forked_run import ForkedRun
-from support.runs.run import write_config
+from support.fakes.explorers.torch_engine import BatchedTorchEngine
+from support.programs.forked_run import ForkedRun
+from support.programs.run import write_config
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.data.datasets import read
 from trinity.trainer.data.examples import from_examples

@@ -1,6 +1,6 @@
 """`tests/security/attacks.py` on real services: no process ends, steps come, nothing obeys.
 
-An explorer and a trainer without engines make the steps (support/runs/peers.py).
+An explorer and a trainer without engines make the steps (support/fakes/peers.py).
 """
 
 import asyncio
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from support.runs.buffer_run import BufferRun
-from support.runs.peers import explorer
-from support.services.nats import NatsServer
-from support.services.service import ServiceProcess
+from support.fakes.peers import explorer
+from support.servers.buffer_run import BufferRun
+from support.servers.nats import NatsServer
+from support.servers.service import ServiceProcess
 from trinity.api.sync.v1 import sync_pb2
 from trinity.reading.job import ProcessRecord, SupervisorRecord
 from trinity.runtime.trust.roles import Role

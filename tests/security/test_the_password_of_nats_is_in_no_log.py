@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.services.nats import NatsServer
-from support.services.service import ServiceProcess
+from support.servers.nats import NatsServer
+from support.servers.service import ServiceProcess
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(120)]
 

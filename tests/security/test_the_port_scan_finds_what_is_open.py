@@ -1,4 +1,4 @@
-"""support/services/port_scan.py tells refusals from answers, and finds what other networks reach."""
+"""support/checks/port_scan.py tells refusals from answers, and finds what other networks reach."""
 
 import asyncio
 import os
@@ -11,9 +11,9 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health, health_pb2_grpc
 
-from support.services.certificates import identity_of, make_certificates
-from support.services.nats import NatsServer
-from support.services.port_scan import Kind, Port, ports_of, reached_from_another_network, scan
+from support.checks.port_scan import Kind, Port, ports_of, reached_from_another_network, scan
+from support.servers.certificates import identity_of, make_certificates
+from support.servers.nats import NatsServer
 from trinity.runtime import metrics, rpc
 from trinity.runtime.trust.gate import Gate
 from trinity.runtime.trust.tls import server_credentials

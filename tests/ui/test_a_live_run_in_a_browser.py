@@ -1,6 +1,6 @@
 """`trinity ui` beside a run and after it: the page follows the run, and the run does not notice the page.
 
-Processes are forked, and transformers samples where vLLM would (support/runs/forked_run.py).
+Processes are forked, and transformers samples where vLLM would (support/programs/forked_run.py).
 """
 
 import json
@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from support.runs.forked_run import ForkedRun
-from support.runs.run import write_config
+from support.programs.forked_run import ForkedRun
+from support.programs.run import write_config
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
 

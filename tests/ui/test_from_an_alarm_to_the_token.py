@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.alarms import CASES, CLICKS, CLICKS_OF_A_STEP, prepare
+from support.fakes.pages.alarms import CASES, CLICKS, CLICKS_OF_A_STEP, prepare
 from trinity.reading.alarms import RULES
 
 pytestmark = pytest.mark.extended

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.alarms import STATUS
-from support.observe import (
+from support.fakes.pages.alarms import STATUS
+from support.fakes.pages.recorded_run import (
     Doctored,
     dead_letter,
     ledger,

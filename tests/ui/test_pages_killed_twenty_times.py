@@ -1,6 +1,6 @@
 """`trinity ui` killed twenty times beside a run, in the middle of its answers: the run and its ledger do not change.
 
-Processes are forked, and transformers samples where vLLM would (support/runs/forked_run.py). No browser is needed.
+Processes are forked, and transformers samples where vLLM would (support/programs/forked_run.py). No browser is needed.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from support.runs.forked_run import ForkedRun
-from support.runs.run import process_of, write_config
+from support.programs.forked_run import ForkedRun
+from support.programs.run import process_of, write_config
 from trinity.reading.reader import any_buffer, find_job_stage
 from trinity.ui.audit import Audit, count_problems
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.data.experience import make_task
+from support.fakes.data.experience import make_task
 from trinity.cli.commands.debug.workbench import Workbench
 from trinity.config.load import parse
 from trinity.reading.errors import RunError

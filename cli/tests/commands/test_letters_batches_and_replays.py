@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from support.data.experience import make_group, make_task
+from support.fakes.data.experience import make_group, make_task
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
 from trinity.cli.commands.ledger import batch, replay

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.data.broken_yamls import BASE, changed, check
+from support.checks.broken_yamls import BASE, changed, check
 
 pytestmark = pytest.mark.core
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from support.runs.buffer_run import BufferRun
-from support.runs.peers import explorer
-from support.services.nats import NatsServer
+from support.fakes.peers import explorer
+from support.servers.buffer_run import BufferRun
+from support.servers.nats import NatsServer
 from trinity.cli.commands import status
 from trinity.cli.commands.ledger import batch, replay, replay_step
 from trinity.cli.commands.ledger import dead_letters as letters

@@ -11,8 +11,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from support.data.experience import make_group, make_task
-from support.data.files import Counting, write
+from support.fakes.data.experience import make_group, make_task
+from support.fakes.data.files import Counting, write
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.cli.commands.view import view
 from trinity.reading import view as reading_view

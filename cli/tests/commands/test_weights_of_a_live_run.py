@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from support.data.experience import make_group
-from support.runs.buffer_run import BufferRun
-from support.runs.peers import FakeTrainer, explorer
-from support.services.fake_member import FakeMember
-from support.services.nats import NatsServer
+from support.fakes.data.experience import make_group
+from support.fakes.explorers.sync_member import FakeMember
+from support.fakes.peers import FakeTrainer, explorer
+from support.servers.buffer_run import BufferRun
+from support.servers.nats import NatsServer
 from trinity.cli.commands import status
 from trinity.cli.commands.weights import explorers, rollback
 from trinity.cli.commands.weights import versions as weights

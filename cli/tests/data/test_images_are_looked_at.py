@@ -14,7 +14,7 @@ import yaml
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from support.data.vision import make_files, picture, pretend_torchvision
+from support.fakes.data.vision import make_files, picture, pretend_torchvision
 from trinity.cli.main import app
 
 pytestmark = pytest.mark.core

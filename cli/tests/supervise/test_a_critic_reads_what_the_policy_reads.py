@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from support.data.deep_check import check
-from support.data.vision import make_files, pretend_torchvision
+from support.checks.deep_check import check
+from support.fakes.data.vision import make_files, pretend_torchvision
 from trinity.cli.supervise import preflight
 
 pytestmark = pytest.mark.core

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.services.nats import NatsServer
+from support.servers.nats import NatsServer
 from trinity.cluster.certs import certs
 from trinity.config import Config
 from trinity.reading import nats, processes

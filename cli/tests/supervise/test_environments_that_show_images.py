@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from support.data.deep_check import check, play
-from support.data.vision import make_files, pretend_torchvision
-from support.environments.gallery import Gallery
+from support.checks.deep_check import check, play
+from support.fakes.data.vision import make_files, pretend_torchvision
+from support.fakes.environments.gallery import Gallery
 from trinity.cli.supervise import preflight
 from trinity.sdk import serving
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from support.data.broken_yamls import BASE, check
+from support.checks.broken_yamls import BASE, check
 from trinity.cli.main import app
 from trinity.config import dump, load
 

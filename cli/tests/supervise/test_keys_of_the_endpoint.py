@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from support.data.deep_check import check
+from support.checks.deep_check import check
 from trinity.cli.supervise import join
 from trinity.cli.supervise.endpoint import endpoint_problems, endpoint_settings
 from trinity.config import Config, ConfigError

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from support.data.deep_check import check, play
+from support.checks.deep_check import check, play
 
 pytestmark = pytest.mark.core
 

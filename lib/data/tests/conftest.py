@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.data.archives import Place
-from support.services.postgres import PostgresServer, find_programs
+from support.fakes.data.archives import Place
+from support.servers.postgres import PostgresServer, find_programs
 
 _numbers = itertools.count()
 

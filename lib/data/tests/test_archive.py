@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from support.data.archives import KINDS, RUN, Place, groups_of, the_same
-from support.data.experience import make_task
-from support.services.postgres import PostgresServer
+from support.fakes.data.archives import KINDS, RUN, Place, groups_of, the_same
+from support.fakes.data.experience import make_task
+from support.servers.postgres import PostgresServer
 from trinity.data.archive import Archive, open_archive
 from trinity.data.archive.rows import COLUMNS
 from trinity.data.experience import Experience, Group, SamplingParams, TaskKind, Truncation, VersionSpan
@@ -137,7 +137,7 @@ def test_the_position_is_found_from_the_archive(new_place: Callable[[], Place], 
 _WRITER = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from support.data.archives import Place, groups_of
+from support.fakes.data.archives import Place, groups_of
 archive = Place(*sys.argv[2:]).open()
 while True:
     start = archive.position() + 1

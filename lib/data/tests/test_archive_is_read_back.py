@@ -12,7 +12,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from support.data.archives import KINDS, RUN, Place, archived, groups_of, the_same
+from support.fakes.data.archives import KINDS, RUN, Place, archived, groups_of, the_same
 from trinity.data.archive import open_archive, read_experiences
 from trinity.data.experience import VersionSpan
 from trinity.runtime.errors import InvalidInput

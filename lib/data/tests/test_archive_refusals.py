@@ -9,7 +9,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from support.data.archives import RUN, archived
+from support.fakes.data.archives import RUN, archived
 from trinity.data.archive import open_archive
 from trinity.runtime.errors import InvalidInput, Unavailable
 

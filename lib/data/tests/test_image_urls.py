@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support.data.vision import picture
+from support.fakes.data.vision import picture
 from trinity.config import ConfigError, make_plan
 from trinity.config.load import parse
 from trinity.data import image_urls, images

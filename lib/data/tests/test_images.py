@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from support.data.experience import make_group, make_task
-from support.data.vision import KINDS, make_files, picture
+from support.fakes.data.experience import make_group, make_task
+from support.fakes.data.vision import KINDS, make_files, picture
 from trinity.config import make_plan
 from trinity.config.load import parse
 from trinity.data import datasets, images

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.data.task_pipeline import CONTEXT, Rows, left, rows_of, scores
+from support.fakes.data.task_pipeline import CONTEXT, Rows, left, rows_of, scores
 from trinity.data.datasets import DatasetError
 from trinity.data.task_pipeline.base import Context, Entry
 from trinity.data.task_pipeline.scores import SCORES

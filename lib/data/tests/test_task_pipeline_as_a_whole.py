@@ -7,7 +7,19 @@ from typing import Any
 
 import pytest
 
-from support.data.task_pipeline import KEY, ROWS, Rows, checked, config_of, go, made, problems, rows_of, scores, write
+from support.fakes.data.task_pipeline import (
+    KEY,
+    ROWS,
+    Rows,
+    checked,
+    config_of,
+    go,
+    made,
+    problems,
+    rows_of,
+    scores,
+    write,
+)
 from trinity.config import Config, ConfigError, make_plan, parse
 from trinity.data.datasets import read
 from trinity.data.task_pipeline import (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.data.task_pipeline import KEY, ROWS, checked, config_of, go, problems, write
+from support.fakes.data.task_pipeline import KEY, ROWS, checked, config_of, go, problems, write
 from trinity.data.task_pipeline import (
     operator_args,
 )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.data.experience import make_experience, make_group, make_task
+from support.fakes.data.experience import make_experience, make_group, make_task
 from trinity.api.common.v1 import tensor_pb2
 from trinity.data import wire
 from trinity.data.experience import AttemptFailure, Experience, Group, SamplingParams, VersionSpan

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.observe import counts_of, ledger
+from support.fakes.pages.recorded_run import counts_of, ledger
 from trinity.reading.alarms import RULES, Known, alarms, disk_of
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "docs"))

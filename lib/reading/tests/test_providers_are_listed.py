@@ -7,8 +7,8 @@ import time
 import grpc.aio
 import pytest
 
-from support.environments.environment_provider import ScriptedProvider, serving
-from support.environments.odd_environments import Odd
+from support.fakes.environments.environment_provider import ScriptedProvider, serving
+from support.fakes.environments.odd_environments import Odd
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.environment.hub import Hub
 from trinity.environment.servicer import EnvironmentServicer

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from support.services.nats import NatsServer
+from support.servers.nats import NatsServer
 from trinity.runtime import names
 from trinity.runtime.broker import (
     Broker,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from support.services.nats import NatsServer
+from support.servers.nats import NatsServer
 from trinity.config import Config
 from trinity.reading.job import Job, SupervisorRecord
 from trinity.runtime import logs

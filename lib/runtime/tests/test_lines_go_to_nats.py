@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import structlog
 
-from support.services.nats import NatsServer
+from support.servers.nats import NatsServer
 from trinity.runtime import broker, log_stream, logs
 from trinity.runtime.broker import Broker, connect, ensure_streams
 from trinity.runtime.names import RunNames, owner_of

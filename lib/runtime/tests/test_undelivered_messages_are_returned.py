@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.services.nats import NatsCluster
+from support.servers.nats import NatsCluster
 from trinity.runtime.broker import (
     Broker,
     Message,

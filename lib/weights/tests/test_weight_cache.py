@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from support.services.s3 import S3Server
-from support.weights.storage import Publisher, Storage, random_tensor, write_version
+from support.fakes.data.weight_versions import Publisher, Storage, random_tensor, write_version
+from support.servers.s3 import S3Server
 from trinity.runtime.errors import InvalidInput, PermissionDenied, Unavailable
 from trinity.weights import (
     CollectiveOffer,

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.weights.storage import WIDTHS, Tensor, changed, content_of, random_tensor, with_delta, write_version
+from support.fakes.data.weight_versions import (
+    WIDTHS,
+    Tensor,
+    changed,
+    content_of,
+    random_tensor,
+    with_delta,
+    write_version,
+)
 from trinity.runtime.errors import InvalidInput
 from trinity.weights import Manifest, check_files, delta
 from trinity.weights.blocks import BLOCK_BYTES, FRAME, Kind, decode, encode

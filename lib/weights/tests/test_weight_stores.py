@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from support.services.nats import NatsCluster, NatsServer
-from support.services.s3 import S3Server
-from support.weights.storage import Storage, changed, content_of, random_tensor, with_delta, write_version
+from support.fakes.data.weight_versions import Storage, changed, content_of, random_tensor, with_delta, write_version
+from support.servers.nats import NatsCluster, NatsServer
+from support.servers.s3 import S3Server
 from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound, PermissionDenied, Unavailable
 from trinity.weights import FileInfo, FolderOffer, Manifest, S3Offer
 from trinity.weights.manifest import check_files

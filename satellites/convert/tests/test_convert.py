@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from support.trainer.convertible import (
+from support.fakes.models.convertible import (
     assert_same_model,
     converted,
     plain_state,
@@ -20,8 +20,8 @@ from support.trainer.convertible import (
     shaken,
     step_folder,
 )
-from support.trainer.engine_actions import run_module
-from support.trainer.training import make_model, run_ranks
+from support.programs.trainer.engine_actions import run_module
+from support.programs.trainer.training import make_model, run_ranks
 from trinity.convert import write
 from trinity.convert.source import Parameter
 from trinity.weights.checkpoints import has_weights
@@ -43,7 +43,7 @@ def fsdp_step(job: Path, step: int, model: Path, shape: str = "2", dim: int = 0)
     actor = step_folder(job, step, model)
     (job / "fsdp.json").write_text(json.dumps({"model": str(model), "actor": str(actor), "mesh": shape, "dim": dim}))
     ranks = int(np.prod([int(size) for size in shape.split("x")]))
-    run_module("support.trainer.fsdp", job / "fsdp.json", ranks, 120)
+    run_module("support.programs.trainer.fsdp", job / "fsdp.json", ranks, 120)
     return actor
 
 

@@ -10,8 +10,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from support.trainer.convertible import converted
-from support.trainer.training import make_model
+from support.fakes.models.convertible import converted
+from support.programs.trainer.training import make_model
 from trinity.convert.base import OtherModel, compared
 from trinity.convert.source import Parameter, Source
 

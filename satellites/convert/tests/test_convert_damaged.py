@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from support.trainer.convertible import assert_same_model, converted, plain_state, plain_step, shaken, step_folder
-from support.trainer.training import make_model
+from support.fakes.models.convertible import assert_same_model, converted, plain_state, plain_step, shaken, step_folder
+from support.programs.trainer.training import make_model
 from trinity.runtime.process import time_limit
 
 pytestmark = pytest.mark.core

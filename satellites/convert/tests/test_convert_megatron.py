@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
-from support.data.megatron import write_dist, write_ranks
+from support.fakes.models.megatron import write_dist, write_ranks
 from trinity.convert import convert
 from trinity.reading.errors import ending_well
 

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("alfworld", reason="alfworld is not installed: pip install -e '.[alfworld]'")
 
-from support.environments.playing import play, random_policy
+from support.fakes.environments.playing import play, random_policy
 from trinity.environments.alfworld.engine import Engine, write_game
 from trinity.environments.alfworld.environment import AlfWorld
 from trinity.environments.alfworld.rooms import TASK_TYPES, draw_room

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from support.environments.playing import play
+from support.fakes.environments.playing import play
 from trinity.environments import ENVIRONMENTS
 from trinity.environments.bridges import mcp
 from trinity.environments.bridges.gymnasium import Gymnasium, without_colours
@@ -166,7 +166,7 @@ class TestReasoningGym:
 class TestOpenEnv:
     @pytest.fixture
     def server(self) -> Iterator[tuple[str, Any]]:
-        from support.environments.openenv_server import openenv_server
+        from support.servers.openenv_server import openenv_server
 
         with openenv_server() as running:
             yield running

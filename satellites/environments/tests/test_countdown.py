@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.environments.playing import play
+from support.fakes.environments.playing import play
 from trinity.environments.arithmetic import evaluate, find_expression
 from trinity.environments.countdown import Countdown, Puzzle, generate
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.environments.playing import play
+from support.fakes.environments.playing import play
 from trinity.environments.arguments import Arguments
 from trinity.environments.frozen_lake import FrozenLake, read_map, shortest_path
 from trinity.environments.game import Unsolvable

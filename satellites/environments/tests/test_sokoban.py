@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.environments.playing import play
+from support.fakes.environments.playing import play
 from trinity.environments.game import Unsolvable
 from trinity.environments.replies import write
 from trinity.environments.sokoban import MOVES, Level, Sokoban, generate, solve

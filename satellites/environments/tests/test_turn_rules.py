@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from support.environments.playing import play
+from support.fakes.environments.playing import play
 from trinity.environments import ENVIRONMENTS
 from trinity.environments.replies import write
 from trinity.environments.scorers import SCORERS

@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("verifiers", reason="verifiers is not installed: pip install -e '.[verifiers]'")
 
-from support.environments import verifiers_games
-from support.environments.playing import NONSENSE, Played, play
+from support.fakes.environments import verifiers_games
+from support.fakes.environments.playing import NONSENSE, Played, play
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.environments.allowed import MODULES_VARIABLE

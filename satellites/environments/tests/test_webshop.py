@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.environments.playing import play
-from support.environments.webshop_server import Shops, webshop_server
+from support.fakes.environments.playing import play
+from support.servers.webshop_server import Shops, webshop_server
 from trinity.config.workflows import R3L_RULES
 from trinity.environments.replies import write
 from trinity.environments.webshop import local

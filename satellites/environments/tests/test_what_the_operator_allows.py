@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from support.environments.playing import play
-from support.environments.webshop_server import webshop_server
+from support.fakes.environments.playing import play
+from support.servers.webshop_server import webshop_server
 from trinity.environment.settings import EnvironmentSettings
 from trinity.environments import ENVIRONMENTS
 from trinity.environments.allowed import ADDRESSES_VARIABLE, LOOPBACK, MODULES_VARIABLE, check_address

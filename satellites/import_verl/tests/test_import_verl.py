@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support.data.verl_scripts import Importer
+from support.checks.verl_scripts import Importer
 from trinity.import_verl import import_verl
 from trinity.reading.errors import ending_well
 from trinity.runtime.process import time_limit

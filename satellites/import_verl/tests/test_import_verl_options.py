@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from support.data.verl_scripts import Importer
+from support.checks.verl_scripts import Importer
 
 pytestmark = pytest.mark.core
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.rft.loading import loaded
+from support.fakes.trinity_rft.loading import loaded
 from trinity.config.algorithms import AlgorithmPlan, argument_problems, resolvable, resolve
 from trinity.config.schema.algorithm import AlgorithmConfig
 from trinity.trainer.algorithms.advantages import Rollouts, compute

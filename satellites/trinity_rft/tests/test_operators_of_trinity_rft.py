@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.data.operators import KEY, kept, rewarded, run
-from support.rft.loading import loaded
+from support.fakes.data.operators import KEY, kept, rewarded, run
+from support.fakes.trinity_rft.loading import loaded
 from trinity import plugins
 from trinity.buffer.operators import EXPERIENCE_OPERATORS, ExperienceOperator
 from trinity.common import operators

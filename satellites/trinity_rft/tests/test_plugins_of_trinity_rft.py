@@ -16,7 +16,7 @@ from trinity.common.rewards.reward_fn import arguments_of
 pytestmark = pytest.mark.core
 
 ROOT = Path(__file__).parents[3]
-FILES = ROOT / "tests/support/rft"
+FILES = ROOT / "tests/support/fakes/trinity_rft"
 CODE = """
 import sys
 from trinity import plugins

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.engines.toolbox import END, Toolbox, encode, make_episode_task
-from support.rft.loading import loaded
+from support.fakes.explorers.toolbox import END, Toolbox, encode, make_episode_task
+from support.fakes.trinity_rft.loading import loaded
 from trinity import plugins
 from trinity.common.experience import Experience as Made
 from trinity.common.workflows import WORKFLOWS, Workflow, WorkflowWithRecording

@@ -14,9 +14,9 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM
 
-from support.engines.shared_engine import ENGINE_TESTS, MAX_LENGTH
-from support.engines.toolbox import make_episode_task
-from support.rft.loading import loaded
+from support.fakes.explorers.toolbox import make_episode_task
+from support.fakes.trinity_rft.loading import loaded
+from support.servers.shared_engine import ENGINE_TESTS, MAX_LENGTH
 from trinity import plugins
 from trinity.common.experience import Experience as Made
 from trinity.common.workflows import Workflow, WorkflowWithRecording

@@ -7,7 +7,7 @@ from urllib.parse import urljoin
 import pytest
 from starlette.testclient import TestClient
 
-from support.alarms import CASES, CLICKS, CLICKS_OF_A_STEP, prepare
+from support.fakes.pages.alarms import CASES, CLICKS, CLICKS_OF_A_STEP, prepare
 from trinity.reading.alarms import RULES
 from trinity.ui.app import make_app
 from trinity.ui.places import Places

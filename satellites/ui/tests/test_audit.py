@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from support.observe import GROUPS, STEPS, Doctored, counts_of, ledger
+from support.fakes.pages.recorded_run import GROUPS, STEPS, Doctored, counts_of, ledger
 from trinity.reading import wire
 from trinity.ui.audit import Audit, count_problems
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from support.observe import dead_letter, ledger, make_job, serve_ledger, serve_sync, write_versions
+from support.fakes.pages.recorded_run import dead_letter, ledger, make_job, serve_ledger, serve_sync, write_versions
 from trinity.ui.app import make_app
 from trinity.ui.places import Places
 

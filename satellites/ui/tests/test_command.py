@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.observe import make_job
+from support.fakes.pages.recorded_run import make_job
 
 pytestmark = pytest.mark.core
 

@@ -11,7 +11,7 @@ import duckdb
 import pytest
 from pyarrow import parquet
 
-from support.observe import GROUPS, ROLLOUTS, STEPS, FakeBuffer, dead_letter, ledger, make_job
+from support.fakes.pages.recorded_run import GROUPS, ROLLOUTS, STEPS, FakeBuffer, dead_letter, ledger, make_job
 from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage, find_job_stage
 from trinity.ui import export as export_module

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from support.observe import (
+from support.fakes.pages.recorded_run import (
     GROUPS,
     STEPS,
     Doctored,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from support.data.vision import picture
-from support.observe import ledger, make_job, serve_ledger
+from support.fakes.data.vision import picture
+from support.fakes.pages.recorded_run import ledger, make_job, serve_ledger
 from trinity.ui import pictures
 from trinity.ui.app import make_app
 from trinity.ui.bundle import write

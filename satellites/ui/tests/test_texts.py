@@ -11,7 +11,7 @@ import pytest
 from jinja2 import Environment
 from starlette.testclient import TestClient
 
-from support.observe import counts_of, ledger
+from support.fakes.pages.recorded_run import counts_of, ledger
 from trinity.reading.alarms import RULES, Alarm, Known, alarms
 from trinity.ui import screens, texts
 from trinity.ui.app import make_app

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from support.observe import ledger, make_job, serve_ledger, write_account
+from support.fakes.pages.recorded_run import ledger, make_job, serve_ledger, write_account
 from trinity.reading.accounts.device_log import folder_of
 from trinity.ui.app import make_app
 from trinity.ui.places import Places

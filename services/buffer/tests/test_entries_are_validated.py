@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.data.experience import make_group, make_task
+from support.fakes.data.experience import make_group, make_task
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.log.validator import MOST_FENCED, _plausible, check_fence, summarise, without_check
 from trinity.buffer.state.policy import Policy

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.data.experience import make_group, make_task
+from support.fakes.data.experience import make_group, make_task
 from trinity.buffer.evaluation.tally import Tally, expected_best
 from trinity.data.experience import AttemptFailure, Group
 from trinity.runtime.errors import FailureCause

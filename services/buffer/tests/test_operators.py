@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.data.operators import KEY, PLACE, experience, group_of, kept, pipeline, rewarded, run, stepwise
+from support.fakes.data.operators import KEY, PLACE, experience, group_of, kept, pipeline, rewarded, run, stepwise
 from trinity.data.experience import SamplingParams, Truncation
 from trinity.runtime.errors import InvalidInput
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.data.operators import PLACE, experience, group_of, run
+from support.fakes.data.operators import PLACE, experience, group_of, run
 from trinity.buffer.operators import OPERATORS, known_args
 from trinity.buffer.operators.pipeline import Pipeline
 from trinity.buffer.operators.shaping import OPERATIONS

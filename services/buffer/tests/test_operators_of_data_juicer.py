@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.data.operators import KEY, PLACE, experience, group_of, kept, pipeline, run
+from support.fakes.data.operators import KEY, PLACE, experience, group_of, kept, pipeline, run
 from trinity.data.experience import Group
 from trinity.runtime.errors import InvalidInput
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from support.data.experience import make_task
-from support.data.operators import KEY, PLACE, experience, group_of, kept, pipeline, rewarded, run
+from support.fakes.data.experience import make_task
+from support.fakes.data.operators import KEY, PLACE, experience, group_of, kept, pipeline, rewarded, run
 from trinity import plugins
 from trinity.buffer.operators import Draft
 from trinity.config import names

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from support.data.experience import make_group, make_task
+from support.fakes.data.experience import make_group, make_task
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.evaluation.tally import Tally

@@ -11,11 +11,11 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from support.data.experience import make_group
-from support.runs.buffer_run import BufferRun
-from support.runs.peers import FakeTrainer, explorer
-from support.services.fake_member import FakeMember
-from support.services.nats import NatsServer
+from support.fakes.data.experience import make_group
+from support.fakes.explorers.sync_member import FakeMember
+from support.fakes.peers import FakeTrainer, explorer
+from support.servers.buffer_run import BufferRun
+from support.servers.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.run import Run

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from support.environments.attaching import Service, serve
+from support.servers.attaching import Service, serve
 
 
 @pytest.fixture

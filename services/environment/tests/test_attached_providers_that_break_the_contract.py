@@ -9,7 +9,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from support.environments.attaching import (
+from support.fakes.environments.odd_environments import OddInLoop
+from support.servers.attaching import (
     TOKEN,
     Player,
     Service,
@@ -18,7 +19,6 @@ from support.environments.attaching import (
     refused,
     until,
 )
-from support.environments.odd_environments import OddInLoop
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.environment import attached
 from trinity.environment.hub import Hub

@@ -11,7 +11,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from support.environments.attaching import (
+from support.fakes.environments.gallery import Gallery
+from support.fakes.environments.odd_environments import Odd
+from support.fakes.environments.snapshots import Windy
+from support.servers.attaching import (
     TOKEN,
     Player,
     Service,
@@ -20,9 +23,6 @@ from support.environments.attaching import (
     serve,
     until,
 )
-from support.environments.gallery import Gallery
-from support.environments.odd_environments import Odd
-from support.environments.snapshots import Windy
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.environments import ENVIRONMENTS
 from trinity.sdk import AttachRefused, ScoreItem, attach, attaching

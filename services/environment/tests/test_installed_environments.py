@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from support.services.service import ServiceProcess
+from support.servers.service import ServiceProcess
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.environment.service import environments

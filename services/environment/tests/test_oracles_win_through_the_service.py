@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
-from support.environments.playing import NONSENSE
-from support.services.service import ServiceProcess
+from support.fakes.environments.playing import NONSENSE
+from support.servers.service import ServiceProcess
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.data.datasets import read

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from support.services.service import ServiceProcess
+from support.servers.service import ServiceProcess
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.runtime.errors import EXIT_FOR_GOOD

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.services.frozen import freeze, thaw
-from support.services.service import ServiceProcess
+from support.programs.frozen import freeze, thaw
+from support.servers.service import ServiceProcess
 from trinity.explorer.environments import providers as environment_providers
 from trinity.explorer.environments.client import EnvironmentCause, EnvironmentClient, EnvironmentFailed, Episode
 from trinity.runtime.process import free_port
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.core
 
 TESTS = Path(__file__).parents[3] / "tests"
 TOKEN = "secret"
-IMPORT = "from support.environments.odd_environments import {kind}; from trinity.sdk import attach, serve; "
+IMPORT = "from support.fakes.environments.odd_environments import {kind}; from trinity.sdk import attach, serve; "
 ATTACH = IMPORT + "attach({kind}, {options})"
 SERVE = IMPORT + "serve({kind}, address={address!r})"
 

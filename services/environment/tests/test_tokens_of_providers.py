@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.environments.attaching import Service, serve, until
-from support.environments.odd_environments import Odd
+from support.fakes.environments.odd_environments import Odd
+from support.servers.attaching import Service, serve, until
 from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound
 from trinity.runtime.trust.attach_tokens import AttachTokens, create_token, read_tokens, revoke_token
 from trinity.sdk import AttachRefused, attaching

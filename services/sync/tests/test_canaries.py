@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.services.sync_instances import CANARY, base_manifest, instance, make_manifest, make_member, measured, until
+from support.servers.sync_instances import CANARY, base_manifest, instance, make_manifest, make_member, measured, until
 from trinity.runtime.errors import InvalidInput
 from trinity.sync import canary, lifecycle
 from trinity.sync.canary import problem_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.services.sync_instances import base_manifest, instance, make_manifest, until
+from support.servers.sync_instances import base_manifest, instance, make_manifest, until
 from trinity.runtime.errors import AlreadyExists, Conflict, InvalidInput, NotFound
 from trinity.sync.lifecycle import examine
 from trinity.sync.runs import Run

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from support.services.sync_instances import base_manifest, instance, make_member
+from support.servers.sync_instances import base_manifest, instance, make_member
 from trinity.runtime.errors import InvalidInput
 from trinity.sync.runs import Run
 from trinity.sync.store.records import Member

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support.services.sync_instances import base_manifest, instance, make_manifest, measured, until
+from support.servers.sync_instances import base_manifest, instance, make_manifest, measured, until
 from trinity.runtime.broker import Bucket, connect
 from trinity.runtime.errors import TrinityError
 from trinity.runtime.names import VERSIONS_BUCKET, RunNames

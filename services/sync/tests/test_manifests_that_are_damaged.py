@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.services.sync_instances import RUN, base_manifest, make_manifest, served
+from support.servers.sync_instances import RUN, base_manifest, make_manifest, served
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1.sync_pb2_grpc import SyncServiceStub
 from trinity.runtime.broker import Bucket, connect

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.services.nats import NatsServer
-from support.services.sync_instances import instance, make_member, until
+from support.servers.nats import NatsServer
+from support.servers.sync_instances import instance, make_member, until
 from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
 from trinity.sync.runs import Run
 from trinity.sync.store.records import Member

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from support.services.sync_instances import RUN, base_manifest, instance, make_manifest, make_member
+from support.servers.sync_instances import RUN, base_manifest, instance, make_manifest, make_member
 from trinity.sync import metrics
 from trinity.weights import ExplorerState
 

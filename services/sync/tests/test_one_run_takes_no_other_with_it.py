@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.services.sync_instances import RUN, base_manifest, instance, make_manifest, make_member, served, until
+from support.servers.sync_instances import RUN, base_manifest, instance, make_manifest, make_member, served, until
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.runtime.broker import Bucket, connect
 from trinity.runtime.errors import DataLoss, InvalidInput

@@ -3,7 +3,7 @@
 import grpc.aio
 import pytest
 
-from support.services.sync_instances import served
+from support.servers.sync_instances import served
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
 

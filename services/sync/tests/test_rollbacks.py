@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.services.sync_instances import RUN, base_manifest, instance, make_manifest, make_member, measured, until
+from support.servers.sync_instances import RUN, base_manifest, instance, make_manifest, make_member, measured, until
 from trinity.runtime.broker import connect
 from trinity.runtime.errors import Conflict, NotFound
 from trinity.runtime.names import MANIFESTS_BUCKET

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from support.services.sync_instances import measured
+from support.servers.sync_instances import measured
 from trinity.runtime.errors import Conflict, NotFound
 from trinity.sync import versions
 from trinity.sync.store.records import Failure, Record

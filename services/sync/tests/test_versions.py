@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.services.sync_instances import CANARY, base_manifest, instance, make_manifest, measured, until
+from support.servers.sync_instances import CANARY, base_manifest, instance, make_manifest, measured, until
 from trinity.runtime.broker import Bucket, Changes
 from trinity.runtime.errors import Conflict, InvalidInput, NotFound
 from trinity.sync.lifecycle import Versions

@@ -11,8 +11,8 @@ import pytest
 import structlog
 import torch
 
-from support.data.experience import make_experience
-from support.data.pictures import picture
+from support.fakes.data.experience import make_experience
+from support.fakes.data.pictures import picture
 from trinity.trainer.data.batch import TrainBatch, TrainSequence
 from trinity.trainer.engine.step import StepDone
 from trinity.trainer.observers import Experiences, Notes

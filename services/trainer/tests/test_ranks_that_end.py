@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from support.trainer.ending_ranks import SEAL_SECONDS
-from support.trainer.engine_actions import run_module
+from support.programs.trainer.ending_ranks import SEAL_SECONDS
+from support.programs.trainer.engine_actions import run_module
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer import service
 from trinity.trainer.data.source import Finish
@@ -34,7 +34,7 @@ def test_no_rank_ends_before_the_last_checkpoint_is_on_the_disk(
     (tmp_path / "model").mkdir()
     if bad:
         (tmp_path / "bad").touch()
-    run_module("support.trainer.ending_ranks", tmp_path, 2, 60)
+    run_module("support.programs.trainer.ending_ranks", tmp_path, 2, 60)
     assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)] == [[[saved], state]] * 2
 
 

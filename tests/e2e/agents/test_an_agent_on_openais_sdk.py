@@ -15,8 +15,8 @@ import openai
 import pytest
 import yaml
 
-from support.runs.run import TrinityRun, write_config
-from support.runs.sampled_replies import count_trained, sampled_replies
+from support.checks.sampled_replies import count_trained, sampled_replies
+from support.programs.run import TrinityRun, write_config
 from trinity.data.archive.reader import read_experiences
 from trinity.runtime.process import free_port
 from trinity.sdk import Session, SessionRefused, open_session

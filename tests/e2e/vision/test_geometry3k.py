@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from support.data.vision import EXAMPLE, make_model, picture
-from support.runs.run import TrinityRun, write_config
+from support.fakes.data.vision import EXAMPLE, make_model, picture
+from support.programs.run import TrinityRun, write_config
 
 pytestmark = [
     pytest.mark.extended,

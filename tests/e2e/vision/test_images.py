@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from support.data.vision import EXAMPLE, make_model
-from support.runs.audit import messages
-from support.runs.run import Status, TrinityRun, kill_process, process_of, write_config
-from support.services.nats import NatsServer
+from support.checks.audit import messages
+from support.fakes.data.vision import EXAMPLE, make_model
+from support.programs.run import Status, TrinityRun, kill_process, process_of, write_config
+from support.servers.nats import NatsServer
 from trinity.data.experience import Group
 from trinity.data.images import digest
 from trinity.data.wire import decode_outcome

@@ -15,8 +15,8 @@ import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
 
-from support.data.vision import KINDS, make_model, picture
-from support.engines.shared_engine import update_info
+from support.fakes.data.vision import KINDS, make_model, picture
+from support.servers.shared_engine import update_info
 from trinity.config.schema.model import LoraConfig, ModelConfig
 from trinity.data import images
 from trinity.data.experience import SamplingParams

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from support.runs.buffer_run import BufferRun
-from support.runs.peers import FakeTrainer
-from support.services.nats import NatsServer
+from support.fakes.peers import FakeTrainer
+from support.servers.buffer_run import BufferRun
+from support.servers.nats import NatsServer
 
 Started = Callable[..., "contextlib.AbstractAsyncContextManager[tuple[BufferRun, FakeTrainer]]"]
 

@@ -8,9 +8,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from support.runs.buffer_run import BufferRun
-from support.runs.peers import explorer
-from support.services.nats import NatsServer
+from support.fakes.peers import explorer
+from support.servers.buffer_run import BufferRun
+from support.servers.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.cli.supervise.client import publish_joined
 from trinity.config import load, make_plan

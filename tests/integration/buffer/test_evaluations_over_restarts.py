@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from support.data.experience import make_group
-from support.runs.buffer_run import BufferRun
-from support.runs.peers import FakeTrainer, a_group, explorer
+from support.fakes.data.experience import make_group
+from support.fakes.peers import FakeTrainer, a_group, explorer
+from support.servers.buffer_run import BufferRun
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.data.experience import Group, Outcome, Task, TaskKind
 from trinity.data.wire import encode_outcome

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from support.data.experience import make_group, make_task
-from support.runs.buffer_run import BufferRun
-from support.services.nats import NatsServer
+from support.fakes.data.experience import make_group, make_task
+from support.servers.buffer_run import BufferRun
+from support.servers.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.config import ConfigError, load
 from trinity.config.algorithms import resolve

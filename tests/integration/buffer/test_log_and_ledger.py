@@ -9,10 +9,10 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from support.data.experience import make_group
-from support.runs.buffer_run import BufferRun
-from support.runs.peers import FakeTrainer, a_failure, a_group, explorer
-from support.services.nats import NatsServer
+from support.fakes.data.experience import make_group
+from support.fakes.peers import FakeTrainer, a_failure, a_group, explorer
+from support.servers.buffer_run import BufferRun
+from support.servers.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.data.experience import Group, Outcome, Task
 from trinity.data.wire import decode_outcome

@@ -12,10 +12,10 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from support.data.experience import make_group, make_task
-from support.runs.buffer_run import BufferRun
-from support.runs.peers import FakeTrainer, a_failure, a_group, explorer
-from support.services.nats import NatsCluster, NatsServer
+from support.fakes.data.experience import make_group, make_task
+from support.fakes.peers import FakeTrainer, a_failure, a_group, explorer
+from support.servers.buffer_run import BufferRun
+from support.servers.nats import NatsCluster, NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.state.streams import stream_specs

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from support.runs.buffer_run import BufferRun
-from support.runs.peers import explorer
-from support.services.nats import NatsServer
+from support.fakes.peers import explorer
+from support.servers.buffer_run import BufferRun
+from support.servers.nats import NatsServer
 
 pytestmark = pytest.mark.core
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from support.data.experience import make_group
-from support.runs.buffer_run import BufferRun
-from support.runs.peers import FakeTrainer
+from support.fakes.data.experience import make_group
+from support.fakes.peers import FakeTrainer
+from support.servers.buffer_run import BufferRun
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.buffer.run import Run
 from trinity.buffer.settings import BufferSettings

@@ -11,10 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support.runs.buffer_run import BufferRun
-from support.runs.peers import a_failure, a_group, explorer
-from support.services.fake_member import FakeMember
-from support.services.nats import NatsServer
+from support.fakes.explorers.sync_member import FakeMember
+from support.fakes.peers import a_failure, a_group, explorer
+from support.servers.buffer_run import BufferRun
+from support.servers.nats import NatsServer
 from trinity.config import load
 from trinity.data.experience import Outcome, Task
 from trinity.reading.find import AnnouncedRun, find_run

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.data.experience import make_group
-from support.runs.buffer_run import BufferRun
-from support.runs.peers import FakeTrainer, explorer
+from support.fakes.data.experience import make_group
+from support.fakes.peers import FakeTrainer, explorer
+from support.servers.buffer_run import BufferRun
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.config.algorithms import resolve
 from trinity.config.schema.algorithm import AlgorithmConfig
@@ -181,7 +181,7 @@ async def test_after_max_read_timeout_the_trainer_gets_what_there_is(started: St
         def answer(task: Task, deliveries: int) -> Outcome:
             return make_group(task)
 
-        from support.runs import peers
+        from support.fakes import peers
 
         async def work(task: Task, message: Any) -> None:
             if task.ordinal in silent:

@@ -7,10 +7,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from support.runs.buffer_run import BufferRun
-from support.runs.peers import FakeTrainer, explorer
-from support.services.nats import NatsServer
-from support.services.service import ServiceProcess
+from support.fakes.peers import FakeTrainer, explorer
+from support.servers.buffer_run import BufferRun
+from support.servers.nats import NatsServer
+from support.servers.service import ServiceProcess
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.runtime import names
 from trinity.runtime.broker import connect

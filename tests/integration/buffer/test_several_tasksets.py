@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from support.data.experience import make_group
-from support.data.vision import picture
-from support.runs.buffer_run import BufferRun
-from support.runs.peers import FakeTrainer, explorer
-from support.services.nats import NatsServer
+from support.fakes.data.experience import make_group
+from support.fakes.data.vision import picture
+from support.fakes.peers import FakeTrainer, explorer
+from support.servers.buffer_run import BufferRun
+from support.servers.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import task_pb2
 from trinity.buffer.tasks.source import Mixture

@@ -10,10 +10,10 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from support.data.experience import make_group
-from support.runs.buffer_run import BufferRun
-from support.runs.peers import FakeTrainer, a_failure, explorer
-from support.services.nats import NatsServer
+from support.fakes.data.experience import make_group
+from support.fakes.peers import FakeTrainer, a_failure, explorer
+from support.servers.buffer_run import BufferRun
+from support.servers.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.buffer.state.streams import append_past_others
 from trinity.config import load, make_plan

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.runs.buffer_run import BufferRun
-from support.runs.peers import FakeTrainer, a_group, explorer
+from support.fakes.peers import FakeTrainer, a_group, explorer
+from support.servers.buffer_run import BufferRun
 from trinity.data.experience import Outcome, Task
 
 pytestmark = pytest.mark.core

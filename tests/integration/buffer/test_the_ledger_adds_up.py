@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from support.runs.buffer_run import BufferRun
-from support.runs.peers import FakeTrainer, a_failure, a_group, explorer
+from support.fakes.peers import FakeTrainer, a_failure, a_group, explorer
+from support.servers.buffer_run import BufferRun
 from trinity.data.experience import Outcome, Task
 from trinity.reading.client import Buffer
 from trinity.runtime import rpc

@@ -6,8 +6,8 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from support.runs.buffer_run import BufferRun
-from support.runs.peers import FakeTrainer, a_group, explorer
+from support.fakes.peers import FakeTrainer, a_group, explorer
+from support.servers.buffer_run import BufferRun
 from trinity.data.experience import Outcome, Task
 from trinity.runtime.broker import connect
 from trinity.runtime.names import RunNames

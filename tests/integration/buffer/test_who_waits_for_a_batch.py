@@ -13,8 +13,8 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from support.runs.buffer_run import BufferRun
-from support.runs.peers import FakeTrainer, a_group, explorer
+from support.fakes.peers import FakeTrainer, a_group, explorer
+from support.servers.buffer_run import BufferRun
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.buffer.run import Run
 from trinity.buffer.settings import BufferSettings

@@ -55,7 +55,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupSchedul
 
 @cache
 def group_of(file: str) -> str:
-    """The file itself, or `engine` if it uses the engine of its worker (support.engines.shared_engine)."""
+    """The file itself, or `engine` if it uses the engine of its worker (support.servers.shared_engine)."""
     path = ROOT / file
     return "engine" if path.is_file() and "ENGINE_TESTS" in path.read_text() else file
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.services.certificates import tls_settings
-from support.services.service import ServiceProcess
+from support.servers.certificates import tls_settings
+from support.servers.service import ServiceProcess
 from trinity.cluster.certs import certs
 
 pytestmark = pytest.mark.core

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from support.environments.playing import play
+from support.fakes.environments.playing import play
 from trinity.environments.arguments import Arguments
 from trinity.environments.bridges.reasoning_gym import RIGHT_SCORE, ReasoningGym, puzzle
 

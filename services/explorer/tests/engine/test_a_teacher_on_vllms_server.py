@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.engines.shared_engine import ENGINE_TESTS
+from support.servers.shared_engine import ENGINE_TESTS
 from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import SamplingParams

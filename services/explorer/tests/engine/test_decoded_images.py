@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.data.pictures import picture
+from support.fakes.data.pictures import picture
 from trinity.data.images import PlacedImage
 from trinity.explorer.engine import images
 from trinity.explorer.engine.images import DecodedImages

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from support.engines.shared_engine import ENGINE_TESTS, MAX_LENGTH, SEQUENCES
+from support.servers.shared_engine import ENGINE_TESTS, MAX_LENGTH, SEQUENCES
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.engine import Engine
 from trinity.explorer.engine.pool import EnginePool

@@ -8,7 +8,7 @@ import torch
 from transformers import Qwen2Config
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
-from support.trainer.training import make_model
+from support.programs.trainer.training import make_model
 from trinity.explorer.engine.start import config_of
 from trinity.explorer.types import EngineOptions
 

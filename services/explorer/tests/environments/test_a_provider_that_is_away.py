@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from support.engines.toolbox import Toolbox, make_episode_task
-from support.environments.environment_provider import ScriptedProvider, serving
+from support.fakes.environments.environment_provider import ScriptedProvider, serving
+from support.fakes.explorers.toolbox import Toolbox, make_episode_task
 from trinity.data.experience import AttemptFailure, Group, Outcome, Task
 from trinity.data.wire import task_to_proto
 from trinity.explorer.environments import providers

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.environments.environment_provider import ScriptedProvider, serving
+from support.fakes.environments.environment_provider import ScriptedProvider, serving
 from trinity.explorer.environments import providers as environment_providers
 from trinity.explorer.environments.client import (
     Answer,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from support.data.pictures import picture
-from support.environments.gallery import Gallery
+from support.fakes.data.pictures import picture
+from support.fakes.environments.gallery import Gallery
 from trinity.config import make_plan
 from trinity.config.load import parse
 from trinity.data.vision import ImageRules

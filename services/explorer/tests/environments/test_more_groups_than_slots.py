@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from support.engines.toolbox import Toolbox, make_episode_task
-from support.environments.environment_provider import ScriptedProvider, serving
+from support.fakes.environments.environment_provider import ScriptedProvider, serving
+from support.fakes.explorers.toolbox import Toolbox, make_episode_task
 from trinity.data.experience import Group, Outcome
 from trinity.explorer.environments import slots as episode_slots
 from trinity.explorer.environments.client import EnvironmentClient

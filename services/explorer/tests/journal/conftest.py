@@ -2,8 +2,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from support.runs.dying_explorer import RUN
-from support.services.nats import NatsServer
+from support.fakes.explorers.dying_explorer import RUN
+from support.servers.nats import NatsServer
 from trinity.buffer.state.streams import stream_specs
 from trinity.runtime.broker import Broker, connect, ensure_streams
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from support.data.experience import make_task
-from support.engines.toolbox import Corridor, Step
-from support.runs.dying_explorer import LENGTH, RUN, Explorer, info, only, the_task
+from support.fakes.data.experience import make_task
+from support.fakes.explorers.dying_explorer import LENGTH, RUN, Explorer, info, only, the_task
+from support.fakes.explorers.toolbox import Corridor, Step
 from trinity.data.experience import (
     AttemptFailure,
     Group,

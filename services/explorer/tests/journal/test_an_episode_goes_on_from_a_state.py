@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from support.environments.snapshots import Windy
-from support.runs.dying_explorer import LENGTH, RUN, Explorer, info, only, the_task
+from support.fakes.environments.snapshots import Windy
+from support.fakes.explorers.dying_explorer import LENGTH, RUN, Explorer, info, only, the_task
 from trinity.api.common.v1 import experience_pb2
 from trinity.explorer.environments.client import EnvironmentClient
 from trinity.runtime.broker import Broker, on_subject

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from support.data.pictures import picture
-from support.engines.toolbox import IMAGE, Step
-from support.environments.gallery import Gallery
-from support.runs.dying_explorer import Explorer, info, only, the_task
+from support.fakes.data.pictures import picture
+from support.fakes.environments.gallery import Gallery
+from support.fakes.explorers.dying_explorer import Explorer, info, only, the_task
+from support.fakes.explorers.toolbox import IMAGE, Step
 from trinity.data.experience import Limits
 from trinity.data.vision import ImageRules
 from trinity.explorer.environments.client import EnvironmentClient

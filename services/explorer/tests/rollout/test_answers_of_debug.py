@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.engines.toolbox import Toolbox, make_episode_task, right
+from support.fakes.explorers.toolbox import Toolbox, make_episode_task, right
 from trinity.data.experience import UNLIMITED
 from trinity.data.wire import task_to_json
 from trinity.explorer import debug

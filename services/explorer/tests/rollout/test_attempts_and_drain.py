@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from support.data.experience import make_group, make_task
+from support.fakes.data.experience import make_group, make_task
 from trinity.config.schema.buffer import FormatConfig
 from trinity.data.experience import AttemptFailure, Group, Task, VersionSpan
 from trinity.data.wire import task_to_proto

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from support.data.experience import make_group, make_task
+from support.fakes.data.experience import make_group, make_task
 from trinity.config.schema.buffer import FormatConfig
 from trinity.config.schema.explorer import DynamicTimeoutConfig
 from trinity.data.experience import AttemptFailure, Experience, Group, Task, TaskKind

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from support.data.experience import make_group, make_task
-from support.runs.dying_explorer import RUN
-from support.runs.playing_explorer import Weights
-from support.services.nats import NatsServer
+from support.fakes.data.experience import make_group, make_task
+from support.fakes.explorers.dying_explorer import RUN
+from support.programs.playing_explorer import Weights
+from support.servers.nats import NatsServer
 from trinity.buffer.state.streams import stream_specs
 from trinity.data.experience import UNLIMITED, AttemptFailure, Experience, Group, Outcome, Task, TaskKind
 from trinity.data.wire import task_to_proto

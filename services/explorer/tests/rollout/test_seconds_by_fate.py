@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.data.experience import make_group, make_task
+from support.fakes.data.experience import make_group, make_task
 from trinity.data.experience import AttemptFailure, TaskKind
 from trinity.explorer.rollout.account import Account, keep
 from trinity.runtime.errors import FailureCause

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.data.experience import make_group, make_task
+from support.fakes.data.experience import make_group, make_task
 from trinity.data.experience import Outcome, Task, TaskKind
 from trinity.explorer.rollout import loop as loop_module
 from trinity.explorer.rollout import still_queued

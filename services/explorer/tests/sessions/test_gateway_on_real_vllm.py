@@ -14,7 +14,7 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM
 
-from support.engines.shared_engine import ENGINE_TESTS, update_info
+from support.servers.shared_engine import ENGINE_TESTS, update_info
 from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import Experience, SamplingParams
 from trinity.explorer.chat import ChatTokenizer

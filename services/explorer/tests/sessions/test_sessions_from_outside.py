@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from support.data.experience import make_task
+from support.fakes.data.experience import make_task
 from trinity.api.explorer.v1 import explorer_pb2 as pb
 from trinity.data.experience import AttemptFailure, Group, Outcome, SamplingParams, Task, VersionSpan
 from trinity.explorer.engine.auxiliary import AuxiliaryModels

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from support.engines.follower import Explorer
+from support.fakes.explorers.follower import Explorer
 from trinity.explorer.weights.exact import ExactGates
 from trinity.weights import VersionState
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from support.engines.follower import WRONG, Explorer
-from support.services.nats import NatsServer
-from support.services.service import ServiceProcess
+from support.fakes.explorers.follower import WRONG, Explorer
+from support.servers.nats import NatsServer
+from support.servers.service import ServiceProcess
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.data.experience import VersionSpan

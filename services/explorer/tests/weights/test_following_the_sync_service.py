@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from support.engines.follower import WRONG, Explorer, FakeGroup
+from support.fakes.explorers.follower import WRONG, Explorer, FakeGroup
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.data.experience import VersionSpan
 from trinity.explorer.weights.follower import WeightsWrong

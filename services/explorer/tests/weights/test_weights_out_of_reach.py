@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from support.data.experience import make_task
-from support.engines.follower import Explorer
+from support.fakes.data.experience import make_task
+from support.fakes.explorers.follower import Explorer
 from trinity.data.experience import Task
 from trinity.data.wire import task_to_proto
 from trinity.explorer.rollout.loop import Progress, RolloutLoop

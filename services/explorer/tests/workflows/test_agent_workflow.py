@@ -12,8 +12,8 @@ import openai
 import pytest
 import pytest_asyncio
 
-from support.engines.shared_engine import ENGINE_TESTS, MAX_LENGTH
-from support.engines.toolbox import make_episode_task
+from support.fakes.explorers.toolbox import make_episode_task
+from support.servers.shared_engine import ENGINE_TESTS, MAX_LENGTH
 from trinity import plugins
 from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import AttemptFailure, Group, Outcome, TaskKind

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from support.engines.toolbox import Corridor, Step, Toolbox, make_episode_task, play, right, turns
+from support.fakes.explorers.toolbox import Corridor, Step, Toolbox, make_episode_task, play, right, turns
 from trinity.config import make_plan
 from trinity.config.load import parse
 from trinity.explorer.workflows.environments import refuse_rewritten_history

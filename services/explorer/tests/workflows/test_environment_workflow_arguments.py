@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.engines.toolbox import Toolbox, make_episode_task, right
+from support.fakes.explorers.toolbox import Toolbox, make_episode_task, right
 from trinity.config import workflows as config_workflows
 from trinity.explorer.workflows import WORKFLOWS
 from trinity.explorer.workflows.environments import ENVIRONMENT_WORKFLOWS, EnvironmentWorkflow

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.engines.toolbox import Corridor, Step, Toolbox, make_episode_task, play, right, turns
+from support.fakes.explorers.toolbox import Corridor, Step, Toolbox, make_episode_task, play, right, turns
 from trinity.data.experience import AttemptFailure, Group, TaskKind, Truncation
 from trinity.explorer.environments.client import EnvironmentFailed
 from trinity.explorer.rollout import attempt

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from support.data.pictures import picture
-from support.data.vision import make_tokenizer
-from support.engines.toolbox import IMAGE, PLACES, SAMPLED, Step, Toolbox, make_episode_task, play, turns
+from support.fakes.data.pictures import picture
+from support.fakes.data.vision import make_tokenizer
+from support.fakes.explorers.toolbox import IMAGE, PLACES, SAMPLED, Step, Toolbox, make_episode_task, play, turns
 from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import Experience, Limits
 from trinity.data.images import PlacedImage

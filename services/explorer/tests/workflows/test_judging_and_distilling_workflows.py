@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.engines.toolbox import Toolbox, make_episode_task
+from support.fakes.explorers.toolbox import Toolbox, make_episode_task
 from trinity.data.experience import AttemptFailure, Experience, Group, Task, TaskKind, Truncation
 from trinity.data.wire import decode_outcome, encode_outcome
 from trinity.explorer.environments.client import Answer, Score, ScorerFailed

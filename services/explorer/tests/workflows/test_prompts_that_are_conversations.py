@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from support.engines.toolbox import Toolbox, make_episode_task
+from support.fakes.explorers.toolbox import Toolbox, make_episode_task
 from trinity.explorer.workflows import WORKFLOWS
 from trinity.explorer.workflows.single_turn import SimpleWorkflow
 from trinity.runtime.errors import InvalidInput

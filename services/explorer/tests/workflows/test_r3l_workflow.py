@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.engines.toolbox import Corridor, Step, Toolbox, make_episode_task, turns
+from support.fakes.explorers.toolbox import Corridor, Step, Toolbox, make_episode_task, turns
 from trinity.config.workflows import EpisodeRules
 from trinity.data.experience import Experience, TaskKind
 from trinity.explorer.workflows import r3l, reflection

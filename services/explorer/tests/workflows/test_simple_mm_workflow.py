@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from support.data.vision import make_model, picture
-from support.engines.toolbox import Toolbox, make_episode_task
+from support.fakes.data.vision import make_model, picture
+from support.fakes.explorers.toolbox import Toolbox, make_episode_task
 from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import Limits, Task
 from trinity.data.images import PlacedImage

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.engines.toolbox import END, Toolbox, encode, make_episode_task
+from support.fakes.explorers.toolbox import END, Toolbox, encode, make_episode_task
 from trinity.config.workflows import workflow_problems
 from trinity.data.experience import Experience, Truncation
 from trinity.explorer.environments.client import Answer, Score

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.engines.toolbox import Corridor, Step, Toolbox, make_episode_task, turns
+from support.fakes.explorers.toolbox import Corridor, Step, Toolbox, make_episode_task, turns
 from trinity import plugins
 from trinity.data.experience import Experience
 from trinity.explorer.environments.client import Answer, Score

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.losses import peer_advantages
-from support.losses.plain_advantages import REFERENCES, rollouts_of, token_rewards
+from support.checks.losses import peer_advantages
+from support.checks.losses.plain_advantages import REFERENCES, rollouts_of, token_rewards
 from trinity.plugins.declarations import ADVANTAGES as NAMES
 from trinity.trainer.algorithms.advantages import ADVANTAGES, Rollouts, compute, grpo
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.losses import peer_advantages, peer_algorithms, plain_advantages
-from support.losses.loss_cases import (
+from support.checks.losses import peer_advantages, peer_algorithms, plain_advantages
+from support.checks.losses.loss_cases import (
     Rows,
     case_of,
     gradient_of,
@@ -22,7 +22,7 @@ from support.losses.loss_cases import (
     slopes,
     with_peers,
 )
-from support.losses.plain_losses import REFERENCES, clip
+from support.checks.losses.plain_losses import REFERENCES, clip
 from trinity.plugins.declarations import ADVANTAGES
 from trinity.trainer.algorithms.inputs import WholeBatch
 from trinity.trainer.algorithms.policy_losses import POLICY_LOSSES, m2po

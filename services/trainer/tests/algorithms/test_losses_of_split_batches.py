@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.trainer.training import make_model, run_ranks
+from support.programs.trainer.training import make_model, run_ranks
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.config.algorithms import AlgorithmPlan, Part, resolve
 from trinity.config.schema.algorithm import AlgorithmConfig
@@ -204,7 +204,7 @@ def _both(one: TrainBatch, other: TrainBatch) -> tuple[tuple[TrainSequence, ...]
 
 
 def entry_and_groups(rewards: list[list[float]]) -> tuple[pb.LedgerEntry, list[bytes]]:
-    from support.data.experience import make_group, make_task
+    from support.fakes.data.experience import make_group, make_task
     from trinity.data.wire import encode_outcome
 
     entry = pb.LedgerEntry(step=3)

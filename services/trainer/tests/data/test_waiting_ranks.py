@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from support.trainer.engine_actions import run_module
-from support.trainer.waiting_ranks import LATE_SECONDS, TIMEOUT_SECONDS
+from support.programs.trainer.engine_actions import run_module
+from support.programs.trainer.waiting_ranks import LATE_SECONDS, TIMEOUT_SECONDS
 from trinity.trainer.process.exchange import Exchange
 from trinity.trainer.process.ranks import Ranks, ranks_from_environment
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.core
 
 def test_a_batch_that_is_late_ends_no_rank(tmp_path: Path) -> None:
     assert LATE_SECONDS > 2 * TIMEOUT_SECONDS
-    run_module("support.trainer.waiting_ranks", tmp_path, 2, 60)
+    run_module("support.programs.trainer.waiting_ranks", tmp_path, 2, 60)
     assert [(tmp_path / str(rank)).read_bytes() for rank in range(2)] == [b"a batch"] * 2
 
 

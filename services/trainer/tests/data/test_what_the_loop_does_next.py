@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.trainer.releases import raw_batch
+from support.programs.trainer.releases import raw_batch
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.runtime.errors import DataLoss
 from trinity.trainer.data import source

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from support.trainer.engine_actions import act
-from support.trainer.training import BASE
+from support.programs.trainer.engine_actions import act
+from support.programs.trainer.training import BASE
 from trinity.config import make_plan
 from trinity.config.schema import Config
 from trinity.trainer.engine.weights import PolicyWeights

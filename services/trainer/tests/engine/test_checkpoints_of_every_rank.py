@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
-from support.data.vision import EXAMPLE, make_files
-from support.trainer.training import BASE
+from support.fakes.data.vision import EXAMPLE, make_files
+from support.programs.trainer.training import BASE
 from trinity.config import make_plan
 from trinity.config.schema import Config
 from trinity.data.vision import image_rules

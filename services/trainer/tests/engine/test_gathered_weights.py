@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from support.runs.forked import fork
-from support.trainer.gathered import CASES, read_by_rank
+from support.programs.forked import fork
+from support.programs.trainer.gathered import CASES, read_by_rank
 from trinity.runtime.process import free_port
 
 pytestmark = [pytest.mark.core, pytest.mark.timeout(240)]

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.data.vision import KINDS, make_model
-from support.trainer.splits import gradients_of
+from support.fakes.data.vision import KINDS, make_model
+from support.programs.trainer.splits import gradients_of
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
 

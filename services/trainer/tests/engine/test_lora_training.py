@@ -10,8 +10,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from support.trainer.engine_actions import Dump, act
-from support.trainer.training import fixed_batch, make_model
+from support.programs.trainer.engine_actions import Dump, act
+from support.programs.trainer.training import fixed_batch, make_model
 from trinity.config.schema.model import LoraConfig, ModelConfig
 from trinity.trainer.model.lora import write_adapters
 from trinity.trainer.model.policy import load_policy

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.trainer.many_shares import Norms, norms_of
+from support.programs.trainer.many_shares import Norms, norms_of
 
 pytestmark = [
     pytest.mark.extended,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.trainer.training import fixed_batch
+from support.programs.trainer.training import fixed_batch
 from trinity.trainer.algorithms.aggregation import Report
 from trinity.trainer.data.bad_steps import BadStep, OutOfMemory, OutOfMemoryAlone
 from trinity.trainer.data.batch import TrainSequence

@@ -2,8 +2,8 @@
 
 import pytest
 
-from support.trainer.training import make_model
-from support.trainer.updates import Seen, see
+from support.programs.trainer.training import make_model
+from support.programs.trainer.updates import Seen, see
 
 pytestmark = [
     pytest.mark.extended,

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.trainer.training import BASE
+from support.programs.trainer.training import BASE
 from trinity.config import make_plan
 from trinity.config.algorithms import AlgorithmPlan, resolve
 from trinity.config.schema import Config

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from support.runs.forked import ForkedModule
-from support.services.listeners import LOOPBACK
-from support.services.port_scan import Kind
-from support.trainer.training import make_model, wait_for
+from support.checks.listeners import LOOPBACK
+from support.checks.port_scan import Kind
+from support.programs.forked import ForkedModule
+from support.programs.trainer.training import make_model, wait_for
 
 pytestmark = [pytest.mark.core, pytest.mark.timeout(300)]
 
@@ -20,7 +20,7 @@ def test_two_ranks_meet_in_a_file_and_gloo_listens_on_the_loopback(tmp_path: Pat
     kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "GLOO_SOCKET_IFNAME")}
     environment = {**kept, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     output = tmp_path / "out"
-    ranks = ForkedModule("support.trainer.listening_ranks", [str(tmp_path), str(model)], environment, output)
+    ranks = ForkedModule("support.programs.trainer.listening_ranks", [str(tmp_path), str(model)], environment, output)
     assert wait_for([ranks], 250) == [0], output.read_text(errors="replace")[-4000:]
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text())

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.trainer.splits import gradients_of
-from support.trainer.training import make_model
+from support.programs.trainer.splits import gradients_of
+from support.programs.trainer.training import make_model
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.trainer.splits import gradients_of
-from support.trainer.training import make_model, run_ranks
+from support.programs.trainer.splits import gradients_of
+from support.programs.trainer.training import make_model, run_ranks
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -62,7 +62,7 @@ def reference(model: Path) -> Found:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from support.trainer.training import fixed_batch
+    from support.programs.trainer.training import fixed_batch
 
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     batch = fixed_batch(1)

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from support.trainer.training import make_model
-from support.trainer.updates import KERNELS, PASSES, SHARDINGS, Seen, see
+from support.programs.trainer.training import make_model
+from support.programs.trainer.updates import KERNELS, PASSES, SHARDINGS, Seen, see
 
 pytestmark = [
     pytest.mark.extended,

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from support.trainer.compiled import kernels_on_cpu
-from support.trainer.many_shares import norms_of
-from support.trainer.one_rank import STEPS, Found, updates
+from support.fakes.models.compiled import kernels_on_cpu
+from support.programs.trainer.many_shares import norms_of
+from support.programs.trainer.one_rank import STEPS, Found, updates
 from trinity.trainer.engine import one_rank
 from trinity.trainer.model.kernels import Kernel
 

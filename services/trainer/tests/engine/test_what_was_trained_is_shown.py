@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from support.data.experience import make_group, make_task
-from support.trainer.training import BASE
+from support.fakes.data.experience import make_group, make_task
+from support.programs.trainer.training import BASE
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.config import make_plan
 from trinity.config.schema import Config

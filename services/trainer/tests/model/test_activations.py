@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from support.engines.sized_models import GIB, model_of, plan_of
-from support.trainer.engine_actions import act, run_module
+from support.fakes.models.sized_models import GIB, model_of, plan_of
+from support.programs.trainer.engine_actions import act, run_module
 from trinity.config import Plan
 from trinity.trainer.model.activations import Activations, activation_bytes, choose
 from trinity.trainer.process.ranks import Ranks
@@ -103,7 +103,7 @@ def test_by_rows_they_are_as_many_as_rows_can_have() -> None:
 
 def test_gpus_of_several_sizes_agree(tmp_path: Path) -> None:
     """Else one would wait for weights that the other does not gather again."""
-    run_module("support.trainer.unequal_ranks", tmp_path, 2, 60)
+    run_module("support.programs.trainer.unequal_ranks", tmp_path, 2, 60)
     alone, together = zip(*(json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)), strict=True)
     assert alone[0][1] is False and alone[1][1] is True
     assert alone[1][0] < alone[0][0]

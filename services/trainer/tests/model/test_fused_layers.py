@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from support.trainer.compiled import kernels_on_cpu
+from support.fakes.models.compiled import kernels_on_cpu
 from trinity.trainer.model import fused, kernels, logprobs
 from trinity.trainer.model.checkpointing import RECOMPUTE, Checkpointing, recompute_activations
 from trinity.trainer.model.fused import fuse, is_lean

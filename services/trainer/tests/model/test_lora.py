@@ -8,7 +8,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from support.trainer.training import make_model
+from support.programs.trainer.training import make_model
 from trinity.config.schema.model import LoraConfig, ModelConfig
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.model.lora import write_adapters

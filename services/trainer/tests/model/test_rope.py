@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from support.trainer.training import make_gpt2, make_model
+from support.programs.trainer.training import make_gpt2, make_model
 from trinity.config.schema.model import ModelConfig
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.engine.critic import load_critic

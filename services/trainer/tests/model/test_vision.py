@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, AutoModel, AutoModelForImageTextToText
 
-from support.data.experience import make_group, make_task
-from support.data.vision import KINDS, make_model, picture
-from support.trainer.training import make_model as make_text_model
+from support.fakes.data.experience import make_group, make_task
+from support.fakes.data.vision import KINDS, make_model, picture
+from support.programs.trainer.training import make_model as make_text_model
 from trinity.api.buffer.v1 import buffer_pb2
 from trinity.config.algorithms import resolve
 from trinity.config.schema.algorithm import AlgorithmConfig

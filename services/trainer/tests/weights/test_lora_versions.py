@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from support.runs.forked_run import ForkedService
-from support.trainer.releases import JudgingExplorer, Sync, Trainer
-from support.trainer.training import make_model
+from support.programs.forked_run import ForkedService
+from support.programs.trainer.releases import JudgingExplorer, Sync, Trainer
+from support.programs.trainer.training import make_model
 from trinity.config.schema.model import LoraConfig, ModelConfig
 from trinity.trainer.model.lora import write_adapters
 from trinity.trainer.model.policy import load_policy

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from support.services.service import ServiceProcess
-from support.trainer.releases import JudgingExplorer, Sync
+from support.programs.trainer.releases import JudgingExplorer, Sync
+from support.servers.service import ServiceProcess
 from trinity.runtime.broker import Bucket, connect
 from trinity.runtime.errors import AlreadyExists, Conflict
 from trinity.runtime.names import MANIFESTS_BUCKET

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.services.service import ServiceProcess
+from support.servers.service import ServiceProcess
 from trinity.runtime.errors import AlreadyExists
 from trinity.trainer.weights.claim import Claim
 from trinity.weights import client as calls

@@ -12,7 +12,7 @@ import xxhash
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from support.trainer.training import BASE, fixed_batch
+from support.programs.trainer.training import BASE, fixed_batch
 from trinity.config import make_plan
 from trinity.config.schema import Config
 from trinity.data.images import PlacedImage, placed

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from support.runs.forked_run import ForkedService
-from support.services.nats import NatsServer
-from support.services.s3 import S3Server, find_binary
-from support.trainer.releases import JudgingExplorer, Sync, Trainer
-from support.trainer.training import make_model
+from support.programs.forked_run import ForkedService
+from support.programs.trainer.releases import JudgingExplorer, Sync, Trainer
+from support.programs.trainer.training import make_model
+from support.servers.nats import NatsServer
+from support.servers.s3 import S3Server, find_binary
 from trinity.weights import JetStreamOffer, S3Offer, check_files
 from trinity.weights.stores.cache import WeightCache
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from support.runs.forked_run import ForkedService
-from support.trainer.engine_actions import Dump, act
-from support.trainer.releases import JudgingExplorer, Sync, Trainer
-from support.trainer.training import make_model
+from support.programs.forked_run import ForkedService
+from support.programs.trainer.engine_actions import Dump, act
+from support.programs.trainer.releases import JudgingExplorer, Sync, Trainer
+from support.programs.trainer.training import make_model
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.replay.steps import refuse_rollbacks

@@ -1,0 +1,60 @@
+"""A walk in gusts of wind, which each episode draws by itself: it can be restored, and no other episode repeats it."""
+
+import json
+import random
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trinity.sdk import Description, Environment, Observation
+
+TURNS = 10
+_STEPS = {"Left": -1, "Right": 1, "Up": 2, "Down": -2}
+# As a plugin of an environment service.
+PLUGIN = f"""
+import sys
+
+from trinity.plugins import environment
+
+sys.path.append({str(Path(__file__).parents[3])!r})
+
+from support.fakes.environments.gusts import Gusts
+
+environment("gusts")(Gusts)
+"""
+
+
+class Gusts(Environment):
+    """Ten steps. The first observation names the episode, and its winds follow from the name alone, so that a test can
+    play an episode again that it read of, and the service cannot."""
+
+    description = Description("gusts", "Gusts.", snapshots=True)
+    isolation = "none"
+
+    def reset(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> Observation:
+        return self.begin(secrets.token_hex(6))
+
+    def begin(self, name: str) -> Observation:
+        self.turn, self.at, self.winds = 0, 0, random.Random(name)
+        return Observation(f"Episode {name}.")
+
+    def step(self, action: str) -> Observation:
+        self.turn += 1
+        self.at += _STEPS[action] + self.winds.randint(-1000, 1000)
+        done = self.turn == TURNS
+        return Observation(f"Step {self.turn}: at {self.at}.", self.at / 4, done, {}, {"at": float(self.at)})
+
+    def snapshot(self) -> bytes:
+        return json.dumps([self.turn, self.at, self.winds.getstate()]).encode()
+
+    def restore(self, state: bytes) -> None:
+        self.turn, self.at, (version, drawn, rest) = json.loads(state)
+        self.winds = random.Random()
+        self.winds.setstate((version, tuple(drawn), rest))
+
+
+def uninterrupted(name: str, actions: Sequence[str]) -> list[Observation]:
+    """What the episode of this name answers to these actions, one after the other."""
+    gusts = Gusts()
+    return [gusts.begin(name), *map(gusts.step, actions)]

@@ -1,0 +1,29 @@
+"""Built-in environments without a service."""
+
+from typing import Any
+
+from support.fakes.explorers.toolbox import Step
+from trinity.environments import ENVIRONMENTS
+
+
+class InProcess:
+    """A built-in environment as the client shows it."""
+
+    def __init__(self, name: str, task: dict[str, Any], args: dict[str, Any], seed: int) -> None:
+        self._environment, self._given = ENVIRONMENTS[name](), (task, args, seed)
+        self.deterministic = ENVIRONMENTS[name].description.deterministic
+
+    async def __aenter__(self) -> "InProcess":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._environment.close()
+
+    async def reset(self) -> Step:
+        return self._shown(self._environment.reset(*self._given))
+
+    async def step(self, action: str) -> Step:
+        return self._shown(self._environment.step(action))
+
+    def _shown(self, found: Any) -> Step:
+        return Step(found.text, found.reward, found.done, found.info, found.metrics)
