@@ -17,8 +17,8 @@ from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.sdk import Description, Environment, InvalidInput, Observation, serving
 from trinity.sdk.arena import Arena
-from trinity.sdk.conformance import Result, Sample, Verdict, check_provider, episodes, stream
-from trinity.sdk.contract import info_problem
+from trinity.sdk.conformance import Result, Sample, Verdict, check_provider, client, episodes
+from trinity.sdk.contract import Reset, info_problem
 from trinity.sdk.scoring import ScoreItem
 from trinity.sdk.servicer import ProviderServicer
 
@@ -173,7 +173,7 @@ async def lying(servicer: ProviderServicer) -> AsyncIterator[str]:
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(client, "GRACE_SECONDS", 0.3)
     monkeypatch.setattr(episodes, "_RELEASE_SECONDS", 1.0)
 
 
@@ -295,12 +295,12 @@ async def test_states_are_refused_where_they_cannot_be_restored() -> None:
     with pytest.raises(TypeError, match="says snapshots and must have the methods snapshot and restore"):
         Arena([Methodless])
     for reset, said in [
-        (pb.Reset(environment="count", state=b"x"), "reset.state: was sent, and count announces no snapshots"),
-        (pb.Reset(environment="count", keep_states=True), "reset.keep_states: was sent, and count announces no"),
-        (pb.Reset(environment="corridor", state=b"x", turn=-1), "reset.turn: is -1"),
-        (pb.Reset(environment="corridor", turn=2), "reset.turn: is 2"),
-        (pb.Reset(environment="corridor", state=bytes((1 << 20) + 1)), "reset.state: has 1048577 bytes, at most"),
-        (pb.Reset(environment="corridor", state=b"x" * 40), "reset.state: is damaged, or no state of corridor"),
+        (Reset("count", state=b"x"), "reset.state: was sent, and count announces no snapshots"),
+        (Reset("count", keep_states=True), "reset.keep_states: was sent, and count announces no"),
+        (Reset("corridor", state=b"x", turn=-1), "reset.turn: is -1"),
+        (Reset("corridor", turn=2), "reset.turn: is 2"),
+        (Reset("corridor", state=bytes((1 << 20) + 1)), "reset.state: has 1048577 bytes, at most"),
+        (Reset("corridor", state=b"x" * 40), "reset.state: is damaged, or no state of corridor"),
     ]:
         async with Arena([Count, Windy]).enter(reset.environment) as episode:
             with pytest.raises(InvalidInput, match=said):

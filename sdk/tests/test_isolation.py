@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from support.fakes.environments import odd_environments as odd
-from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.sdk import AsyncEnvironment, Description, Environment, Observation, memory
 from trinity.sdk.arena import Arena, Episode
+from trinity.sdk.contract import Action, Answer, Reset
 from trinity.sdk.environment import EnvironmentClass
 from trinity.sdk.errors import Full, InvalidInput, status_of
 
@@ -37,12 +37,12 @@ async def arena(request: pytest.FixtureRequest) -> AsyncIterator[Arena]:
     await made.drain(2)
 
 
-def reset(**task: Any) -> pb.Reset:
-    return pb.Reset(environment="odd", task_json=json.dumps(task), seed=7)
+def reset(**task: Any) -> Reset:
+    return Reset("odd", json.dumps(task), seed=7)
 
 
-async def step(episode: Episode, text: str, turn: int = 1) -> pb.EpisodeResponse:
-    return await episode.step(pb.Action(text=text, turn=turn))
+async def step(episode: Episode, text: str, turn: int = 1) -> Answer:
+    return await episode.step(Action(text, turn))
 
 
 async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.sdk import InvalidInput, ScoreItem, scoring
 from trinity.sdk.arena import Arena
+from trinity.sdk.contract import Response, ScoreRequest
 
 pytestmark = pytest.mark.core
 
 
-def request(*responses: str, scorer: str = "scorer") -> pb.ScoreRequest:
-    return pb.ScoreRequest(scorer=scorer, items=[pb.ScoreItem(response=response) for response in responses])
+def request(*responses: str, scorer: str = "scorer") -> ScoreRequest:
+    return ScoreRequest(scorer, [Response(response=response) for response in responses])
 
 
 @pytest.fixture
@@ -36,24 +36,24 @@ def meet(item: ScoreItem, args: dict[str, Any]) -> float:
 
 @pytest.mark.parametrize("arena", [meet], indirect=True)
 async def test_items_are_scored_side_by_side_and_keep_their_order(arena: Arena) -> None:
-    scores = (await arena.score(request(*map(str, range(40))))).scores
+    scores = await arena.score(request(*map(str, range(40))))
     assert [score.error for score in scores] == [""] * 40
     assert [score.reward for score in scores] == list(range(40))
 
 
 @pytest.mark.parametrize("arena", [lambda item, args: 1 / float(item.response)], indirect=True)
 async def test_an_item_that_fails_fails_alone(arena: Arena) -> None:
-    first, second, third = (await arena.score(request("1", "0", "4"))).scores
+    first, second, third = await arena.score(request("1", "0", "4"))
     assert (first.reward, third.reward) == (1, 0.25)
     assert second.error == "ZeroDivisionError: float division by zero"
-    assert not (await arena.score(request())).scores
+    assert not await arena.score(request())
     with pytest.raises(InvalidInput, match="at most 4096"):
         await arena.score(request(*["1"] * 4097))
 
 
 @pytest.mark.parametrize("arena", [lambda item, args: scoring.seconds_left()], indirect=True)
 async def test_a_scorer_knows_how_much_time_is_left(arena: Arena) -> None:
-    (score,) = (await arena.score(request(""))).scores
+    (score,) = await arena.score(request(""))
     assert 0 < score.reward <= scoring.BUDGET_SECONDS < 60, "before the caller's time-out"
     assert scoring.seconds_left() == math.inf
 
@@ -88,7 +88,7 @@ async def test_a_scorer_that_hangs_keeps_no_other_waiting() -> None:
     for _ in range(2):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(arena.score(request("1", scorer="hung")), 0.2)
-    (score,) = (await asyncio.wait_for(arena.score(request("1", scorer="well")), 10)).scores
+    (score,) = await asyncio.wait_for(arena.score(request("1", scorer="well")), 10)
     assert score.reward == 1
     end.set()
     await arena.drain(1)
@@ -99,4 +99,4 @@ async def test_what_a_shutdown_leaves_unscored_is_an_error_never_a_reward(arena:
     made = scoring.Scoring(lambda item, args: 1.0, request("1", "2"))
     made.stop()
     made.work()
-    assert [score.error for score in made.response().scores] == ["not scored: the service shut down"] * 2
+    assert [score.error for score in made.scores] == ["not scored: the service shut down"] * 2

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.environments.scorers import SCORERS, ScoreItem
 from trinity.environments.scorers.answers import given_answer, last_boxed, same_answer
 from trinity.runtime.errors import InvalidInput
 from trinity.sdk.arena import Arena
+from trinity.sdk.contract import Response, ScoreRequest
 
 pytestmark = pytest.mark.core
 
@@ -213,14 +213,14 @@ def test_a_pattern_is_the_yamls_and_the_form_is_read_in_linear_time() -> None:
 async def test_a_pattern_that_takes_for_ever_ends_and_stops_nothing_else() -> None:
     arena = Arena(scorers={"format_reward": SCORERS["format_reward"]})
     pattern = r"^<think>(.|\n)*</think>\s*<answer>(.|\n)*</answer>$"
-    items = [pb.ScoreItem(response="<think>\n" + "a line\n" * lines) for lines in (27, 1)]
-    items.append(pb.ScoreItem(response="<think>a</think><answer>b</answer>"))
-    request = pb.ScoreRequest(scorer="format_reward", items=items, args_json=json.dumps({"pattern": pattern}))
+    items = [Response(response="<think>\n" + "a line\n" * lines) for lines in (27, 1)]
+    items.append(Response(response="<think>a</think><answer>b</answer>"))
+    request = ScoreRequest("format_reward", items, json.dumps({"pattern": pattern}))
     scoring = asyncio.create_task(arena.score(request))
     longest, last = 0.0, time.monotonic()
     while not scoring.done():
         await asyncio.sleep(0.05)
         longest, last = max(longest, time.monotonic() - last), time.monotonic()
     assert longest < 2
-    assert [round(one.reward, 3) for one in (await scoring).scores] == [-0.1, -0.1, 0.1]
+    assert [round(one.reward, 3) for one in await scoring] == [-0.1, -0.1, 0.1]
     await arena.drain(1)

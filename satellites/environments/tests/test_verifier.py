@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from math_verify import parse, verify
 
-from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.environments.scorers import verifier as verifier_module
 from trinity.environments.scorers.answers import same_answer
 from trinity.environments.scorers.verifier import Verifier
 from trinity.sdk import scoring
 from trinity.sdk.arena import Arena
+from trinity.sdk.contract import Response, ScoreRequest
 
 pytestmark = pytest.mark.core
 
@@ -137,11 +137,11 @@ async def test_a_group_of_hostile_answers_is_scored_before_its_caller_gives_up(
     judge = Verifier(workers=2, comparison_seconds=1.0)
     assert judge.same("2", "2")
     arena = Arena(scorers={"judged": lambda item, args: float(same_answer(item.response, item.truth, judge))})
-    items = [pb.ScoreItem(response="9^{9^{9}}", truth=f"{n}\\sqrt{{2}}") for n in range(60)]
-    items += [pb.ScoreItem(response="3.0", truth="3"), pb.ScoreItem(response="5", truth="3")]
+    items = [Response(response="9^{9^{9}}", truth=f"{n}\\sqrt{{2}}") for n in range(60)]
+    items += [Response(response="3.0", truth="3"), Response(response="5", truth="3")]
     before = not_made()
     begin = time.monotonic()
-    scores = (await arena.score(pb.ScoreRequest(scorer="judged", items=items))).scores
+    scores = await arena.score(ScoreRequest("judged", items))
     assert time.monotonic() - begin < 20, "sixty comparisons one after the other take far longer"
     assert [score.error for score in scores] == [""] * 62
     assert [score.reward for score in scores] == [0] * 60 + [1, 0], "what needs no comparison is scored to the end"

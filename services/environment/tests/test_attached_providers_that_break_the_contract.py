@@ -25,7 +25,9 @@ from trinity.environment.hub import Hub
 from trinity.runtime.trust.attach_tokens import AttachTokens
 from trinity.sdk import attaching
 from trinity.sdk.arena import Arena
+from trinity.sdk.contract import Reset
 from trinity.sdk.errors import Unavailable
+from trinity.sdk.wire import offer_from_proto
 
 pytestmark = pytest.mark.core
 
@@ -97,13 +99,13 @@ async def test_a_provider_that_does_not_read_is_detached_before_its_queue_fills_
 ) -> None:
     monkeypatch.setattr(attached, "_MAX_UNSENT", 5)
     hub = Hub(Arena(), AttachTokens(TOKEN))
-    attachment = await hub.admit(offer())
+    attachment = await hub.admit(offer_from_proto(offer()))
     source = hub._arena.sources["odd"]
     playing = source.player()  # its calls are bounded by themselves
     for _ in range(6):
         assert not attachment.peer.gone
         await source.player().close()
-    waiting = asyncio.create_task(playing.play(pb.Reset(environment="odd"), 10))
+    waiting = asyncio.create_task(playing.play(Reset("odd"), 10))
     with pytest.raises(Exception, match=r"the attached provider .* does not read: 7 calls wait"):
         await waiting
     assert len(attachment.outbox) == 0

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -26,8 +27,10 @@ from trinity.environment.hub import AttachedScorer, Hub
 from trinity.runtime.trust.attach_tokens import AttachToken, AttachTokens
 from trinity.sdk import AttachRefused, attaching
 from trinity.sdk.arena import Arena
-from trinity.sdk.attach import Provider
+from trinity.sdk.client import Provider
+from trinity.sdk.contract import ScoreRequest
 from trinity.sdk.errors import Failed, Unavailable
+from trinity.sdk.wire import offer_from_proto
 
 pytestmark = pytest.mark.core
 
@@ -66,7 +69,7 @@ async def test_of_two_twins_one_is_refused_and_the_other_keeps_its_episodes(serv
         player = Player(service)
         await player.reset()
         second = Provider(Odd, address=service.address, token=TOKEN, name="twin")
-        second._offer.instance = first._offer.instance
+        second._offer = replace(second._offer, instance=first._offer.instance)
         with pytest.raises(AttachRefused, match="named 'twin' is attached, and it answers; take another name"):
             await asyncio.wait_for(second.run(), 10)
         assert (await player.step("on")).reward == 0.5
@@ -112,7 +115,7 @@ async def test_describe_lists_the_providers_with_their_health_and_since_when(ser
 async def test_few_of_many_that_went_away_are_remembered() -> None:
     hub = Hub(Arena(), AttachTokens(TOKEN))
     for number in range(120):
-        hub.remove(await hub.admit(offer(provider=str(number))), "over")
+        hub.remove(await hub.admit(offer_from_proto(offer(provider=str(number)))), "over")
     assert list(hub.away) == [str(number) for number in range(20, 120)]
 
 
@@ -123,10 +126,10 @@ async def test_no_score_is_asked_of_a_provider_that_is_gone() -> None:
     scorer.attachments = [gone, here]
     gone.end("it does not answer")
     here.open["s"] = 3
-    asking = asyncio.create_task(scorer(pb.ScoreRequest(scorer="s")))
+    asking = asyncio.create_task(scorer(ScoreRequest("s")))
     await until(lambda: here.open["s"] == 4)
     here.end("it went away")
     with pytest.raises(Failed, match="it went away"):
         await asking
     with pytest.raises(Unavailable, match="s: its attached provider went away"):
-        await scorer(pb.ScoreRequest(scorer="s"))
+        await scorer(ScoreRequest("s"))

@@ -12,7 +12,7 @@ from support.servers.attaching import Service, serve, until
 from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound
 from trinity.runtime.trust.attach_tokens import AttachTokens, create_token, read_tokens, revoke_token
 from trinity.sdk import AttachRefused, attaching
-from trinity.sdk.attach import Provider, Tls
+from trinity.sdk.client import Provider, Tls
 
 pytestmark = pytest.mark.core
 

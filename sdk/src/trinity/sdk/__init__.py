@@ -16,7 +16,7 @@ class Guess(Environment):
 attach(Guess, address="host:7002", token="...")  # or serve(Guess, address="0.0.0.0:7010")
 """
 
-from trinity.sdk.attach import AttachRefused, Tls, attach, attach_async, attaching
+from trinity.sdk.client import AttachRefused, Tls, attach, attach_async, attaching
 from trinity.sdk.environment import AsyncEnvironment, Description, Environment, Observation
 from trinity.sdk.errors import InvalidInput
 from trinity.sdk.scoring import GroupScorer, ScoreItem, ScoreResult

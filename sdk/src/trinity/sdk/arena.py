@@ -2,15 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 
 import grpc
 
-from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.sdk import contract
+from trinity.sdk.contract import Action, Answer, Reset, Score, ScoreRequest
 from trinity.sdk.environment import EnvironmentClass
 from trinity.sdk.errors import Conflict, ContractViolation, Failed, Full, InvalidInput, NotFound, Unavailable, status_of
 from trinity.sdk.players import Message, Player
@@ -19,7 +19,7 @@ from trinity.sdk.sources import ClassSource, Source
 
 log = logging.getLogger(__name__)
 
-AsyncScorer = Callable[[pb.ScoreRequest], Awaitable[pb.ScoreResponse]]
+AsyncScorer = Callable[[ScoreRequest], Awaitable[Sequence[Score]]]
 
 
 class Arena:
@@ -63,7 +63,7 @@ class Arena:
             raise Full(f"{self.episodes} episodes are open, the most of this service; try again later")
         return Episode(self, source)
 
-    async def score(self, request: pb.ScoreRequest) -> pb.ScoreResponse:
+    async def score(self, request: ScoreRequest) -> Sequence[Score]:
         """Raises NotFound, InvalidInput."""
         scorer = self.scorers.get(request.scorer)
         if scorer is None:
@@ -71,7 +71,7 @@ class Arena:
             raise NotFound(f"scorer: none is named {request.scorer[:200]!r}; known: {known}")
         return await scorer(request)
 
-    async def _score(self, scorer: Scorer, pool: ThreadPoolExecutor, request: pb.ScoreRequest) -> pb.ScoreResponse:
+    async def _score(self, scorer: Scorer, pool: ThreadPoolExecutor, request: ScoreRequest) -> Sequence[Score]:
         scoring = Scoring(scorer, request)
         jobs = [pool.submit(scoring.work) for _ in request.items[: self._threads_of_a_call]]
         waits = [asyncio.wrap_future(job) for job in jobs]
@@ -82,7 +82,7 @@ class Arena:
             await asyncio.gather(*begun)
         finally:
             scoring.stop()
-        return scoring.response()
+        return scoring.scores
 
     def closing(self, player: Player, name: str) -> "asyncio.Task[None]":
         """Close a player in a task that a cancelled caller does not cancel."""
@@ -138,7 +138,7 @@ class Episode:
         self._arena.episodes -= 1
         await asyncio.shield(self._arena.closing(player, self._description.name))
 
-    async def reset(self, reset: pb.Reset) -> pb.EpisodeResponse:
+    async def reset(self, reset: Reset) -> Answer:
         if self._turn >= 0:
             raise InvalidInput("reset", "came twice; an episode is reset once")
         if reset.turn < 0 or (reset.turn and not reset.state):
@@ -153,7 +153,7 @@ class Episode:
         self._turn = reset.turn
         return await self._play(reset, self._description.reset_timeout_seconds)
 
-    async def step(self, action: pb.Action) -> pb.EpisodeResponse:
+    async def step(self, action: Action) -> Answer:
         if self._turn < 0:
             raise InvalidInput("action", "came before reset")
         if self._done:
@@ -165,7 +165,7 @@ class Episode:
             raise InvalidInput("action.text", f"is longer than {contract.MAX_TEXT_BYTES} bytes")
         return await self._play(action, self._description.step_timeout_seconds)
 
-    async def _play(self, message: Message, seconds: float) -> pb.EpisodeResponse:
+    async def _play(self, message: Message, seconds: float) -> Answer:
         assert self._player is not None
         name = self._description.name
         try:

@@ -1,11 +1,12 @@
-"""Limits of the contract (trinity/api/environment/v1), and what is wrong with an answer that breaks them."""
+"""The contract of trinity/api/environment/v1 without protobuf: its messages, its limits, and checks against them."""
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.sdk.environment import Description
 
 PROTOCOL_VERSION = 2
 MAX_TEXT_BYTES = 1024 * 1024
@@ -29,7 +30,116 @@ _INFO_KEYS: dict[str, tuple[type, str]] = {
 }
 
 
-def answer_problem(answer: pb.EpisodeResponse, turn: int, *, images: bool, own: bool = False) -> str:
+@dataclass(frozen=True)
+class Reset:
+    """Begins an episode, or continues one from `state`."""
+
+    environment: str
+    task_json: str = ""
+    args_json: str = ""
+    seed: int = 0
+    keep_states: bool = False
+    state: bytes = b""
+    turn: int = 0
+    images: bool = False
+
+
+@dataclass(frozen=True)
+class Action:
+    """The policy's move. `turn` is 1 for the first of an episode."""
+
+    text: str
+    turn: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a reset or an action, with its turn."""
+
+    observation: str = ""
+    reward: float = 0.0
+    done: bool = False
+    info_json: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    turn: int = 0
+    state: bytes = b""
+    images: Sequence[bytes] = ()
+
+
+@dataclass(frozen=True)
+class Response:
+    """A policy's response to score."""
+
+    prompt: str = ""
+    response: str = ""
+    truth: str = ""
+    task_json: str = ""
+    truncated: bool = False
+    response_tokens: int = 0
+    response_token_ids: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    scorer: str
+    items: Sequence[Response] = ()
+    args_json: str = ""
+
+
+@dataclass(frozen=True)
+class Score:
+    """The reward of one response, or the error that prevented it."""
+
+    reward: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Ends an episode or a scoring. `code` is the number of a gRPC status."""
+
+    code: int
+    message: str
+
+
+@dataclass(frozen=True)
+class Close:
+    """Ends an episode or a scoring."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A message to an attached provider or a worker process; None: of a kind that this version does not know.
+
+    `id` names the episode or the scoring.
+    """
+
+    id: int
+    message: Reset | Action | ScoreRequest | Close | None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer to a call. A worker process answers its start and a close by None."""
+
+    id: int
+    result: Answer | Sequence[Score] | Failure | None
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The environments and scorers that a provider attaches with. `instance` stays the same while its process lives."""
+
+    protocol_version: int
+    token: str = field(repr=False)
+    provider: str
+    instance: str
+    environments: Sequence[Description]
+    scorers: Sequence[str]
+
+
+def answer_problem(answer: Answer, turn: int, *, images: bool, own: bool = False) -> str:
     """What an observation does against the contract, as a sentence; empty if it is sound.
 
     `images`: they are announced; they are not decoded here. `own`: made here.
@@ -38,9 +148,9 @@ def answer_problem(answer: pb.EpisodeResponse, turn: int, *, images: bool, own: 
         return f"it answers turn {answer.turn} instead of {turn}"
     if not math.isfinite(answer.reward):
         return f"its reward is {answer.reward}; rewards are finite"
-    for field, text in (("observation", answer.observation), ("info_json", answer.info_json)):
+    for name, text in (("observation", answer.observation), ("info_json", answer.info_json)):
         if too_long(text):
-            return f"its {field} is longer than {MAX_TEXT_BYTES} bytes"
+            return f"its {name} is longer than {MAX_TEXT_BYTES} bytes"
     if len(answer.state) > MAX_STATE_BYTES:
         return f"its state has {len(answer.state)} bytes, at most {MAX_STATE_BYTES}"
     if len(answer.metrics) > MAX_METRICS:
@@ -86,11 +196,11 @@ def info_problem(info: dict[str, Any]) -> str:
     return ""
 
 
-def score_problem(request: pb.ScoreRequest, answer: pb.ScoreResponse) -> str:
-    """What the answer to a Score call does against the contract; empty if it is sound."""
-    if len(answer.scores) != len(request.items):
-        return f"it has {len(answer.scores)} scores for {len(request.items)} items"
-    for score in answer.scores:
+def score_problem(items: int, scores: Sequence[Score]) -> str:
+    """What the answer to a Score call of so many items does against the contract; empty if it is sound."""
+    if len(scores) != items:
+        return f"it has {len(scores)} scores for {items} items"
+    for score in scores:
         if not score.error and not math.isfinite(score.reward):
             return f"a reward is {score.reward}; rewards are finite"
         if not all(map(math.isfinite, score.metrics.values())):
@@ -98,7 +208,7 @@ def score_problem(request: pb.ScoreRequest, answer: pb.ScoreResponse) -> str:
     return ""
 
 
-def description_problem(described: pb.EnvironmentDescription) -> str:
+def description_problem(described: Description) -> str:
     """What an announcement does against the contract; empty if it is sound."""
     if not described.name or len(described.name) > 200 or not described.name.isprintable():
         return f"name: is {described.name[:200]!r}, must be 1 to 200 printable characters"

@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.sdk import wire
 from trinity.sdk.arena import Arena
+from trinity.sdk.contract import Action, Call, Close, Failure, Reply, Reset, ScoreRequest
 from trinity.sdk.errors import InvalidInput, number_of, status_of
 from trinity.sdk.outbox import Outbox
 
@@ -19,24 +20,23 @@ class Dispatcher:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._calls: dict[int, asyncio.Queue[pb.ProviderCall]] = {}
-        self.outbox: Outbox[pb.ProviderReply] = Outbox()
+        self._calls: dict[int, asyncio.Queue[Call]] = {}
+        self.outbox: Outbox[wire.ReplyMessage] = Outbox()
 
-    def dispatch(self, call: pb.ProviderCall) -> None:
+    def dispatch(self, call: Call) -> None:
         """Never waits and never raises."""
-        kind = call.WhichOneof("call")
-        if kind == "close":
+        if isinstance(call.message, Close):
             if (task := self._tasks.get(call.id)) is not None:
                 task.cancel()
         elif call.id in self._tasks:
             calls = self._calls.get(call.id)
             if calls is not None and calls.qsize() < _MAX_WAITING:
                 calls.put_nowait(call)
-        elif kind == "reset":
+        elif isinstance(call.message, Reset):
             self._calls[call.id] = asyncio.Queue()
-            self._begin(call, self._episode(call))
-        elif kind == "score":
-            self._begin(call, self._score(call))
+            self._begin(call.id, self._episode(call.id, call.message))
+        elif isinstance(call.message, ScoreRequest):
+            self._begin(call.id, self._score(call.id, call.message))
         else:
             self._fail(call.id, InvalidInput("call", "is of no episode that is open here"))
 
@@ -47,37 +47,37 @@ class Dispatcher:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _begin(self, call: pb.ProviderCall, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, identity: int, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._tasks[call.id] = task
-        task.add_done_callback(lambda _: self._forget(call.id))
+        self._tasks[identity] = task
+        task.add_done_callback(lambda _: self._forget(identity))
 
     def _forget(self, identity: int) -> None:
         self._tasks.pop(identity, None)
         self._calls.pop(identity, None)
 
-    async def _episode(self, call: pb.ProviderCall) -> None:
-        calls = self._calls[call.id]
+    async def _episode(self, identity: int, reset: Reset) -> None:
+        calls = self._calls[identity]
         try:
-            async with self._arena.enter(call.reset.environment) as episode:
-                self.outbox.put(pb.ProviderReply(id=call.id, response=await episode.reset(call.reset)))
+            async with self._arena.enter(reset.environment) as episode:
+                self._reply(Reply(identity, await episode.reset(reset)))
                 while True:
-                    following = await calls.get()
-                    if following.WhichOneof("call") != "action":
+                    action = (await calls.get()).message
+                    if not isinstance(action, Action):
                         raise InvalidInput("action", "is missing; after reset every call is an action")
-                    response = await episode.step(following.action)
-                    self.outbox.put(pb.ProviderReply(id=call.id, response=response))
+                    self._reply(Reply(identity, await episode.step(action)))
         except Exception as error:
-            self._fail(call.id, error)
+            self._fail(identity, error)
 
-    async def _score(self, call: pb.ProviderCall) -> None:
+    async def _score(self, identity: int, request: ScoreRequest) -> None:
         try:
-            scores = await self._arena.score(call.score)
-            self.outbox.put(pb.ProviderReply(id=call.id, scores=scores))
+            self._reply(Reply(identity, await self._arena.score(request)))
         except Exception as error:
-            self._fail(call.id, error)
+            self._fail(identity, error)
 
     def _fail(self, identity: int, error: Exception) -> None:
         code, message = status_of(error)
-        failure = pb.Failure(code=number_of(code), message=message)
-        self.outbox.put(pb.ProviderReply(id=identity, failure=failure))
+        self._reply(Reply(identity, Failure(number_of(code), message)))
+
+    def _reply(self, reply: Reply) -> None:
+        self.outbox.put(wire.reply_to_proto(reply))

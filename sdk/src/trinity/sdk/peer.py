@@ -5,16 +5,16 @@ from collections.abc import Callable
 
 import grpc
 
-from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.sdk.contract import Call, Close, Failure, Reply
 from trinity.sdk.errors import ContractViolation, Failed, failed
 
 
 class Peer:
     """The playing side at the other end of a stream. `send` queues a call and never waits."""
 
-    def __init__(self, send: Callable[[pb.ProviderCall], None]) -> None:
+    def __init__(self, send: Callable[[Call], None]) -> None:
         self._send = send
-        self._waiting: dict[int, asyncio.Future[pb.ProviderReply]] = {}
+        self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._ids: dict[int, str] = {}
         self._next = 0
         # Replies without a call. A few arrive after their episode was closed.
@@ -39,30 +39,30 @@ class Peer:
         self._ids[self._next] = ""
         return self._next
 
-    async def ask(self, call: pb.ProviderCall) -> pb.ProviderReply:
+    async def ask(self, call: Call) -> Reply:
         """The reply. One call of an id at a time. Raises Failed, ContractViolation, or what ended the stream."""
         if self._gone is not None:
             raise Failed(*self._gone)
         problem = self._ids.get(call.id, "the episode is closed")
         if problem:
             raise ContractViolation(problem)
-        future: asyncio.Future[pb.ProviderReply] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[call.id] = future
         self._send(call)
         try:
             reply = await future
         finally:
             self._waiting.pop(call.id, None)
-        if reply.WhichOneof("reply") == "failure":
-            raise failed(reply.failure.code, reply.failure.message)
+        if isinstance(reply.result, Failure):
+            raise failed(reply.result.code, reply.result.message)
         return reply
 
     def end(self, identity: int) -> None:
         """Release an id. A reply that is still on its way counts as stray."""
         if self._ids.pop(identity, None) is not None and self._gone is None:
-            self._send(pb.ProviderCall(id=identity, close=pb.Close()))
+            self._send(Call(identity, Close()))
 
-    def deliver(self, reply: pb.ProviderReply) -> None:
+    def deliver(self, reply: Reply) -> None:
         """A reply came in."""
         future = self._waiting.get(reply.id)
         if future is not None and not future.done():
@@ -71,7 +71,7 @@ class Peer:
             self._ids[reply.id] = "it answered a call that was not made"
         else:  # the other side holds what this one does not know
             self.strays += 1
-            self._send(pb.ProviderCall(id=reply.id, close=pb.Close()))
+            self._send(Call(reply.id, Close()))
 
     def fail(self, code: grpc.StatusCode, message: str) -> None:
         """The stream is over: pending and later calls raise the reason. The first reason stays."""

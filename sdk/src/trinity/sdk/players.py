@@ -13,21 +13,21 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.sdk import wire
+from trinity.sdk.contract import Action, Answer, Reset
 from trinity.sdk.environment import EnvironmentClass, Observation
 from trinity.sdk.errors import Broken, InvalidInput, TimedOut
 
 log = logging.getLogger(__name__)
 
-Message = pb.Reset | pb.Action
+Message = Reset | Action
 Release = Callable[[], None]
 
 
 class Player(Protocol):
     """One episode."""
 
-    async def play(self, message: Message, seconds: float) -> pb.EpisodeResponse:
+    async def play(self, message: Message, seconds: float) -> Answer:
         """The answer. Raises the episode's error, or TimedOut after `seconds`; no call may follow an error."""
 
     async def close(self) -> None:
@@ -35,7 +35,7 @@ class Player(Protocol):
 
 
 def too_slow(message: Message, seconds: float) -> TimedOut:
-    method = "step" if isinstance(message, pb.Action) else "restore" if message.state else "reset"
+    method = "step" if isinstance(message, Action) else "restore" if message.state else "reset"
     return TimedOut(f"it took longer than {seconds:g} s for one {method}")
 
 
@@ -47,11 +47,11 @@ class Actor:
         self._environment: Any = None
         self._keep_states = False
 
-    async def play(self, message: Message) -> pb.EpisodeResponse:
+    async def play(self, message: Message) -> Answer:
         """Raises what the environment raises, and InvalidInput for a state that it does not take."""
         if self._environment is None:
             self._environment = self._kind()
-        if isinstance(message, pb.Action):
+        if isinstance(message, Action):
             observation = await _value(self._environment.step(message.text))
         else:
             self._keep_states = message.keep_states
@@ -61,10 +61,10 @@ class Actor:
             state = wire.sealed(self._kind.description.name, await _value(self._environment.snapshot()))
         return wire.answer(observation, message.turn, state)
 
-    async def _reset(self, reset: pb.Reset) -> Any:
+    async def _reset(self, reset: Reset) -> Any:
         return await _value(self._environment.reset(*wire.reset_arguments(reset)))
 
-    async def _restored(self, reset: pb.Reset) -> Observation:
+    async def _restored(self, reset: Reset) -> Observation:
         state = wire.opened(self._kind.description.name, reset.state)
         try:
             await _value(self._environment.restore(state))
@@ -100,7 +100,7 @@ class LoopPlayer:
         self._actor = Actor(kind)
         self._release = release
 
-    async def play(self, message: Message, seconds: float) -> pb.EpisodeResponse:
+    async def play(self, message: Message, seconds: float) -> Answer:
         limit = asyncio.timeout(seconds)  # in this task: in one of its own SystemExit would end the loop
         try:
             async with limit:
@@ -130,13 +130,13 @@ class ThreadPlayer:
         # A daemon: the process may end while a call hangs.
         threading.Thread(target=self._run, daemon=True, name=f"episode-{kind.description.name}").start()
 
-    async def play(self, message: Message, seconds: float) -> pb.EpisodeResponse:
+    async def play(self, message: Message, seconds: float) -> Answer:
         future = self._loop.create_future()
         self._work.put((future, message))
         self._hangs = True
         try:
             async with asyncio.timeout(seconds):
-                answer: pb.EpisodeResponse = await future
+                answer: Answer = await future
         except TimeoutError:
             if future.done() and not future.cancelled():  # the environment's own
                 self._hangs = False

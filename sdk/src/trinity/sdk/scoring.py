@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.sdk.contract import Response, Score, ScoreRequest
 from trinity.sdk.errors import InvalidInput
 from trinity.sdk.wire import parsed
 
@@ -79,17 +79,19 @@ def seconds_left() -> float:
 class Scoring:
     """One Score call. Its items are scored one by one, by any number of threads. Its time begins at construction.
 
+    `scores` are complete when all threads are done.
+
     Raises InvalidInput for a request that is wrong as a whole.
     """
 
-    def __init__(self, scorer: Scorer, request: pb.ScoreRequest) -> None:
+    def __init__(self, scorer: Scorer, request: ScoreRequest) -> None:
         if len(request.items) > MAX_ITEMS:
             raise InvalidInput("items", f"has {len(request.items)} items, at most {MAX_ITEMS} in one call")
         self._scorer = scorer
         self._args = parsed(request.args_json, "args_json")
         each = list(enumerate(request.items))
         self._waiting = deque([each] if isinstance(scorer, GroupScorer) and each else [[one] for one in each])
-        self._scores = [pb.Score(error="not scored: the service shut down")] * len(request.items)
+        self.scores = [Score(error="not scored: the service shut down")] * len(request.items)
         self._deadline = time.monotonic() + BUDGET_SECONDS
 
     def work(self) -> None:
@@ -102,7 +104,7 @@ class Scoring:
                 except IndexError:  # another thread was faster
                     return
                 for index, score in zip(indices, _score(self._scorer, items, self._args), strict=True):
-                    self._scores[index] = score
+                    self.scores[index] = score
         finally:
             _deadline.reset(token)
 
@@ -110,20 +112,16 @@ class Scoring:
         """Leave what waits."""
         self._waiting.clear()
 
-    def response(self) -> pb.ScoreResponse:
-        """Once all threads are done."""
-        return pb.ScoreResponse(scores=self._scores)
 
-
-def _score(scorer: Scorer, items: Sequence[pb.ScoreItem], args: dict[str, Any]) -> list[pb.Score]:
+def _score(scorer: Scorer, items: Sequence[Response], args: dict[str, Any]) -> list[Score]:
     try:
         found = results(scorer, [_item(item) for item in items], args)
     except (Exception, SystemExit) as error:  # a bad item is that item's own failure, never the service's end
-        return [pb.Score(error=f"{type(error).__name__}: {error}")] * len(items)
-    return [pb.Score(reward=result.reward, metrics=result.metrics) for result in found]
+        return [Score(error=f"{type(error).__name__}: {error}")] * len(items)
+    return [Score(result.reward, result.metrics) for result in found]
 
 
-def _item(item: pb.ScoreItem) -> ScoreItem:
+def _item(item: Response) -> ScoreItem:
     return ScoreItem(
         prompt=item.prompt,
         response=item.response,

@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc.aio
 
-from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.sdk.arena import Arena
 from trinity.sdk.environment import EnvironmentClass
 from trinity.sdk.scoring import Scorer
@@ -28,7 +27,7 @@ async def serving(
     """Serves inside the `async with`; gives the address with the port it listens on."""
     arena = Arena(environments, scorers)
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(ProviderServicer(arena), server)
+    ProviderServicer(arena).register(server)
     port = server.add_insecure_port(address)
     await server.start()
     try:

@@ -33,6 +33,11 @@ class ProviderServicer(environment_pb2_grpc.EnvironmentServiceServicer):
         self._arena = arena
         self._idle_seconds = idle_seconds
 
+    def register(self, server: grpc.aio.Server) -> list[str]:
+        """Adds the service to a server; returns its full names."""
+        environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(self, server)
+        return [pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name]
+
     @contextlib.asynccontextmanager
     async def edge(self, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
         """Turns errors into statuses."""
@@ -61,7 +66,7 @@ class ProviderServicer(environment_pb2_grpc.EnvironmentServiceServicer):
             if first.WhichOneof("message") != "reset":
                 raise InvalidInput("reset", "is missing; it must be the first message of an episode")
             async with self._arena.enter(first.reset.environment) as episode:
-                yield await episode.reset(first.reset)
+                yield wire.answer_to_proto(await episode.reset(wire.reset_from_proto(first.reset)))
                 async for response in self._turns(episode, stream):
                     yield response
 
@@ -71,7 +76,7 @@ class ProviderServicer(environment_pb2_grpc.EnvironmentServiceServicer):
         while (request := await self._next(requests, self._idle_seconds)) is not None:
             if request.WhichOneof("message") != "action":
                 raise InvalidInput("action", "is missing; after reset every message is an action")
-            yield await episode.step(request.action)
+            yield wire.answer_to_proto(await episode.step(wire.action_from_proto(request.action)))
 
     async def _next(self, requests: AsyncIterator[pb.EpisodeRequest], seconds: float) -> pb.EpisodeRequest | None:
         try:
@@ -82,5 +87,5 @@ class ProviderServicer(environment_pb2_grpc.EnvironmentServiceServicer):
 
     async def Score(self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext) -> pb.ScoreResponse:
         async with self.edge(context):
-            return await self._arena.score(request)
+            return wire.scores_to_proto(await self._arena.score(wire.score_request_from_proto(request)))
         raise AssertionError  # the edge has ended the call

@@ -1,28 +1,38 @@
-"""Between the contract's messages and an environment's own arguments and observations."""
+"""Protobuf messages of the contract as dataclasses, and an environment's arguments and observations."""
 
 import hashlib
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from trinity.api.environment.v1 import environment_pb2 as pb
-from trinity.sdk.contract import MAX_STATE_BYTES, json_object
+from trinity.sdk.contract import (
+    MAX_STATE_BYTES,
+    Action,
+    Answer,
+    Call,
+    Close,
+    Failure,
+    Offer,
+    Reply,
+    Reset,
+    Response,
+    Score,
+    ScoreRequest,
+    json_object,
+)
 from trinity.sdk.environment import Description, Observation
 from trinity.sdk.errors import Broken, InvalidInput
 
 _CHECKSUM_BYTES = 16
 
+# Encoded by one module and sent by another, which knows nothing more of them.
+CallMessage = pb.ProviderCall
+ReplyMessage = pb.ProviderReply
+
 
 def described(description: Description) -> pb.EnvironmentDescription:
-    return pb.EnvironmentDescription(
-        name=description.name,
-        summary=description.summary,
-        max_parallel_episodes=description.max_parallel_episodes,
-        step_timeout_seconds=description.step_timeout_seconds,
-        reset_timeout_seconds=description.reset_timeout_seconds,
-        deterministic=description.deterministic,
-        snapshots=description.snapshots,
-        images=description.images,
-    )
+    return pb.EnvironmentDescription(**vars(description))
 
 
 def description_of(message: pb.EnvironmentDescription) -> Description:
@@ -38,7 +48,155 @@ def description_of(message: pb.EnvironmentDescription) -> Description:
     )
 
 
-def reset_arguments(reset: pb.Reset) -> tuple[dict[str, Any], dict[str, Any], int]:
+def reset_to_proto(reset: Reset) -> pb.Reset:
+    return pb.Reset(**vars(reset))
+
+
+def reset_from_proto(message: pb.Reset) -> Reset:
+    return Reset(
+        message.environment,
+        message.task_json,
+        message.args_json,
+        message.seed,
+        message.keep_states,
+        message.state,
+        message.turn,
+        message.images,
+    )
+
+
+def action_to_proto(action: Action) -> pb.Action:
+    return pb.Action(text=action.text, turn=action.turn)
+
+
+def action_from_proto(message: pb.Action) -> Action:
+    return Action(message.text, message.turn)
+
+
+def answer_to_proto(answer: Answer) -> pb.EpisodeResponse:
+    return pb.EpisodeResponse(**vars(answer))
+
+
+def answer_from_proto(message: pb.EpisodeResponse) -> Answer:
+    return Answer(
+        message.observation,
+        message.reward,
+        message.done,
+        message.info_json,
+        dict(message.metrics),
+        message.turn,
+        message.state,
+        tuple(message.images),
+    )
+
+
+def score_request_to_proto(request: ScoreRequest) -> pb.ScoreRequest:
+    items = [pb.ScoreItem(**vars(item)) for item in request.items]
+    return pb.ScoreRequest(scorer=request.scorer, items=items, args_json=request.args_json)
+
+
+def score_request_from_proto(message: pb.ScoreRequest) -> ScoreRequest:
+    items = [
+        Response(
+            item.prompt,
+            item.response,
+            item.truth,
+            item.task_json,
+            item.truncated,
+            item.response_tokens,
+            tuple(item.response_token_ids),
+        )
+        for item in message.items
+    ]
+    return ScoreRequest(message.scorer, items, message.args_json)
+
+
+def scores_to_proto(scores: Iterable[Score]) -> pb.ScoreResponse:
+    return pb.ScoreResponse(scores=[pb.Score(**vars(score)) for score in scores])
+
+
+def scores_from_proto(message: pb.ScoreResponse) -> list[Score]:
+    return [Score(score.reward, dict(score.metrics), score.error) for score in message.scores]
+
+
+def call_to_proto(call: Call) -> pb.ProviderCall:
+    match call.message:
+        case Action() as action:
+            return pb.ProviderCall(id=call.id, action=action_to_proto(action))
+        case Reset() as reset:
+            return pb.ProviderCall(id=call.id, reset=reset_to_proto(reset))
+        case ScoreRequest() as request:
+            return pb.ProviderCall(id=call.id, score=score_request_to_proto(request))
+    return pb.ProviderCall(id=call.id, close=pb.Close())
+
+
+def call_from_proto(message: pb.ProviderCall) -> Call:
+    match message.WhichOneof("call"):
+        case "action":
+            return Call(message.id, action_from_proto(message.action))
+        case "reset":
+            return Call(message.id, reset_from_proto(message.reset))
+        case "score":
+            return Call(message.id, score_request_from_proto(message.score))
+        case "close":
+            return Call(message.id, Close())
+    return Call(message.id, None)
+
+
+def reply_to_proto(reply: Reply) -> pb.ProviderReply:
+    match reply.result:
+        case None:
+            return pb.ProviderReply(id=reply.id)
+        case Answer() as answer:
+            return pb.ProviderReply(id=reply.id, response=answer_to_proto(answer))
+        case Failure(code, text):
+            return pb.ProviderReply(id=reply.id, failure=pb.Failure(code=code, message=text))
+    return pb.ProviderReply(id=reply.id, scores=scores_to_proto(reply.result))
+
+
+def reply_from_proto(message: pb.ProviderReply) -> Reply:
+    match message.WhichOneof("reply"):
+        case "response":
+            return Reply(message.id, answer_from_proto(message.response))
+        case "failure":
+            return Reply(message.id, Failure(message.failure.code, message.failure.message))
+        case "scores":
+            return Reply(message.id, scores_from_proto(message.scores))
+    return Reply(message.id, None)
+
+
+def encode_call(call: Call) -> bytes:
+    return call_to_proto(call).SerializeToString()
+
+
+def decode_call(data: bytes) -> Call:
+    return call_from_proto(pb.ProviderCall.FromString(data))
+
+
+def encode_reply(reply: Reply) -> bytes:
+    return reply_to_proto(reply).SerializeToString()
+
+
+def decode_reply(data: bytes) -> Reply:
+    return reply_from_proto(pb.ProviderReply.FromString(data))
+
+
+def offer_to_proto(offer: Offer) -> pb.Offer:
+    return pb.Offer(**vars(offer) | {"environments": [described(one) for one in offer.environments]})
+
+
+def offer_from_proto(message: pb.Offer) -> Offer:
+    return Offer(
+        message.protocol_version,
+        message.token,
+        message.provider,
+        message.instance,
+        [description_of(one) for one in message.environments],
+        list(message.scorers),
+    )
+
+
+def reset_arguments(reset: Reset) -> tuple[dict[str, Any], dict[str, Any], int]:
     """task, args and seed. Raises InvalidInput."""
     return parsed(reset.task_json, "reset.task_json"), parsed(reset.args_json, "reset.args_json"), reset.seed
 
@@ -75,14 +233,14 @@ def _checksum(name: str, state: bytes) -> bytes:
     return hashlib.blake2b(name.encode() + b"\0" + state, digest_size=_CHECKSUM_BYTES).digest()
 
 
-def answer(observation: Any, turn: int, state: bytes = b"") -> pb.EpisodeResponse:
-    """What an environment returned, as a message. `state`: sealed. Raises Broken if it is no observation."""
+def answer(observation: Any, turn: int, state: bytes = b"") -> Answer:
+    """The answer in an environment's observation. `state`: sealed. Raises Broken if it is no observation."""
     if not isinstance(observation, Observation):
         raise Broken(f"it returned {type(observation).__name__}, must be an Observation")
     if not isinstance(observation.info, dict):
         raise Broken(f"the info of its observation is {type(observation.info).__name__}, must be a dict")
     try:
-        return pb.EpisodeResponse(
+        message = pb.EpisodeResponse(  # checks the types of what the environment's author gave
             observation=observation.text,
             reward=observation.reward,
             done=bool(observation.done),
@@ -94,3 +252,5 @@ def answer(observation: Any, turn: int, state: bytes = b"") -> pb.EpisodeRespons
         )
     except (TypeError, ValueError) as error:
         raise Broken(f"its observation cannot be sent: {error}") from None
+    metrics, images = dict(observation.metrics), tuple(observation.images)
+    return Answer(message.observation, message.reward, message.done, message.info_json, metrics, turn, state, images)

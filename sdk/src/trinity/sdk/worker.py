@@ -19,7 +19,8 @@ from typing import Any
 
 import grpc
 
-from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.sdk import wire
+from trinity.sdk.contract import Action, Call, Close, Failure, Reply, Reset
 from trinity.sdk.environment import AsyncEnvironment
 from trinity.sdk.errors import number_of, status_of
 from trinity.sdk.frames import frame, read_frame
@@ -50,20 +51,19 @@ class Stage:
         self._run = run
         self._open: dict[int, Actor] = {}
 
-    def answer(self, call: pb.ProviderCall) -> pb.ProviderReply:
+    def answer(self, call: Call) -> Reply:
         """Never raises, except what ends the process."""
         try:
-            if call.WhichOneof("call") == "close":
+            if isinstance(call.message, Close):
                 self._close(call.id)
-                return pb.ProviderReply(id=call.id)
-            if call.WhichOneof("call") == "reset":
+                return Reply(call.id, None)
+            if isinstance(call.message, Reset):
                 self._open[call.id] = Actor(self._kind)
-            message = call.reset if call.WhichOneof("call") == "reset" else call.action
-            response = self._run(self._open[call.id].play(message))
-            return pb.ProviderReply(id=call.id, response=response)
+            assert isinstance(call.message, (Reset, Action))
+            return Reply(call.id, self._run(self._open[call.id].play(call.message)))
         except (Exception, SystemExit) as error:
             code, text = status_of(error)
-            return pb.ProviderReply(id=call.id, failure=pb.Failure(code=number_of(code), message=text))
+            return Reply(call.id, Failure(number_of(code), text))
 
     def _close(self, identity: int) -> None:
         actor = self._open.pop(identity, None)
@@ -84,14 +84,13 @@ def main(descriptor: int) -> None:
         try:
             kind = find_class(json.loads(about))
         except (Exception, SystemExit) as error:
-            failure = pb.Failure(code=number_of(grpc.StatusCode.INTERNAL), message=f"{type(error).__name__}: {error}")
-            pipe.sendall(frame(pb.ProviderReply(failure=failure).SerializeToString()))
+            failure = Failure(number_of(grpc.StatusCode.INTERNAL), f"{type(error).__name__}: {error}")
+            pipe.sendall(frame(wire.encode_reply(Reply(0, failure))))
             raise
         stage = Stage(kind, runner.run if issubclass(kind, AsyncEnvironment) else finished)
-        pipe.sendall(frame(pb.ProviderReply().SerializeToString()))
+        pipe.sendall(frame(wire.encode_reply(Reply(0, None))))
         while (data := read_frame(pipe)) is not None:
-            reply = stage.answer(pb.ProviderCall.FromString(data))
-            pipe.sendall(frame(reply.SerializeToString()))
+            pipe.sendall(frame(wire.encode_reply(stage.answer(wire.decode_call(data)))))
 
 
 if __name__ == "__main__":

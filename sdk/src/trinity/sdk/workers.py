@@ -17,7 +17,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.sdk import wire
+from trinity.sdk.contract import Answer, Call, Close, Failure, Reply
 from trinity.sdk.environment import EnvironmentClass
 from trinity.sdk.errors import Broken, Full, TimedOut, failed
 from trinity.sdk.frames import frame
@@ -88,7 +89,7 @@ class Worker:
             self.kill("its worker process died")
         return not self.dead
 
-    async def call(self, call: pb.ProviderCall, seconds: float, wait_seconds: float | None = None) -> pb.ProviderReply:
+    async def call(self, call: Call, seconds: float, wait_seconds: float | None = None) -> Reply:
         """The reply; the time begins when it is this call's turn. Raises TimeoutError and Broken, and is dead then;
         TimedOut when its turn did not come in `wait_seconds`."""
         self._calls += 1
@@ -97,7 +98,7 @@ class Worker:
             try:
                 if self._process is None and not self.dead:
                     await self._start()
-                return await self._exchange(call.SerializeToString(), seconds)
+                return await self._exchange(wire.encode_call(call), seconds)
             finally:
                 self._turn.release()
         finally:
@@ -114,7 +115,7 @@ class Worker:
                 f"and has {others} of other episodes; lower episodes_per_process ({self._kind.episodes_per_process})"
             ) from None
 
-    async def _exchange(self, data: bytes, seconds: float) -> pb.ProviderReply:
+    async def _exchange(self, data: bytes, seconds: float) -> Reply:
         if self.dead:
             raise Broken(self.dead)
         assert self._reader is not None and self._writer is not None
@@ -123,7 +124,7 @@ class Worker:
                 self._writer.write(frame(data))
                 await self._writer.drain()
                 size = int.from_bytes(await self._reader.readexactly(4), "big")
-                return pb.ProviderReply.FromString(await self._reader.readexactly(size))
+                return wire.decode_reply(await self._reader.readexactly(size))
         except TimeoutError:
             self.kill("its worker process was killed: an episode was over its time limit")
             raise
@@ -146,8 +147,8 @@ class Worker:
             reply = await self._exchange(json.dumps(_reference(self._kind)).encode(), WORKER_START_SECONDS)
         except TimeoutError:
             raise Broken(f"its worker process did not start in {WORKER_START_SECONDS:g} s") from None
-        if reply.WhichOneof("reply") == "failure":
-            self.kill(f"its worker process cannot load {self._kind.__qualname__}: {reply.failure.message}")
+        if isinstance(reply.result, Failure):
+            self.kill(f"its worker process cannot load {self._kind.__qualname__}: {reply.result.message}")
             raise Broken(self.dead)
 
     def _watch_memory(self, pid: int) -> None:
@@ -185,15 +186,11 @@ class WorkerPlayer:
         self._release = release
         self._id = worker.new_id()
         self._begun = False
-        self._running: asyncio.Task[pb.ProviderReply] | None = None
+        self._running: asyncio.Task[Reply] | None = None
         worker.open += 1
 
-    async def play(self, message: Message, seconds: float) -> pb.EpisodeResponse:
-        call = pb.ProviderCall(id=self._id)
-        if isinstance(message, pb.Reset):
-            call.reset.CopyFrom(message)
-        else:
-            call.action.CopyFrom(message)
+    async def play(self, message: Message, seconds: float) -> Answer:
+        call = Call(self._id, message)
         self._begun = True
         seconds -= self._wait_seconds
         # A client that disconnects must not leave half a message in the pipe: the call runs to its end.
@@ -202,9 +199,10 @@ class WorkerPlayer:
             reply = await asyncio.shield(self._running)
         except TimeoutError:
             raise too_slow(message, seconds) from None
-        if reply.WhichOneof("reply") == "failure":
-            raise failed(reply.failure.code, reply.failure.message)
-        return reply.response
+        if isinstance(reply.result, Failure):
+            raise failed(reply.result.code, reply.result.message)
+        assert isinstance(reply.result, Answer)
+        return reply.result
 
     async def close(self) -> None:
         self._worker.open -= 1  # what comes next waits behind this close
@@ -214,9 +212,9 @@ class WorkerPlayer:
             if self._begun and not self._worker.dead:
                 with contextlib.suppress(TimeoutError, Broken):
                     # Its turn comes: each of the few calls before it has its own limit.
-                    reply = await self._worker.call(pb.ProviderCall(id=self._id, close=pb.Close()), _CLOSE_SECONDS)
-                    if reply.WhichOneof("reply") == "failure":
-                        log.error("close of %s failed: %s", self._id, reply.failure.message)
+                    reply = await self._worker.call(Call(self._id, Close()), _CLOSE_SECONDS)
+                    if isinstance(reply.result, Failure):
+                        log.error("close of %s failed: %s", self._id, reply.result.message)
         finally:
             if self._running is not None and self._running.done() and not self._running.cancelled():
                 self._running.exception()  # raised already

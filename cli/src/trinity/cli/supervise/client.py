@@ -8,7 +8,6 @@ import grpc
 import grpc.aio
 
 from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
-from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc
 from trinity.data.experience import Task
 from trinity.data.wire import task_to_proto
 from trinity.reading.errors import RunError
@@ -16,9 +15,9 @@ from trinity.reading.render import visible
 from trinity.runtime import rpc
 from trinity.runtime.errors import Conflict, InvalidInput, NotFound, TimedOut, TrinityError, Unavailable
 from trinity.runtime.trust.identity import Identity
+from trinity.sdk.conformance.client import Provider, Refused, Stream
 from trinity.sdk.conformance.result import Broken
-from trinity.sdk.conformance.stream import Refused, Stream
-from trinity.sdk.contract import score_problem
+from trinity.sdk.contract import Reset, Response, ScoreRequest, score_problem
 
 _SHOWN_ERROR, _LONGEST_REFUSAL = 200, 500  # characters
 _DESCRIBE_SECONDS, _SCORE_SECONDS = 5.0, 60.0
@@ -56,23 +55,20 @@ async def try_provider(
     it announces images."""
     shows = False
     async with rpc.channel(address, identity=identity) as channel:
-        stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
+        provider = Provider(channel)
         task, given = json.dumps(row), json.dumps(args)
         try:
-            offer = await stub.Describe(environment_pb2.DescribeRequest(), timeout=_DESCRIBE_SECONDS)
+            offer = await provider.describe(_DESCRIBE_SECONDS)
             if described := next((one for one in offer.environments if one.name == name), None):
                 shows = described.images
-                async with Stream(stub, described) as stream:
-                    reset = environment_pb2.Reset(environment=name, task_json=task, args_json=given, images=shows)
-                    await stream.reset(reset)
+                async with Stream(provider, described) as stream:
+                    await stream.reset(Reset(name, task, given, images=shows))
                 return None, shows
             if name not in offer.scorers:
                 known = ", ".join(sorted([*(one.name for one in offer.environments), *offer.scorers])) or "nothing"
                 return NotFound(f"it offers {known}"), shows
-            items = [environment_pb2.ScoreItem(task_json=task)]
-            request = environment_pb2.ScoreRequest(scorer=name, items=items, args_json=given)
-            answer = await stub.Score(request, timeout=_SCORE_SECONDS)
-            problem = score_problem(request, answer) or answer.scores[0].error
+            scores = await provider.score(ScoreRequest(name, [Response(task_json=task)], given), _SCORE_SECONDS)
+            problem = score_problem(1, scores) or scores[0].error
             return (TrinityError(problem) if problem else None), shows
         except (Refused, Broken) as error:
             return (_error_of(name, error.code, error.details) if isinstance(error, Refused) else error), shows

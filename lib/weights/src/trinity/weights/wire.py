@@ -1,8 +1,10 @@
 """Manifests as protobuf messages, there and back."""
 
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import get_args
 
+from trinity.api.common.v1 import experience_pb2
 from trinity.api.explorer.v1 import explorer_pb2
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.runtime.errors import InvalidInput
@@ -75,6 +77,23 @@ def decode_manifest(data: bytes) -> Manifest:
         return manifest_from_proto(pb.Manifest.FromString(data))
     except Exception as error:
         raise InvalidInput("manifest", f"cannot be read: {error}") from None
+
+
+@dataclass(frozen=True)
+class Blob:
+    """The closing entry of a file in JetStream: its xxh3-128, its bytes and the number of its chunks."""
+
+    key: str
+    size_bytes: int
+    chunks: int
+
+
+def encode_blob(blob: Blob) -> bytes:
+    return to_message(blob, experience_pb2.BlobReference).SerializeToString()
+
+
+def decode_blob(data: bytes) -> Blob:
+    return from_message(Blob, experience_pb2.BlobReference.FromString(data))
 
 
 def _offer(offer: Offer) -> pb.Offer:

@@ -8,12 +8,19 @@ from typing import Any, TypeVar
 
 import grpc
 
-from trinity.api.environment.v1 import environment_pb2 as pb
-from trinity.api.environment.v1 import environment_pb2_grpc
+from trinity.sdk.conformance.client import Provider, Refused, Stream, refused
 from trinity.sdk.conformance.images import decode
 from trinity.sdk.conformance.result import Broken, Noted, Result, Skipped, Verdict, judge
-from trinity.sdk.conformance.stream import Refused, Stream, refused
-from trinity.sdk.contract import MAX_EPISODE_IMAGES_BYTES, MAX_STATE_BYTES, MAX_TEXT_BYTES, info_problem, json_object
+from trinity.sdk.contract import (
+    MAX_EPISODE_IMAGES_BYTES,
+    MAX_STATE_BYTES,
+    MAX_TEXT_BYTES,
+    Answer,
+    Reset,
+    info_problem,
+    json_object,
+)
+from trinity.sdk.environment import Description
 
 T = TypeVar("T")
 Seen = tuple[str, tuple[bytes, ...], float, bool, dict[str, Any]]
@@ -45,13 +52,8 @@ class Sample:
 
 
 class EpisodeChecks:
-    def __init__(
-        self,
-        stub: environment_pb2_grpc.EnvironmentServiceStub,
-        described: pb.EnvironmentDescription,
-        sample: Sample,
-    ) -> None:
-        self._stub = stub
+    def __init__(self, provider: Provider, described: Description, sample: Sample) -> None:
+        self._provider = provider
         self._described = described
         self._sample = sample
 
@@ -109,12 +111,12 @@ class EpisodeChecks:
             await asyncio.sleep(0.05)
 
     def _stream(self) -> Stream:
-        return Stream(self._stub, self._described)
+        return Stream(self._provider, self._described)
 
-    def _reset(self, seed: int = 1, **changes: Any) -> pb.Reset:
+    def _reset(self, seed: int = 1, **changes: Any) -> Reset:
         sample, described = self._sample, self._described
         given = {"task_json": sample.task_json, "args_json": sample.args_json, "images": described.images}
-        return pb.Reset(environment=described.name, seed=seed, **{**given, **changes})
+        return Reset(environment=described.name, seed=seed, **{**given, **changes})
 
     async def _a_reset(self) -> None:
         async with self._stream() as stream:
@@ -187,7 +189,7 @@ class EpisodeChecks:
     async def _no_json(self) -> None:
         for text in ("{", "[1]"):
             async with self._stream() as stream:
-                reset = pb.Reset(environment=self._described.name, task_json=text)
+                reset = Reset(environment=self._described.name, task_json=text)
                 await refused(stream.reset(reset), grpc.StatusCode.INVALID_ARGUMENT)
 
     async def _too_long(self) -> None:
@@ -283,7 +285,7 @@ class EpisodeChecks:
                     f"from the state of turn {answer.turn} on, turn {answer.turn + differs} is answered otherwise"
                 )
 
-    async def _from_state(self, answer: pb.EpisodeResponse, turns: int) -> list[Seen]:
+    async def _from_state(self, answer: Answer, turns: int) -> list[Seen]:
         async with self._stream() as stream:
             await stream.restore(self._reset(keep_states=True, state=answer.state, turn=answer.turn))
             return [_seen(await stream.act(self._sample.action, turn)) for turn in range(answer.turn + 1, turns)]
@@ -304,7 +306,7 @@ class EpisodeChecks:
         state = whole.state
         flipped = state[:-1] + bytes([state[-1] ^ 1])
         for damaged in (state[: len(state) // 2], state + b"\0", flipped, b"\0", state + bytes(MAX_STATE_BYTES)):
-            answer = pb.EpisodeResponse(state=damaged)
+            answer = Answer(state=damaged)
             restoring = self._when_there_is_room(partial(self._from_state, answer, 1))
             await refused(restoring, grpc.StatusCode.INVALID_ARGUMENT)
 
@@ -323,5 +325,5 @@ class EpisodeChecks:
             return seen
 
 
-def _seen(answer: pb.EpisodeResponse) -> Seen:
+def _seen(answer: Answer) -> Seen:
     return answer.observation, tuple(answer.images), answer.reward, answer.done, json_object(answer.info_json)

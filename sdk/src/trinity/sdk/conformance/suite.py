@@ -1,16 +1,24 @@
 """The checks of a whole provider and of its scorers; those of one environment are in episodes.py."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 import grpc.aio
 
-from trinity.api.environment.v1 import environment_pb2 as pb
-from trinity.api.environment.v1 import environment_pb2_grpc
+from trinity.sdk.conformance.client import Described, Provider, Stream, refused
 from trinity.sdk.conformance.episodes import EpisodeChecks, Sample
 from trinity.sdk.conformance.result import Broken, Result, Verdict, judge
-from trinity.sdk.conformance.stream import Stream, refused
-from trinity.sdk.contract import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, description_problem, score_problem
+from trinity.sdk.contract import (
+    MAX_MESSAGE_BYTES,
+    PROTOCOL_VERSION,
+    Reset,
+    Response,
+    Score,
+    ScoreRequest,
+    description_problem,
+    score_problem,
+)
+from trinity.sdk.environment import Description
 
 _CALL_SECONDS = 10.0
 _SCORE_SECONDS = 60.0
@@ -27,32 +35,32 @@ async def check_provider(
     """Each check's result as it is known. `only`: one environment or scorer alone. `channel`: to a provider that asks
     for an identity; else one to the address that shows none."""
     async with channel or grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
-        stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
-        answer = pb.DescribeResponse()
+        provider, answer = Provider(channel), Described([], [], 0)
 
         async def describe() -> None:
-            answer.CopyFrom(await _described(stub))
+            nonlocal answer
+            answer = await _described(provider)
 
         yield (first := await judge("provider", "Describe answers", describe()))
         if first.verdict is not Verdict.OK:
             return
         yield await judge("provider", "Describe is sound", _sound(answer, only))
-        yield await judge("provider", "an unknown environment is NOT_FOUND", _unknown_environment(stub))
-        yield await judge("provider", "an action before reset is INVALID_ARGUMENT", _action_first(stub))
+        yield await judge("provider", "an unknown environment is NOT_FOUND", _unknown_environment(provider))
+        yield await judge("provider", "an action before reset is INVALID_ARGUMENT", _action_first(provider))
         for described in answer.environments:
             if only in ("", described.name) and not description_problem(described):
-                async for result in EpisodeChecks(stub, described, sample).run():
+                async for result in EpisodeChecks(provider, described, sample).run():
                     yield result
-        yield await judge("provider", "an unknown scorer is NOT_FOUND", _unknown_scorer(stub))
+        yield await judge("provider", "an unknown scorer is NOT_FOUND", _unknown_scorer(provider))
         for scorer in answer.scorers:
             if only in ("", scorer):
-                yield await judge(scorer, "scores are in order, finite or errors", _check_scorer(stub, scorer))
+                yield await judge(scorer, "scores are in order, finite or errors", _check_scorer(provider, scorer))
         yield await judge("provider", "Describe answers after all that", describe())
 
 
-async def _described(stub: environment_pb2_grpc.EnvironmentServiceStub) -> pb.DescribeResponse:
+async def _described(provider: Provider) -> Described:
     try:
-        return await stub.Describe(pb.DescribeRequest(), timeout=_CALL_SECONDS, wait_for_ready=True)
+        return await provider.describe(_CALL_SECONDS, waits=True)
     except grpc.aio.AioRpcError as error:
         told = str(error.details())
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -60,7 +68,7 @@ async def _described(stub: environment_pb2_grpc.EnvironmentServiceStub) -> pb.De
         raise Broken(f"{error.code().name}: {told}") from None
 
 
-async def _sound(answer: pb.DescribeResponse, only: str) -> None:
+async def _sound(answer: Described, only: str) -> None:
     if answer.protocol_version != PROTOCOL_VERSION:
         raise Broken(f"protocol_version: is {answer.protocol_version}, must be {PROTOCOL_VERSION}")
     for described in answer.environments:
@@ -75,34 +83,34 @@ async def _sound(answer: pb.DescribeResponse, only: str) -> None:
         raise Broken(f"nothing is named {only!r}; known: {', '.join(sorted({*names, *answer.scorers}))}")
 
 
-async def _unknown_environment(stub: environment_pb2_grpc.EnvironmentServiceStub) -> None:
-    async with Stream(stub, _any()) as stream:
-        await refused(stream.reset(pb.Reset(environment="no/such/environment")), grpc.StatusCode.NOT_FOUND)
+async def _unknown_environment(provider: Provider) -> None:
+    async with Stream(provider, _any()) as stream:
+        await refused(stream.reset(Reset(environment="no/such/environment")), grpc.StatusCode.NOT_FOUND)
 
 
-async def _action_first(stub: environment_pb2_grpc.EnvironmentServiceStub) -> None:
-    async with Stream(stub, _any()) as stream:
+async def _action_first(provider: Provider) -> None:
+    async with Stream(provider, _any()) as stream:
         await refused(stream.act("look", 1), grpc.StatusCode.INVALID_ARGUMENT)
 
 
-def _any() -> pb.EnvironmentDescription:
-    return pb.EnvironmentDescription(step_timeout_seconds=_CALL_SECONDS)
+def _any() -> Description:
+    return Description("", step_timeout_seconds=_CALL_SECONDS, reset_timeout_seconds=_CALL_SECONDS)
 
 
-async def _check_scorer(stub: environment_pb2_grpc.EnvironmentServiceStub, scorer: str) -> None:
+async def _check_scorer(provider: Provider, scorer: str) -> None:
     """One score for each item, finite or an error, for any items, and equal for equal items."""
-    items = [pb.ScoreItem(prompt="6 x 7?", response=response, truth="42", task_json="{}") for response in _RESPONSES]
-    items.append(pb.ScoreItem(response="42", truth="42", task_json="no JSON"))
-    request = pb.ScoreRequest(scorer=scorer, items=items)
-    first, second = await _score(stub, request), await _score(stub, request)
-    if [score.reward for score in first.scores] != [score.reward for score in second.scores]:
+    items = [Response("6 x 7?", response, "42", "{}") for response in _RESPONSES]
+    items.append(Response(response="42", truth="42", task_json="no JSON"))
+    request = ScoreRequest(scorer, items)
+    first, second = await _score(provider, request), await _score(provider, request)
+    if [score.reward for score in first] != [score.reward for score in second]:
         raise Broken("the same items got other scores the second time; a scorer is a pure function")
-    await _score(stub, pb.ScoreRequest(scorer=scorer))
+    await _score(provider, ScoreRequest(scorer))
 
 
-async def _unknown_scorer(stub: environment_pb2_grpc.EnvironmentServiceStub) -> None:
+async def _unknown_scorer(provider: Provider) -> None:
     try:
-        await stub.Score(pb.ScoreRequest(scorer="no/such/scorer"), timeout=_SCORE_SECONDS)
+        await provider.score(ScoreRequest("no/such/scorer"), _SCORE_SECONDS)
     except grpc.aio.AioRpcError as error:
         # Who has no scorers at all need not implement the method.
         if error.code() not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED):
@@ -111,11 +119,11 @@ async def _unknown_scorer(stub: environment_pb2_grpc.EnvironmentServiceStub) -> 
     raise Broken("it was answered; must be refused with NOT_FOUND")
 
 
-async def _score(stub: environment_pb2_grpc.EnvironmentServiceStub, request: pb.ScoreRequest) -> pb.ScoreResponse:
+async def _score(provider: Provider, request: ScoreRequest) -> Sequence[Score]:
     try:
-        answer: pb.ScoreResponse = await stub.Score(request, timeout=_SCORE_SECONDS)
+        scores = await provider.score(request, _SCORE_SECONDS)
     except grpc.aio.AioRpcError as error:
         raise Broken(f"{len(request.items)} items: {error.code().name}: {error.details()}") from None
-    if problem := score_problem(request, answer):
+    if problem := score_problem(len(request.items), scores):
         raise Broken(problem)
-    return answer
+    return scores

@@ -3,15 +3,16 @@
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import grpc
 import structlog
 
-from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.runtime.errors import TrinityError
 from trinity.runtime.trust.attach_tokens import AttachToken
-from trinity.sdk.contract import answer_problem, score_problem
+from trinity.sdk import wire
+from trinity.sdk.contract import Action, Answer, Call, Reply, Score, ScoreRequest, answer_problem, score_problem
 from trinity.sdk.environment import Description
 from trinity.sdk.errors import ContractViolation, Failed, TimedOut
 from trinity.sdk.outbox import Outbox
@@ -62,7 +63,7 @@ class Attachment:
     environments: dict[str, Description]
     scorers: frozenset[str]
     token: AttachToken
-    outbox: Outbox[pb.ProviderCall] = field(default_factory=Outbox)
+    outbox: Outbox[wire.CallMessage] = field(default_factory=Outbox)
     open: Counter[str] = field(default_factory=Counter)
     since: float = field(default_factory=time.time)
     ended: str = ""
@@ -72,13 +73,13 @@ class Attachment:
     def __post_init__(self) -> None:
         self.peer = Peer(self._send)
 
-    def _send(self, call: pb.ProviderCall) -> None:
-        self.outbox.put(call)
+    def _send(self, call: Call) -> None:
+        self.outbox.put(wire.call_to_proto(call))
         unsent = len(self.outbox)
         if unsent > _MAX_UNSENT + self.peer.open:
             self.end(f"the attached provider {self.provider} does not read: {unsent} calls wait to be sent")
 
-    def receive(self, reply: pb.ProviderReply) -> None:
+    def receive(self, reply: Reply) -> None:
         """A reply came in."""
         self.peer.deliver(reply)
         if self.peer.strays > _MAX_STRAYS:
@@ -104,7 +105,7 @@ class Attachment:
             return False
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
-                await self.peer.ask(pb.ProviderCall(id=identity, action=pb.Action(turn=1)))
+                await self.peer.ask(Call(identity, Action("", 1)))
         except TimeoutError:
             return False
         except (Failed, ContractViolation):
@@ -141,15 +142,16 @@ class Attachment:
         record.avoided_until = time.monotonic() + seconds
         log.warning("attached.avoided", provider=self.provider, environment=name, seconds=seconds, reason=record.reason)
 
-    async def score(self, request: pb.ScoreRequest) -> pb.ScoreResponse:
+    async def score(self, request: ScoreRequest) -> Sequence[Score]:
         """Scores that keep the contract. Raises Failed, TimedOut, ContractViolation."""
         identity = self.peer.begin()
         self.open[request.scorer] += 1
         try:
             async with asyncio.timeout(_SCORE_SECONDS):
-                reply = await self.peer.ask(pb.ProviderCall(id=identity, score=request))
-            problem = score_problem(request, reply.scores) if reply.HasField("scores") else "it has no scores"
-            if problem:
+                found = (await self.peer.ask(Call(identity, request))).result
+            if not isinstance(found, Sequence):
+                raise ContractViolation(f"{request.scorer} by {self.provider}: it has no scores")
+            if problem := score_problem(len(request.items), found):
                 raise ContractViolation(f"{request.scorer} by {self.provider}: {problem}")
         except TimeoutError:
             slow = TimedOut(f"{request.scorer} by {self.provider}: no scores in {_SCORE_SECONDS:g} s")
@@ -162,7 +164,7 @@ class Attachment:
             self.open[request.scorer] -= 1
             self.peer.end(identity)
         self.record_success(request.scorer)
-        return reply.scores
+        return found
 
 
 class AttachedPlayer:
@@ -175,17 +177,12 @@ class AttachedPlayer:
         self._id = attachment.peer.begin()
         attachment.open[name] += 1
 
-    async def play(self, message: Message, seconds: float) -> pb.EpisodeResponse:
-        call = pb.ProviderCall(id=self._id)
-        description = self._attachment.environments[self._name]
-        if isinstance(message, pb.Reset):
-            call.reset.CopyFrom(message)
-            seconds = min(seconds, description.reset_timeout_seconds)
-        else:
-            call.action.CopyFrom(message)
-            seconds = min(seconds, description.step_timeout_seconds)
+    async def play(self, message: Message, seconds: float) -> Answer:
+        announced = self._attachment.environments[self._name]
+        is_action = isinstance(message, Action)
+        seconds = min(seconds, announced.step_timeout_seconds if is_action else announced.reset_timeout_seconds)
         try:
-            return await self._ask(call, seconds, message.turn)
+            return await self._ask(Call(self._id, message), seconds, message.turn)
         except TimeoutError:
             error: Failed | ContractViolation = await self._attachment.slow(self._name, too_slow(message, seconds))
         except (Failed, ContractViolation) as failed:
@@ -194,18 +191,16 @@ class AttachedPlayer:
                 self._attachment.record_failure(self._name, error)
         raise Failed(error.code, f"{error} (attached provider {self._attachment.provider})")
 
-    async def _ask(self, call: pb.ProviderCall, seconds: float, turn: int) -> pb.EpisodeResponse:
+    async def _ask(self, call: Call, seconds: float, turn: int) -> Answer:
         async with asyncio.timeout(seconds + _GRACE_SECONDS):
-            reply = await self._attachment.peer.ask(call)
-        problem = "it answered with scores"
-        if reply.HasField("response"):
-            shows = self._attachment.environments[self._name].images
-            problem = answer_problem(reply.response, turn, images=shows)
-        if problem:
+            answer = (await self._attachment.peer.ask(call)).result
+        if not isinstance(answer, Answer):
+            raise ContractViolation("it answered with scores")
+        if problem := answer_problem(answer, turn, images=self._attachment.environments[self._name].images):
             raise ContractViolation(problem)
-        if reply.response.done:
+        if answer.done:
             self._attachment.record_success(self._name)
-        return reply.response
+        return answer
 
     async def close(self) -> None:
         self._attachment.peer.end(self._id)

@@ -4,18 +4,16 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import structlog
 
-from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.environment.attached import AttachedPlayer, Attachment
 from trinity.runtime.errors import AlreadyExists, Conflict, InvalidInput, Unauthenticated
 from trinity.runtime.trust.attach_tokens import AttachToken, AttachTokens
-from trinity.sdk import wire
 from trinity.sdk.arena import Arena
-from trinity.sdk.contract import PROTOCOL_VERSION, description_problem
+from trinity.sdk.contract import PROTOCOL_VERSION, Offer, Score, ScoreRequest, description_problem
 from trinity.sdk.environment import Description
 from trinity.sdk.errors import Full, Unavailable
 
@@ -87,7 +85,7 @@ class AttachedScorer:
         self.name = name
         self.attachments: list[Attachment] = []
 
-    async def __call__(self, request: pb.ScoreRequest) -> pb.ScoreResponse:
+    async def __call__(self, request: ScoreRequest) -> Sequence[Score]:
         return await choose(_here(self.attachments, self.name), self.name).score(request)
 
 
@@ -108,7 +106,7 @@ class Hub:
         """Episodes and scorings of all attached providers."""
         return sum(attachment.open.total() for attachment in self.attachments.values())
 
-    async def admit(self, offer: pb.Offer) -> Attachment:
+    async def admit(self, offer: Offer) -> Attachment:
         """Raises Unauthenticated, Conflict (version), InvalidInput, AlreadyExists; nothing is changed then.
 
         A provider of the same name that answers keeps it. One that does not loses it at once, to one with its token.
@@ -128,7 +126,7 @@ class Hub:
         attachment = Attachment(
             offer.provider,
             offer.instance,
-            {one.name: wire.description_of(one) for one in offer.environments},
+            {one.name: one for one in offer.environments},
             frozenset(offer.scorers),
             token,
         )
@@ -190,7 +188,7 @@ class Hub:
             raise Unauthenticated(f"offer.token: no provider may attach: {_TOKEN} is not set, and no token was created")
         raise Unauthenticated(f"offer.token: is not the service's {_TOKEN}, nor one that was created for it")
 
-    def _check(self, offer: pb.Offer) -> None:
+    def _check(self, offer: Offer) -> None:
         if offer.protocol_version != PROTOCOL_VERSION:
             found = offer.protocol_version
             raise Conflict(f"offer.protocol_version: is {found}; this service speaks version {PROTOCOL_VERSION}")

@@ -9,7 +9,6 @@ import grpc.aio
 import structlog
 
 from trinity import plugins
-from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc
 from trinity.environment.hub import Hub
 from trinity.environment.servicer import EnvironmentServicer
 from trinity.environment.settings import EnvironmentSettings
@@ -46,9 +45,7 @@ class EnvironmentService:
         ATTACHED_EPISODES.set_function(lambda: self._hub.open)
 
     def register(self, server: grpc.aio.Server) -> list[str]:
-        servicer = EnvironmentServicer(self._arena, self._hub, self._settings.idle_seconds)
-        environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(servicer, server)
-        return [environment_pb2.DESCRIPTOR.services_by_name["EnvironmentService"].full_name]
+        return EnvironmentServicer(self._arena, self._hub, self._settings.idle_seconds).register(server)
 
     async def work(self, ready: asyncio.Event, address: str) -> None:
         ready.set()

@@ -11,6 +11,7 @@ from trinity.environment.attached import Attachment
 from trinity.environment.hub import Hub
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.messages import to_message
+from trinity.sdk import wire
 from trinity.sdk.arena import Arena
 from trinity.sdk.contract import PROTOCOL_VERSION
 from trinity.sdk.servicer import IDLE_SECONDS, ProviderServicer
@@ -45,7 +46,7 @@ class EnvironmentServicer(ProviderServicer):
             raise InvalidInput("offer", f"did not come in {_OFFER_SECONDS:g} s") from None
         if first is None or not first.HasField("offer"):
             raise InvalidInput("offer", "is missing; it must be the first message")
-        attachment = await self._hub.admit(first.offer)
+        attachment = await self._hub.admit(wire.offer_from_proto(first.offer))
         reading = asyncio.create_task(_read(stream, attachment))
         try:
             yield pb.AttachResponse(accepted=pb.Accepted(protocol_version=PROTOCOL_VERSION))
@@ -81,6 +82,6 @@ async def _read(stream: AsyncIterator[pb.AttachRequest], attachment: Attachment)
             if request.HasField("offer"):
                 raise InvalidInput("offer", "came twice")
             for reply in request.replies:
-                attachment.receive(reply)
+                attachment.receive(wire.reply_from_proto(reply))
     finally:
         attachment.end(f"the attached provider {attachment.provider} went away")

@@ -15,12 +15,12 @@ from typing import TypeVar
 
 import xxhash
 
-from trinity.api.common.v1 import experience_pb2
 from trinity.runtime.broker import Broker, StreamSpec, connect, ensure_streams
 from trinity.runtime.errors import DataLoss, InvalidInput, NotFound
 from trinity.runtime.names import RunNames
 from trinity.weights.manifest import FileInfo, JetStreamOffer, Manifest, Offer
 from trinity.weights.stores.base import MANIFEST, Store
+from trinity.weights.wire import Blob, decode_blob, encode_blob
 
 CHUNK_BYTES = 512 * 1024
 MOST_BYTES = 256 * 1024 * 1024
@@ -90,7 +90,7 @@ class JetStreamStore(Store):
         end = self._end(f"v{version}", info.name)
         return end.key if end else None
 
-    def _end(self, prefix: str, name: str, wait_seconds: float = 0.0) -> experience_pb2.BlobReference | None:
+    def _end(self, prefix: str, name: str, wait_seconds: float = 0.0) -> Blob | None:
         try:
             return self._read(lambda broker: self._read_end(broker, prefix, name, wait_seconds))
         except NotFound:
@@ -125,8 +125,7 @@ class JetStreamStore(Store):
                 await broker.publish(subject, data, message_id=f"{attempt}/{part}")
 
             count = await _side_by_side(publish(index, chunk) for index, chunk in enumerate(chunks))
-            end = experience_pb2.BlobReference(key=info.checksum, size_bytes=info.size_bytes, chunks=count)
-            await publish(_END, end.SerializeToString())
+            await publish(_END, encode_blob(Blob(info.checksum, info.size_bytes, count)))
 
         self._call(store)
 
@@ -167,12 +166,10 @@ class JetStreamStore(Store):
         finally:
             os.close(handle)
 
-    async def _read_end(
-        self, broker: Broker, prefix: str, name: str, wait_seconds: float = 0.0
-    ) -> experience_pb2.BlobReference:
+    async def _read_end(self, broker: Broker, prefix: str, name: str, wait_seconds: float = 0.0) -> Blob:
         """The closing entry of a file. Raises NotFound if it does not arrive within the time."""
         data = await self._part(broker, prefix, name, _END, wait_seconds)
-        end = experience_pb2.BlobReference.FromString(data)
+        end = decode_blob(data)
         if not 0 <= end.size_bytes <= 2 * MOST_BYTES or end.chunks != -(-end.size_bytes // CHUNK_BYTES):
             raise DataLoss(f"{name} of {prefix} in {self.where} has {end.chunks} chunks for {end.size_bytes} bytes")
         return end
@@ -182,7 +179,7 @@ class JetStreamStore(Store):
         broker: Broker,
         prefix: str,
         name: str,
-        end: experience_pb2.BlobReference,
+        end: Blob,
         take: Callable[[int, bytes], None],
     ) -> None:
         async def read(index: int) -> None:

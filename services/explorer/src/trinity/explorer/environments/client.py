@@ -23,9 +23,11 @@ from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.data.vision import ImageRules
 from trinity.explorer.environments.episode import Episode
 from trinity.explorer.environments.providers import Backoff, Providers
-from trinity.explorer.environments.types import EnvironmentCause, EnvironmentFailed, Reset, ScorerFailed
+from trinity.explorer.environments.types import EnvironmentCause, EnvironmentFailed, ScorerFailed
 from trinity.runtime.messages import to_message
-from trinity.sdk.contract import score_problem
+from trinity.sdk import contract
+from trinity.sdk.contract import Reset
+from trinity.sdk.wire import scores_from_proto
 
 _SCORE_SECONDS = 60.0
 READS_NONE = "the model reads none; give one that does (model.model_path)"
@@ -95,13 +97,13 @@ class EnvironmentClient:
             for answer in answers
         ]
         request = pb.ScoreRequest(scorer=scorer, items=items, args_json=json.dumps(args))
-        response = await self._score(request)
-        for item in response.scores:
-            if item.error:
-                raise ScorerFailed(f"{scorer}: {item.error}")
-        return [Score(item.reward, dict(item.metrics)) for item in response.scores]
+        scores = await self._score(request)
+        for score in scores:
+            if score.error:
+                raise ScorerFailed(f"{scorer}: {score.error}")
+        return [Score(score.reward, dict(score.metrics)) for score in scores]
 
-    async def _score(self, request: pb.ScoreRequest) -> pb.ScoreResponse:
+    async def _score(self, request: pb.ScoreRequest) -> Sequence[contract.Score]:
         backoff = Backoff(self._wait_seconds)
         while True:
             provider = self._providers.choose(request.scorer)
@@ -115,7 +117,8 @@ class EnvironmentClient:
                         raise failure from None
                     await backoff.wait_or_raise(failure)
                     continue
-            problem = score_problem(request, response)
+            scores = scores_from_proto(response)
+            problem = contract.score_problem(len(request.items), scores)
             if problem:
                 failure = EnvironmentFailed(
                     f"{provider.address} Score {request.scorer}: {problem}", EnvironmentCause.CONTRACT_VIOLATION
@@ -123,4 +126,4 @@ class EnvironmentClient:
                 provider.record_failure(request.scorer, failure)
                 raise ScorerFailed(str(failure))
             provider.record_success(request.scorer)
-            return response
+            return scores

@@ -13,11 +13,12 @@ from trinity.data.images import rgb, size
 from trinity.data.vision import ImageRules
 from trinity.explorer.environments.providers import Backoff, Provider, Providers
 from trinity.explorer.environments.slots import EpisodeSlots
-from trinity.explorer.environments.types import EnvironmentCause, EnvironmentFailed, Reset, StateRefused, Step
+from trinity.explorer.environments.types import EnvironmentCause, EnvironmentFailed, StateRefused, Step
 from trinity.explorer.environments.wire import action_request, reset_request, step_of
 from trinity.runtime.errors import InvalidInput
-from trinity.sdk.contract import MAX_EPISODE_IMAGES_BYTES, MAX_IMAGES_PIXELS, answer_problem
+from trinity.sdk.contract import MAX_EPISODE_IMAGES_BYTES, MAX_IMAGES_PIXELS, Reset, answer_problem
 from trinity.sdk.environment import Description
+from trinity.sdk.wire import answer_from_proto
 
 _HALF_CLOSE_SECONDS = 5.0
 
@@ -175,7 +176,7 @@ class Episode:
         try:
             async with asyncio.timeout(seconds):
                 await self._call.write(request)
-                answer = await self._call.read()
+                message = await self._call.read()
         except TimeoutError:
             failure = EnvironmentFailed(f"{where}: no answer to {what} in {seconds:g} s", EnvironmentCause.TIMEOUT)
             self._fail(failure)
@@ -183,8 +184,9 @@ class Episode:
             self._fail(self._provider.failure(self._reset.environment, error))
         except asyncio.InvalidStateError:  # the call ended before the message was written
             await self._fail_by_status(where, what)
-        if answer is grpc.aio.EOF:
+        if message is grpc.aio.EOF:
             await self._fail_by_status(where, what)
+        answer = answer_from_proto(message)
         problem = answer_problem(answer, self._turn, images=self._description.images)
         if answer.images and not problem:
             assert not isinstance(self._images, str)  # else the reset was refused

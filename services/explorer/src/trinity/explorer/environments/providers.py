@@ -185,9 +185,8 @@ class Provider:
                 f"{self.address}: speaks version {answer.protocol_version} of the contract, not {PROTOCOL_VERSION}"
             )
             raise EnvironmentFailed(message, EnvironmentCause.REFUSED)
-        self._described = {
-            one.name: _with_grace(description_of(one)) for one in answer.environments if not description_problem(one)
-        }
+        offered = map(description_of, answer.environments)
+        self._described = {one.name: _with_grace(one) for one in offered if not description_problem(one)}
         self._scorers = frozenset(answer.scorers)
         self._known.update(self._described, self._scorers)
         for attached in answer.providers:  # those that went away too

@@ -11,20 +11,6 @@ from trinity.runtime.errors import TrinityError
 
 
 @dataclass(frozen=True)
-class Reset:
-    """The begin of an episode. Fields as in environment.v1.Reset."""
-
-    environment: str
-    task_json: str
-    args_json: str
-    seed: int
-    keep_states: bool = False
-    state: bytes = b""
-    turn: int = 0
-    images: bool = False
-
-
-@dataclass(frozen=True)
 class Step:
     """One answer of the environment. `reward` is this step's, 0 after reset; `metrics` are the episode's so far.
 

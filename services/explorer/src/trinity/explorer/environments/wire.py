@@ -4,9 +4,9 @@ import grpc.aio
 
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
-from trinity.explorer.environments.types import Reset, Step
-from trinity.runtime.messages import from_message, to_message
-from trinity.sdk.contract import json_object
+from trinity.explorer.environments.types import Step
+from trinity.sdk.contract import Answer, Reset, json_object
+from trinity.sdk.wire import reset_to_proto
 
 DESCRIBE = pb.DescribeRequest()
 
@@ -16,13 +16,22 @@ def stub_of(channel: grpc.aio.Channel) -> environment_pb2_grpc.EnvironmentServic
 
 
 def reset_request(reset: Reset) -> pb.EpisodeRequest:
-    return pb.EpisodeRequest(reset=to_message(reset, pb.Reset))
+    return pb.EpisodeRequest(reset=reset_to_proto(reset))
 
 
 def action_request(text: str, turn: int) -> pb.EpisodeRequest:
     return pb.EpisodeRequest(action=pb.Action(text=text, turn=turn))
 
 
-def step_of(answer: pb.EpisodeResponse) -> Step:
+def step_of(answer: Answer) -> Step:
     """Of an answer that keeps the contract."""
-    return from_message(Step, answer, info=json_object(answer.info_json), metrics=dict(answer.metrics))
+    return Step(
+        answer.observation,
+        answer.reward,
+        answer.done,
+        json_object(answer.info_json),
+        dict(answer.metrics),
+        answer.turn,
+        answer.state,
+        tuple(answer.images),
+    )

@@ -1,16 +1,19 @@
-"""One episode as the suite plays it: message by message, in or out of turn."""
+"""A provider as the suite calls it, and one episode message by message, in or out of turn."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import NamedTuple
 
 import grpc
 import grpc.aio
 
 from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.api.environment.v1 import environment_pb2_grpc
+from trinity.sdk import wire
 from trinity.sdk.conformance.result import Broken
-from trinity.sdk.contract import answer_problem
+from trinity.sdk.contract import Action, Answer, Reset, Score, ScoreRequest, answer_problem
+from trinity.sdk.environment import Description
 
 # Beyond the announced time.
 GRACE_SECONDS = 2.0
@@ -37,11 +40,36 @@ async def refused(work: Awaitable[object], *codes: grpc.StatusCode) -> None:
     raise Broken(f"it was answered; must be refused with {names}")
 
 
-class Stream:
-    """Use as `async with`; leaving it cancels the episode."""
+class Described(NamedTuple):
+    """A provider's announcement."""
 
-    def __init__(self, stub: Any, described: pb.EnvironmentDescription) -> None:
-        self._call = stub.Episode()
+    environments: list[Description]
+    scorers: list[str]
+    protocol_version: int
+
+
+class Provider:
+    """The provider at the other end of a channel."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
+
+    async def describe(self, seconds: float, *, waits: bool = False) -> Described:
+        """Raises AioRpcError. `waits`: for a provider that is not there yet."""
+        answer = await self.stub.Describe(pb.DescribeRequest(), timeout=seconds, wait_for_ready=waits)
+        environments = [wire.description_of(one) for one in answer.environments]
+        return Described(environments, list(answer.scorers), answer.protocol_version)
+
+    async def score(self, request: ScoreRequest, seconds: float) -> Sequence[Score]:
+        """Raises AioRpcError."""
+        return wire.scores_from_proto(await self.stub.Score(wire.score_request_to_proto(request), timeout=seconds))
+
+
+class Stream:
+    """One episode. Use as `async with`; leaving it cancels the episode."""
+
+    def __init__(self, provider: "Provider", described: Description) -> None:
+        self._call = provider.stub.Episode()
         self._images = described.images
         self._step_seconds = described.step_timeout_seconds + GRACE_SECONDS
         self._reset_seconds = (described.reset_timeout_seconds or described.step_timeout_seconds) + GRACE_SECONDS
@@ -54,32 +82,35 @@ class Stream:
     ) -> None:
         self._call.cancel()
 
-    async def reset(self, reset: pb.Reset) -> pb.EpisodeResponse:
+    async def reset(self, reset: Reset) -> Answer:
         """A sound answer. Raises Refused, and Broken if there is none."""
-        return await self._exchange(pb.EpisodeRequest(reset=reset), self._reset_seconds, 0, "reset")
+        request = pb.EpisodeRequest(reset=wire.reset_to_proto(reset))
+        return await self._exchange(request, self._reset_seconds, 0, "reset")
 
-    async def restore(self, reset: pb.Reset) -> pb.EpisodeResponse:
+    async def restore(self, reset: Reset) -> Answer:
         """As reset, with the state and the turn of an answer."""
-        return await self._exchange(pb.EpisodeRequest(reset=reset), self._reset_seconds, reset.turn, "restore")
+        request = pb.EpisodeRequest(reset=wire.reset_to_proto(reset))
+        return await self._exchange(request, self._reset_seconds, reset.turn, "restore")
 
-    async def act(self, text: str, turn: int) -> pb.EpisodeResponse:
+    async def act(self, text: str, turn: int) -> Answer:
         """A sound answer. Raises Refused, and Broken if there is none."""
-        request = pb.EpisodeRequest(action=pb.Action(text=text, turn=turn))
+        request = pb.EpisodeRequest(action=wire.action_to_proto(Action(text, turn)))
         return await self._exchange(request, self._step_seconds, turn, f"action {turn}")
 
-    async def _exchange(self, request: pb.EpisodeRequest, seconds: float, turn: int, what: str) -> pb.EpisodeResponse:
+    async def _exchange(self, request: pb.EpisodeRequest, seconds: float, turn: int, what: str) -> Answer:
         try:
             async with asyncio.timeout(seconds):
                 await self._call.write(request)
-                answer = await self._call.read()
+                message = await self._call.read()
         except TimeoutError:
             raise Broken(f"no answer to {what} in {seconds:g} s") from None
         except grpc.aio.AioRpcError as error:
             raise Refused(error.code(), str(error.details())) from None
         except asyncio.InvalidStateError:
             raise await self._status(what) from None
-        if answer is grpc.aio.EOF:
+        if message is grpc.aio.EOF:
             raise await self._status(what)
+        answer = wire.answer_from_proto(message)
         problem = answer_problem(answer, turn, images=self._images)
         if problem:
             raise Broken(f"the answer to {what} breaks the contract: {problem}")

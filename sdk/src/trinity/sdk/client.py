@@ -87,12 +87,12 @@ class Provider:
         # Set while the service has accepted the offer.
         self.attached = asyncio.Event()
         instance = uuid.uuid4().hex
-        self._offer = pb.Offer(
+        self._offer = contract.Offer(
             protocol_version=contract.PROTOCOL_VERSION,
             token=token,
             provider=name or f"{socket.gethostname()}-{os.getpid()}-{instance[:6]}",
             instance=instance,
-            environments=[wire.described(source.description) for source in self.arena.sources.values()],
+            environments=[source.description for source in self.arena.sources.values()],
             scorers=sorted(self.arena.scorers),
         )
 
@@ -130,7 +130,7 @@ class Provider:
             call = environment_pb2_grpc.EnvironmentServiceStub(channel).Attach()
             async with asyncio.timeout(_ANSWER_SECONDS):
                 with contextlib.suppress(asyncio.InvalidStateError):  # refused at once: `read` raises the reason
-                    await call.write(pb.AttachRequest(offer=self._offer))
+                    await call.write(pb.AttachRequest(offer=wire.offer_to_proto(self._offer)))
                 first = await call.read()
             if first is grpc.aio.EOF:
                 await _raise_status(call)
@@ -142,7 +142,7 @@ class Provider:
             try:
                 while (response := await call.read()) is not grpc.aio.EOF:
                     for message in response.calls:
-                        dispatcher.dispatch(message)
+                        dispatcher.dispatch(wire.call_from_proto(message))
                 await _raise_status(call)
             finally:
                 sending.cancel()
