@@ -138,6 +138,62 @@ def test_a_script_without_one_readable_run_is_refused(read: Importer, script: st
     assert len(result.err.splitlines()) == 1
 
 
+ARRAY = """
+ARGS=(
+  algorithm.adv_estimator=rloo
+  actor_rollout_ref.rollout.n=4  # replies
+)
+if [ "${DEBUG:-0}" = "1" ]; then
+  ARGS+=( trainer.total_training_steps=3 )
+fi
+function run() {
+  python -m verl.trainer.main_ppo "${ARGS[@]}" trainer.val_before_train=False "$@"
+}
+run trainer.total_epochs=2
+"""
+SHIFTED = """
+train() { local model=$1; shift; python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=$model "$@"; }
+MORE="trainer.nnodes=2"
+[ -n "$LONG" ] && MORE="$MORE trainer.total_epochs=9"
+train /m/Qwen $MORE algorithm.adv_estimator=rloo
+"""
+CASE = """
+train() {
+  python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo "$@"
+}
+case $1 in
+  long) train trainer.total_epochs=9 ;;
+esac
+"""
+UNCALLED = CASE.partition("case")[0]
+
+
+def test_an_array_that_grows_in_a_condition_keeps_what_is_certain(read: Importer) -> None:
+    result = read(ARRAY)
+    assert (result.code, result.at("algorithm.algorithm_type"), result.at("algorithm.repeat_times")) == (0, "rloo", 4)
+    assert (result.at("buffer.total_epochs"), result.at("explorer.eval_on_startup")) == (2, False)
+    grown = "not mapped: what ARGS gains (set inside a condition or a loop): trainer.total_training_steps=3: "
+    assert "only a running shell" in result.line(grown)
+
+
+def test_arguments_of_a_function_are_those_of_its_call(read: Importer) -> None:
+    result = read(SHIFTED)
+    assert (result.at("model.model_path"), result.at("algorithm.algorithm_type")) == ("/m/Qwen", "rloo")
+    assert result.at("cluster.node_num") == 2
+    assert "trainer.total_epochs=9" in result.line("not mapped: what MORE gains")
+    assert read(CASE).at("buffer.total_epochs") == 9
+    assert "only a running shell" in read(UNCALLED).line("not mapped: $@ (arguments of train)")
+
+
+@pytest.mark.parametrize(
+    "script", ['python3 -m verl.trainer.main_ppo "$1"\n', UNCALLED.replace("algorithm.adv_estimator=grpo", "")]
+)
+def test_a_call_without_a_readable_option_makes_no_yaml(read: Importer, script: str) -> None:
+    result = read(script)
+    assert (result.code, result.out) == (1, "")
+    assert "no option of veRL can be read; no YAML was made" in result.err
+
+
 def test_a_brace_that_is_not_closed_is_read_at_once(read: Importer) -> None:
     with time_limit(10):
         assert read("X=${A:-" + "${b}" * 40 + "\npython3 -m verl.trainer.main_ppo a.b=1\n").code == 0

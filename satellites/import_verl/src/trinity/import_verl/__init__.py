@@ -21,7 +21,8 @@ def import_verl(
 ) -> int:
     """Write the YAML of what a veRL script runs."""
     try:
-        found = imported(read_call(script.read_text(encoding="utf-8")), script.name)
+        call = read_call(script.read_text(encoding="utf-8"))
+        found = imported(call, script.name)
     except FileNotFoundError:
         raise RunError(f"{script}: no such file", code=2) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -29,6 +30,8 @@ def import_verl(
     except ScriptError as error:
         raise RunError(f"{script}: {error}", code=2) from None
     _tell(found)
+    if not call.options:
+        raise RunError(f"{script}: line {call.line}: no option of veRL can be read; no YAML was made")
     if output is None:
         sys.stdout.write(found.yaml)
         return 0

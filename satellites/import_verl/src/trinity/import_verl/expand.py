@@ -35,6 +35,7 @@ class Variables:
 
     def __init__(self, notes: list[str]) -> None:
         self._values: dict[str, str] = {}
+        self._arguments: list[str] = []  # of the function that is read
         self._notes = notes
 
     def set(self, name: str, value: str, append: bool = False) -> None:
@@ -42,6 +43,28 @@ class Variables:
 
     def forget(self, name: str, why: str) -> None:
         self._values[name] = f"{MARK}${name} ({why}){MARK}"
+
+    def change(self, name: str, value: str, append: bool, why: str) -> None:
+        """Assigns a value that only a running shell knows to be assigned. Words that stay in any case are kept."""
+        old = self._values.get(name, "")
+        if append or (old and value.startswith(old)):
+            added = " ".join((value if append else value.removeprefix(old)).replace(MARK, "").split(SPLIT)).strip()
+            self._values[name] = f"{old}{SPLIT}{MARK}what {name} gains ({why}): {added}{MARK}"
+        elif value != old:
+            self.forget(name, why)
+
+    def call(self, words: list[str]) -> list[str]:
+        """Sets the arguments of a function, and returns those before it."""
+        before = self._arguments
+        for number in range(1, max(len(before), len(words)) + 1):
+            self._values.pop(str(number), None)
+        self._arguments = words
+        self._values |= {str(number): word for number, word in enumerate(words, 1)}
+        self._values["@"] = self._values["*"] = SPLIT.join(words)
+        return before
+
+    def shift(self, count: int) -> None:
+        self.call(self._arguments[count:])
 
     def look_up(self, name: str, default: str | None, or_empty: bool = True) -> str:
         if name in self._values and (self._values[name] or default is None or not or_empty):
@@ -88,7 +111,7 @@ def expand(raw: str, variables: Variables, splitting: bool = True) -> list[str]:
 def _pieces(raw: str, variables: Variables) -> Iterator[str]:
     for piece in _PIECE.finditer(raw):
         if (quoted := piece["double"]) is not None:
-            whole_array = re.fullmatch(r"\$\{\w+\[@\]\}", quoted)
+            whole_array = re.fullmatch(r"\$\{\w+\[@\]\}|\$@|\$\{@\}", quoted)
             for inner in _INSIDE_QUOTES.finditer(quoted):
                 value = _value(inner, variables)
                 yield value if whole_array else value.replace(SPLIT, " ")
@@ -110,7 +133,8 @@ def _value(piece: re.Match[str], variables: Variables) -> str:
         return _known(text[1:], None, True, text, variables)
     if kind == "brace":
         if text[2] in "@*":
-            return ""
+            given = variables.look_up("@", None)
+            return given if len(text) == 4 or not given else f"{MARK}{text}{MARK}"
         found = _PARAMETER.fullmatch(text[2:-1])
         if found is None:
             return f"{MARK}{text}{MARK}"

@@ -1,8 +1,13 @@
-"""The veRL call inside a shell script. The script is read, never run.
+"""Reads the veRL call inside a shell script, and never runs the script.
 
 Lines become commands, commands change variables, and the one command that names veRL's trainer gives the options.
-What only a running shell can know (command substitution, positional arguments, what an `if` or a loop assigns) is
-marked, so that an option that uses it is listed and not guessed.
+The body of a function is read where the function is called, with the arguments of the call. Text that only a running
+shell can know (command substitution, arguments of the script, assignments in an `if` or a loop) is marked, so that an
+option with such text is listed and not guessed. An `ARGS+=(...)` in an `if` leaves the certain words of ARGS as they
+were.
+
+bashlex was tried (0.18): it parses no array, `[[ ]]`, `case` or `$((...))`, which scripts of veRL have, and its licence
+is the GPL.
 """
 
 import re
@@ -30,6 +35,7 @@ _HEREDOC = re.compile(r"(?<!<)<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
 _DECLARING = {"export", "readonly", "local", "declare", "typeset"}
 _OPENING = {"if", "for", "while", "until", "case", "select"}
 _CLOSING = {"fi", "done", "esac"}
+_MOST_CALLS = 20  # of one function
 _LEADING = _OPENING | _CLOSING | {"then", "else", "elif", "do", "{", "}", "!", "time"}
 
 
@@ -69,44 +75,26 @@ class Call:
 
 @dataclass
 class _Command:
-    """A simple command. `arrays` are assignments `NAME=(...)`: (name with a `+` if it appends, words). `maybe`: it runs
-    only if the one before it, a test, says so."""
+    """A simple command.
+
+    `arrays` are assignments `NAME=(...)`: (name with a `+` if it appends, words). `maybe`: a test before the command
+    decides if it runs. `defines`: the function whose body begins here.
+    """
 
     maybe: bool = False
+    defines: str = ""
     words: list[tuple[str, int]] = field(default_factory=list)
     arrays: list[tuple[str, list[tuple[str, int]]]] = field(default_factory=list)
 
 
 def read_call(text: str) -> Call:
-    """The one call of veRL's PPO trainer in a script. Raises ScriptError when there is none, or more than one."""
+    """Returns the one call of veRL's PPO trainer in a script. Raises ScriptError if there is none, or more than one."""
     notes: list[str] = []
-    variables = Variables(notes)
-    calls: list[list[tuple[str, int]]] = []
-    depth = 0
-    for command in _commands(_lines(text.replace("\r\n", "\n"), notes)):
-        tokens = command.words
-        while tokens and tokens[0][0] in _LEADING:
-            first = tokens.pop(0)[0]
-            depth = max(depth + (first in _OPENING) - (first in _CLOSING), 0)
-            if first in ("for", "select") and tokens:
-                variables.forget(tokens[0][0], "set by a loop")
-        unsure = depth > 0 or command.maybe
-        for name, parts in command.arrays:
-            joined = "".join(SPLIT + value for raw, _ in parts for value in expand(raw, variables))
-            _assign(f"{name}=", joined, variables, unsure)
-        if not tokens:
-            continue
-        if tokens[0][0] in _DECLARING or all(_ASSIGNMENT.fullmatch(raw) for raw, _ in tokens):
-            for raw, _ in tokens:
-                if found := _ASSIGNMENT.fullmatch(raw):
-                    name_part = raw[: found.start(3)]
-                    _assign(name_part, " ".join(expand(found[3], variables, splitting=False)), variables, unsure)
-            continue
-        names = [raw.strip("'\"") for raw, _ in tokens]
-        if MODULE in names and names[0] not in ("echo", "printf"):
-            after = tokens[names.index(MODULE) + 1 :]
-            line = tokens[names.index(MODULE)][1]
-            calls.append([("", line), *((v, at) for raw, at in after for v in expand(raw, variables) if v)])
+    reader = _Reader(Variables(notes))
+    reader.read(list(_commands(_lines(text.replace("\r\n", "\n"), notes))))
+    if not reader.calls:
+        reader.read_uncalled()
+    calls = reader.calls
     if not calls:
         raise ScriptError(f"no command runs `python3 -m {MODULE}`; nothing to import")
     if len(calls) > 1:
@@ -115,12 +103,90 @@ def read_call(text: str) -> Call:
     return _call(calls[0][0][1], calls[0][1:], notes)
 
 
+class _Reader:
+    """Follows commands in order. `calls` are those of veRL's trainer: words with their lines, an empty word first."""
+
+    def __init__(self, variables: Variables) -> None:
+        self.calls: list[list[tuple[str, int]]] = []
+        self._variables = variables
+        self._functions: dict[str, list[_Command]] = {}
+        self._called: list[str] = []
+
+    def read(self, commands: list[_Command], unsure: bool = False) -> None:
+        """Reads commands one after the other. `unsure`: a condition or a loop around them decides if they run."""
+        depth, index = 0, 0
+        while index < len(commands):
+            command = commands[index]
+            index += 1
+            tokens = list(command.words)
+            while tokens and tokens[0][0] in _LEADING:
+                first = tokens.pop(0)[0]
+                depth = max(depth + (first in _OPENING) - (first in _CLOSING), 0)
+                if first in ("for", "select") and tokens:
+                    self._variables.forget(tokens[0][0], "set by a loop")
+            if command.defines:
+                body, index = _body(commands, index - 1)
+                self._functions[command.defines] = body
+            else:
+                self._read_one(tokens, command, unsure or depth > 0 or command.maybe)
+
+    def read_uncalled(self) -> None:
+        """Reads the functions that no command calls; only the shell that calls them knows their arguments."""
+        for name, body in self._functions.items():
+            if name not in self._called:
+                self._variables.call([f"{MARK}$@ (arguments of {name}){MARK}"])
+                self.read(body)
+
+    def _read_one(self, tokens: list[tuple[str, int]], command: _Command, unsure: bool) -> None:
+        variables = self._variables
+        for name, parts in command.arrays:
+            joined = "".join(SPLIT + value for raw, _ in parts for value in expand(raw, variables))
+            _assign(f"{name}=", joined, variables, unsure)
+        if not tokens:
+            return
+        if tokens[0][0] in _DECLARING or all(_ASSIGNMENT.fullmatch(raw) for raw, _ in tokens):
+            for raw, _ in tokens:
+                if found := _ASSIGNMENT.fullmatch(raw):
+                    name_part = raw[: found.start(3)]
+                    _assign(name_part, " ".join(expand(found[3], variables, splitting=False)), variables, unsure)
+            return
+        names = [raw.strip("'\"") for raw, _ in tokens]
+        if names[0] in self._functions and self._called.count(names[0]) < _MOST_CALLS:
+            self._called.append(names[0])
+            before = variables.call([value for raw, _ in tokens[1:] for value in expand(raw, variables) if value])
+            self.read(self._functions[names[0]], unsure)
+            variables.call(before)
+        elif names[0] == "shift":
+            variables.shift(int(names[1]) if len(names) > 1 and names[1].isdigit() else 1)
+        elif MODULE in names and names[0] not in ("echo", "printf"):
+            after = tokens[names.index(MODULE) + 1 :]
+            line = tokens[names.index(MODULE)][1]
+            self.calls.append([("", line), *((v, at) for raw, at in after for v in expand(raw, variables) if v)])
+
+
+def _body(commands: list[_Command], start: int) -> tuple[list[_Command], int]:
+    """Returns the commands of the function that begins at `start`, and the index behind them."""
+    first = commands[start]
+    names = [raw for raw, _ in first.words]
+    inside = first.words[names.index("{") + 1 :] if "{" in names else []
+    body = [_Command(words=inside, arrays=first.arrays)]
+    open_braces, index = int("{" in names), start + 1
+    while index < len(commands):
+        words = [raw for raw, _ in commands[index].words]
+        open_braces += words.count("{") - words.count("}")
+        body.append(commands[index])
+        index += 1
+        if open_braces <= 0 and "}" in words:
+            break
+    return body, index
+
+
 def _assign(head: str, value: str, variables: Variables, unsure: bool) -> None:
-    name = head.rstrip("=").rstrip("+")
+    name, append = head.rstrip("=").rstrip("+"), head.endswith("+=")
     if unsure:
-        variables.forget(name, "set inside a condition or a loop")
+        variables.change(name, value, append, "set inside a condition or a loop")
     else:
-        variables.set(name, value, append=head.endswith("+="))
+        variables.set(name, value, append)
 
 
 def _call(line: int, words: list[tuple[str, int]], notes: list[str]) -> Call:
@@ -190,7 +256,7 @@ def _commands(text: str) -> Iterator[_Command]:
     """Simple commands in order: words as they are written, quotes included, each with its line."""
     command, redirected = _Command(), False
     array: list[tuple[str, int]] | None = None
-    at, line = 0, 1
+    at, line, open_brackets = 0, 1, 0
     while at < len(text):
         token = _TOKEN.match(text, at)
         if token is None:
@@ -208,7 +274,18 @@ def _commands(text: str) -> Iterator[_Command]:
             redirected = True
         elif kind == "paren" and raw == ")" and array is not None:
             array = None
+        elif kind == "paren" and raw == "(" and array is None:
+            names = [word for word, _ in command.words]
+            open_brackets += 1
+            if len(names) == 1 or names[0:1] == ["function"]:
+                command.defines = names[-1]
+        elif kind == "paren" and raw == ")":
+            if not open_brackets:  # behind the pattern of a `case`
+                command.words = [word for word in command.words[:1] if word[0] in _OPENING]
+            open_brackets = max(open_brackets - 1, 0)
         elif kind == "end" and array is None:
+            if not command.defines and command.words and command.words[0][0] == "function" and len(command.words) > 1:
+                command.defines = command.words[1][0]
             yield command
             first = command.words[0][0] if command.words else ""
             tested = raw == "||" or (raw == "&&" and first in ("[", "[[", "test"))
