@@ -78,7 +78,7 @@ def test_the_quickstart_is_checked_and_learns(core: SimpleNamespace) -> None:
     done = core.trinity("run", "--config", core.yaml, *SHORT, seconds=600)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((core.folder / "jobs/quickstart/arithmetic/summary.json").read_text())
-    assert [part["stage"] for part in summary["stages"]] == ["arithmetic/sft", "arithmetic/rft"]
+    assert [part["stage"] for part in summary["stages"]] == ["sft", "rft"]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pytest
 
 from trinity.compat_rft.translate import translate
 from trinity.config.checks.lora import choose, modules_of, select
-from trinity.config.checks.rope import check_rope
-from trinity.config.checks.sections import check
+from trinity.config.checks.sections import check, check_rope
 from trinity.config.checks.weights import check_synchronizer, stores, transports, weights_advice
 from trinity.config.schema import Config
 from trinity.config.schema.model import LoraConfig

@@ -2,8 +2,7 @@
 
 from trinity.config.errors import ConfigError, Problem
 from trinity.config.load import dump, load, parse
-from trinity.config.plan import Plan, make_plan
+from trinity.config.plan import Plan, expand, make_plan
 from trinity.config.schema import Config
-from trinity.config.stages import expand
 
 __all__ = ["Config", "ConfigError", "Plan", "Problem", "dump", "expand", "load", "make_plan", "parse"]

@@ -7,10 +7,9 @@ from trinity.config.checks.over_rollout import over_rollout_advice
 from trinity.config.checks.weights import weights_advice
 from trinity.config.memory import Sharding, host_gib, parameters_of, training_gib, weights_gib
 from trinity.config.names import auxiliary_name
-from trinity.config.plan import DEFAULT_TOKENS, Plan, learns_from_disk
+from trinity.config.plan import DEFAULT_TOKENS, Plan, expand, learns_from_disk
 from trinity.config.schema import Config
 from trinity.config.schema.buffer import DEFAULT_REWARD_FUNCTION, DEFAULT_WORKFLOW
-from trinity.config.stages import expand
 from trinity.config.workflows import WORKFLOWS, asked_model, ignored_args, scores_by_name
 from trinity.plugins.declarations import ALGORITHMS
 

@@ -9,8 +9,7 @@ from trinity import plugins
 from trinity.config.checks.sections import check_algorithm
 from trinity.config.errors import ConfigError, Problem
 from trinity.config.load import load
-from trinity.config.plan import Plan, make_plan
-from trinity.config.stages import expand
+from trinity.config.plan import Plan, expand, make_plan
 
 
 def load_plan(path: Path | None, stage: str = "", plugin_dirs: str = "", *, needs_algorithm: bool = False) -> Plan:

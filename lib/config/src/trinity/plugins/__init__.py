@@ -53,7 +53,6 @@ from trinity.plugins.arguments import (
     PositiveFraction,
     check_name,
 )
-from trinity.plugins.contract import environment_problem
 from trinity.plugins.declarations import (
     advantage,
     algorithm,
@@ -63,6 +62,7 @@ from trinity.plugins.declarations import (
     sample_strategy,
     selector,
 )
+from trinity.plugins.environments import environment_problem
 
 __all__ = [
     "AggregationMode",

@@ -15,7 +15,6 @@ from functools import cache
 from typing import Any
 
 from trinity.plugins.arguments import PluginError
-from trinity.plugins.contract import environment_problem
 
 GROUP = "trinity.environments"
 SCORERS = "trinity.scorers"
@@ -63,6 +62,14 @@ def installed_environments() -> dict[str, Any]:
             )
         found[entry.name] = kind
     return found
+
+
+def environment_problem(kind: Any) -> str:
+    """What keeps a class from being an environment; empty if nothing does."""
+    if not isinstance(kind, type) or not all(hasattr(kind, name) for name in ("reset", "step", "close", "description")):
+        return "is no class with reset, step and close; derive it from trinity.sdk.Environment"
+    missing = sorted(getattr(kind, "__abstractmethods__", ()))
+    return f"does not define {', '.join(missing)}" if missing else ""
 
 
 def unplayable(kind: Any) -> str:

@@ -20,7 +20,7 @@ from trinity.compat_rft.tables import (
     UNSUPPORTED,
     VALUES,
 )
-from trinity.config.stages import SECTIONS
+from trinity.config.plan import SECTIONS
 
 __all__ = ["NOT_HERE", "known_names", "translate"]
 

@@ -5,12 +5,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from trinity.config.algorithms import PARTS, argument_problems, resolvable, resolve
+from trinity.config.checks.auxiliary import check_auxiliary
 from trinity.config.checks.engine_args import check_engine_args
-from trinity.config.checks.external import check_external
 from trinity.config.checks.lora import check_lora, check_stages
 from trinity.config.checks.over_rollout import check_over_rollout
 from trinity.config.checks.reproducible import check_reproducible
-from trinity.config.checks.rope import check_rope
 from trinity.config.checks.teacher import TEACHER_WORKFLOWS, check_teacher
 from trinity.config.checks.vision import check_images
 from trinity.config.checks.weights import check_synchronizer
@@ -27,17 +26,21 @@ from trinity.config.names import (
     reward_functions,
     workflows,
 )
-from trinity.config.plan import learns_from_disk, learns_from_pairs
+from trinity.config.plan import expand, learns_from_disk, learns_from_pairs
 from trinity.config.schema import Config
 from trinity.config.schema.buffer import SelectorConfig, TasksetConfig
 from trinity.config.schema.trainer import TrainerConfig
-from trinity.config.stages import expand
 from trinity.config.workflows import asked_model, workflow_problems
 from trinity.plugins import satellites
 from trinity.plugins.declarations import ALGORITHMS, SAMPLE_STRATEGIES, SELECTORS
 
 # A check of one stage, by a library that this one does not import.
 Check = Callable[[Config], Iterable[Problem]]
+_ROPE_NEEDS = {
+    "default": (), "linear": ("factor",), "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}  # fmt: skip
+_ROPE_TAKES = {**_ROPE_NEEDS, "yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow")}
 
 
 def check(config: Config, plugins_loaded: bool = True, others: Iterable[Check] = ()) -> Iterator[Problem]:
@@ -69,7 +72,6 @@ def _check_stage(config: Config, plugins_loaded: bool, others: Iterable[Check]) 
     yield from check_lora(config)
     yield from check_rope(config)
     yield from check_engine_args(config)
-    yield from check_external(config)
     for other in others:
         yield from other(config)
     declared = ALGORITHMS.get(config.algorithm.algorithm_type)
@@ -268,7 +270,7 @@ def _check_online(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
         operators = config.data_processor.experience_pipeline.operators
         yield from experience_operator_problems(operators)
     yield from _check_gpus(config)
-    yield from _check_auxiliary(config)
+    yield from check_auxiliary(config)
     if resolvable(config.algorithm):
         yield from check_reproducible(config)
         yield from check_over_rollout(config)
@@ -381,15 +383,21 @@ def _check_gpus(config: Config) -> Iterator[Problem]:
         yield Problem("trainer.num_ranks", f"is {ranks}, but {left} of the cluster's {total} GPUs are left for it")
 
 
-def _check_auxiliary(config: Config) -> Iterator[Problem]:
-    names = [auxiliary_name(model) for model in config.explorer.auxiliary_models]
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            yield Problem(f"explorer.auxiliary_models.{index}.name", f"is {name!r}, which another model has already")
-
-
 def _unknown(name: str, known: Iterable[str]) -> str:
     foreign_keys = satellites.find("foreign_keys")
     if foreign_keys and name in foreign_keys.NOT_HERE:
         return f"is {name!r}, which Trinity-RFT has and Trinity has not; {foreign_keys.NOT_HERE[name]}"
     return f"is {name!r:.100}, which is not registered; {did_you_mean(name, known)}"
+
+
+def check_rope(config: Config) -> Iterator[Problem]:
+    """Finds numbers that the kind of scaling needs or does not take; trinity.data.rope applies them."""
+    scaling = config.model.rope_scaling
+    if scaling is None:
+        return
+    kind, given = scaling.rope_type, {*scaling.model_dump(exclude_none=True)} - {"rope_type"}
+    for name in _ROPE_NEEDS[kind]:
+        if name not in given:
+            yield Problem(f"model.rope_scaling.{name}", f"is missing; rope_type {kind} needs it")
+    for name in sorted(given - {*_ROPE_TAKES[kind]}):
+        yield Problem(f"model.rope_scaling.{name}", f"is not of rope_type {kind}; remove it")

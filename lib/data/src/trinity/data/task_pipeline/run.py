@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from trinity.config.errors import ConfigError, Problem
-from trinity.config.plan import make_plan
+from trinity.config.plan import expand, make_plan
 from trinity.config.schema import Config
 from trinity.config.schema.buffer import TasksetConfig
 from trinity.config.schema.pipeline import TaskPipelineConfig
-from trinity.config.stages import expand
 from trinity.data import datasets
 from trinity.data.datasets import DatasetError, Row
 from trinity.data.task_pipeline import data_juicer, output

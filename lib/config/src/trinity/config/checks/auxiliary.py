@@ -1,10 +1,11 @@
-"""Auxiliary models that are served elsewhere. What these sentences are about may be a key, so they do not show it."""
+"""Checks explorer.auxiliary_models. A URL may hold a key of an API, so no sentence shows one."""
 
 import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from trinity.config.errors import Problem
+from trinity.config.names import auxiliary_name
 from trinity.config.schema import Config
 from trinity.config.schema.explorer import AuxiliaryModelConfig, ExternalModelConfig
 
@@ -12,10 +13,14 @@ _OURS = {"name", "model_path", "kind", "enable_thinking", "external_model"}
 _VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 
 
-def check_external(config: Config) -> Iterator[Problem]:
+def check_auxiliary(config: Config) -> Iterator[Problem]:
+    """Finds a name that two models have, and settings that do not fit a model served elsewhere."""
+    names = [auxiliary_name(model) for model in config.explorer.auxiliary_models]
     for index, model in enumerate(config.explorer.auxiliary_models):
+        place = f"explorer.auxiliary_models.{index}"
+        if names[index] in names[:index]:
+            yield Problem(f"{place}.name", f"is {names[index]!r}, which another model has already")
         if model.external_model is not None:
-            place = f"explorer.auxiliary_models.{index}"
             yield from _of_an_engine(place, model)
             yield from _of_the_endpoint(f"{place}.external_model", model.external_model)
 
