@@ -32,13 +32,13 @@ Sections have headings. `${oc.env:VAR,default}` is an environment variable, `${a
 """
 FOREIGN = """## Keys of Trinity-RFT and veRL
 
-YAMLs of Trinity-RFT are read unchanged ([compatibility.md](compatibility.md)). These keys are taken beside those above.
+Trinity reads YAMLs of Trinity-RFT unchanged ([compatibility.md](compatibility.md)). It also takes the following keys.
 Below, `<taskset>` is any taskset of `buffer.explorer_input`, `<buffer>` the experience buffer or an auxiliary one,
 `<engine>` the rollout model or an auxiliary one, and `<verl>` is `trainer.trainer_config`.
 """
-WITHOUT_EFFECT = """`trinity check` names such keys of a YAML, with the reason or what to use instead. The lists are in
-[foreign.yaml](../satellites/trinity_rft/src/trinity/compat_rft/foreign.yaml). Refused keys are taken where their
-value means off. Some keys without effect take certain values alone:
+WITHOUT_EFFECT = """`trinity check` names such keys of a YAML, with the reason or the replacement. The lists are in
+[foreign.yaml](../satellites/trinity_rft/src/trinity/compat_rft/foreign.yaml). A refused key is accepted if its value
+means off. Some keys without effect take only certain values:
 """
 # Texts that several sections share.
 _PLACES = (

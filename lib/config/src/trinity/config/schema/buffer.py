@@ -79,13 +79,13 @@ class TasksetConfig(Section):
     default_reward_fn_type: Name | None = Field(None, description="Reward function of rows that name none")
     workflow_args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the workflow")
     reward_fn_args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the reward function")
-    data_selector: SelectorConfig = Field(default_factory=SelectorConfig, description="In which order rows are taken")
+    data_selector: SelectorConfig = Field(default_factory=SelectorConfig, description="The order of rows")
     repeat_times: SmallInt = Field(1, description="Rollouts per task; for evaluation only")
     weight: PositiveFloat = Field(1.0, description="Share of this taskset among several, relative to the others'")
 
 
 class ExplorerInputConfig(Section):
-    """What the explorers work on."""
+    """The tasks of the explorers."""
 
     taskset: TasksetConfig | None = Field(None, description="One taskset; or use tasksets")
     tasksets: list[TasksetConfig] = Field(default_factory=list, description="Several, mixed by weight")
@@ -125,7 +125,7 @@ class ReplayConfig(Section):
 
 
 class ExperienceBufferConfig(Section):
-    """What the trainer reads: the experience log, or a dataset of its own (SFT)."""
+    """The source of the trainer's batches: the experience log, or a dataset (SFT)."""
 
     name: str = Field("experience_buffer", description="Name in logs; the table of an SQL database")
     storage_type: Literal["queue", "file", "sql"] | None = Field(
@@ -145,7 +145,7 @@ class ExperienceBufferConfig(Section):
     format: FormatConfig = Field(default_factory=FormatConfig)
     data_selector: SelectorConfig = Field(default_factory=SelectorConfig)
     max_read_timeout: PositiveFloat = Field(
-        1800, description="Longest wait for a whole batch, in seconds; then the trainer gets what there is"
+        1800, description="Longest wait for a whole batch, in seconds; then the trainer gets the stored groups"
     )
     replay_buffer: ReplayConfig = Field(default_factory=ReplayConfig, description="Priority and reuse")
 
@@ -168,8 +168,10 @@ class BufferConfig(Section):
     total_steps: PositiveInt | None = Field(None, description="Optimizer steps; wins over total_epochs")
     explorer_input: ExplorerInputConfig = Field(default_factory=ExplorerInputConfig)
     trainer_input: TrainerInputConfig = Field(default_factory=TrainerInputConfig)
-    save_experiences: bool = Field(True, description="Keep what was trained as text in <job>/buffer, for trinity view")
+    save_experiences: bool = Field(
+        True, description="Keep trained experiences as text in <job>/buffer, for trinity view"
+    )
     save_token_values: bool = Field(
         True,
-        description="With them, of each token: log-probability and entropy under the trainer, whether it was clipped",
+        description="Also keep, for each token, log-probability and entropy under the trainer, and the clip",
     )

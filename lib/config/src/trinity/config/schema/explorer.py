@@ -141,7 +141,7 @@ class EnvironmentConfig(Section):
 class DynamicTimeoutConfig(Section):
     """Attempts that take much longer than others end before max_timeout. See docs/workflows.md for the bias."""
 
-    enable: bool = Field(False, description="Whether they end")
+    enable: bool = Field(False, description="End such attempts")
     ratio: float = Field(3.0, gt=1, le=1e6, description="Longest attempt, in means of the attempts at its taskset")
     warmup_min_steps: int = Field(
         1, ge=0, le=1_000_000, description="Before: this many steps of tasks of the taskset, by each explorer"
@@ -188,12 +188,12 @@ class ExplorerConfig(Section):
     )
     eval_interval: PositiveInt = Field(100, description="Optimizer steps between evaluations")
     eval_on_startup: bool = Field(True, description="Evaluate the base model first")
-    bench_on_latest_checkpoint: bool = Field(False, description="Mode bench: the newest checkpoint alone")
+    bench_on_latest_checkpoint: bool = Field(False, description="Mode bench: only the newest checkpoint")
     env_vars: dict[Variable, EnvironmentText] = Field(
         default_factory=dict, description="Environment variables of the explorer"
     )
     record: bool = Field(
-        False, description="Agents outside open sessions at the endpoint, and what they sample is the run's experience"
+        False, description="Agents outside open sessions at the endpoint, whose samples are the run's experience"
     )
     listen_address: Annotated[str, AfterValidator(_host)] = Field(
         "127.0.0.1", description="Mode serve, or record: address of the OpenAI-compatible endpoint"
@@ -221,12 +221,12 @@ SyncStyle = Literal["fixed", "explorer_driven", "trainer_driven", "fully_async"]
 
 
 class SynchronizerConfig(Section):
-    """When weights travel, how, and how far explorers may be ahead of the trainer. See docs/staleness.md."""
+    """Time and transport of weights, and the lead of explorers over the trainer. See docs/staleness.md."""
 
     sync_method: Literal["nccl", "checkpoint", "memory"] = Field(
         "nccl",
-        description="nccl: collectively where explorers can (gloo on CPUs), else by storage; checkpoint: storage "
-        "alone; memory: storage in this machine's memory",
+        description="nccl: collectively where explorers can (gloo on CPUs), else by storage; checkpoint: only "
+        "storage; memory: storage in this machine's memory",
     )
     sync_style: SyncStyle = Field(
         "fixed",
@@ -257,6 +257,4 @@ class SynchronizerConfig(Section):
         None,
         description="Largest mean difference, in nats; ten times it for a single token; null: by dtypes and rounding",
     )
-    on_rejected: Literal["stop", "continue"] = Field(
-        "stop", description="What the trainer does when a version is rejected"
-    )
+    on_rejected: Literal["stop", "continue"] = Field("stop", description="The trainer's reaction to a rejected version")

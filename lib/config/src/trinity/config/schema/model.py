@@ -19,7 +19,7 @@ from trinity.config.schema.base import (
 class LoraConfig(Section):
     """Low-rank adapters that train in place of the model: W + lora_alpha / lora_rank * B A."""
 
-    path: OptionalPath | None = Field(None, description="Folder of peft with adapters to begin with; null: new ones")
+    path: OptionalPath | None = Field(None, description="Folder of peft with initial adapters; null: new adapters")
     lora_rank: SmallInt | None = Field(None, description="Rows of A, columns of B; null: that of path, or 32")
     lora_alpha: PositiveFloat | None = Field(
         None, description="The product of B and A counts lora_alpha / lora_rank times; null: that of path, or 32"
@@ -51,9 +51,9 @@ class LoraConfig(Section):
 
 
 class RopeScalingConfig(Section):
-    """Rotary positions beyond the length that the model was made for, in place of what its config.json says.
+    """Rotary positions beyond the model's original length, in place of its config.json's.
 
-    Kinds that vLLM and transformers compute alike; of those that follow the length of a prompt they do not.
+    Only kinds that vLLM and transformers compute alike, so no kind that follows the length of a prompt.
     """
 
     rope_type: Literal["default", "linear", "yarn", "llama3"] = Field(description="How positions are scaled")
@@ -70,7 +70,7 @@ class RopeScalingConfig(Section):
 class ModelConfig(Section):
     """The policy. Two of max_model_len, max_prompt_tokens and max_response_tokens give the third.
 
-    max_model_len alone is shared out half and half; with none of the three, 2048 tokens are for each part.
+    If only max_model_len is given, each part gets half of it; without all three, each part gets 2048 tokens.
     """
 
     model_path: OptionalPath = Field("", description="Folder or hub name of the policy")
@@ -111,7 +111,7 @@ class ClusterConfig(Section):
     """The machines of the run."""
 
     node_num: int = Field(0, ge=0, le=10_000, description="Machines; 0: this one")
-    gpu_per_node: int = Field(0, ge=0, le=1_000, description="GPUs of each; 0: what is there")
+    gpu_per_node: int = Field(0, ge=0, le=1_000, description="GPUs of each; 0: all that are there")
 
     @property
     def gpus(self) -> int:

@@ -40,7 +40,7 @@ class TaskPipelineConfig(Section):
         description="File for the result (.jsonl, .parquet) or a folder; null: buffer/tasks.jsonl in the job folder",
     )
     target_fields: list[str] = Field(
-        default_factory=list, description="Columns whose text is looked at; empty: the taskset's format.prompt_key"
+        default_factory=list, description="Columns of a row's text; empty: the taskset's format.prompt_key"
     )
     priority_weights: dict[str, float] = Field(
         default_factory=dict,
@@ -56,9 +56,9 @@ class DataProcessorConfig(Section):
     """Both pipelines."""
 
     experience_pipeline: ExperiencePipelineConfig = Field(
-        default_factory=ExperiencePipelineConfig, description="null: experience is trained as it was stored"
+        default_factory=ExperiencePipelineConfig, description="null: no operators"
     )
-    task_pipeline: TaskPipelineConfig | None = Field(None, description="null: tasks are taken as they are")
+    task_pipeline: TaskPipelineConfig | None = Field(None, description="null: tasks stay unchanged")
 
     @field_validator("experience_pipeline", mode="before")
     @classmethod

@@ -31,7 +31,7 @@ class MonitorConfig(Section):
     """Two runs per job, `<name>_explorer` and `<name>_trainer`; the same lines are always in <job>/monitor/*.jsonl."""
 
     monitor_type: Literal["tensorboard", "wandb", "mlflow", "swanlab", "none"] = Field(
-        "tensorboard", description="tensorboard, or an installed wandb, mlflow or swanlab; none: the job folder alone"
+        "tensorboard", description="tensorboard, or an installed wandb, mlflow or swanlab; none: only the job folder"
     )
     monitor_args: dict[str, Any] | None = Field(
         None,
@@ -44,7 +44,7 @@ class MonitorConfig(Section):
 
 
 class BudgetConfig(Section):
-    """What a run may cost, with all its stages and restarts."""
+    """The largest cost of a run, with all its stages and restarts."""
 
     gpu_hours: PositiveFloat | None = Field(
         None, description="Hours of devices; then the run saves a checkpoint and ends. Null: no limit"
@@ -71,7 +71,7 @@ class Config(Section):
     group: OptionalFolderPath = Field("", description="Second part, if given")
     name: FolderPath = Field("rft", description="Last part of the job folder")
     checkpoint_root_dir: LocalPath = Field("./checkpoints", description="Root of all job folders")
-    continue_from_checkpoint: bool = Field(True, description="Resume from what the job folder holds")
+    continue_from_checkpoint: bool = Field(True, description="Resume from the job folder's checkpoints")
     allow_unverified_checkpoint: bool = Field(
         False,
         description="Load a checkpoint without manifest.json, or whose files differ from it (docs/trainer.md)",

@@ -9,7 +9,7 @@ from trinity.config.schema.base import NonNegativeFloat, NonNegativeInt, Positiv
 
 
 class DeepSpeedConfig(Section):
-    """What is Trinity's own: the sharding of the training states."""
+    """The sharding of the training states."""
 
     zero_stage: Literal[0, 1, 2, 3] = Field(2, description="0: replicate all; 1: shard optimizer; 2: gradients; 3: all")
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
@@ -19,9 +19,7 @@ class DeepSpeedConfig(Section):
         False, description="Keep optimizer states in host memory; needs zero_stage 1 or more"
     )
     offload_param: bool = Field(False, description="Keep parameters in host memory too; needs zero_stage 3")
-    offload_reference: bool = Field(
-        False, description="Keep the reference model in host memory while it is not asked; not with LoRA"
-    )
+    offload_reference: bool = Field(False, description="Keep the idle reference model in host memory; not with LoRA")
 
     @field_validator("zero_stage", mode="before")
     @classmethod
@@ -47,7 +45,7 @@ class TrainerConfig(Section):
     name: str = Field("trainer", description="Name in logs")
     num_ranks: SmallInt | None = Field(None, description="Training processes; null: the GPUs left, or 1 on CPUs")
     deepspeed: DeepSpeedConfig = Field(default_factory=DeepSpeedConfig)
-    critic: CriticConfig = Field(default_factory=CriticConfig, description="ppo alone")
+    critic: CriticConfig = Field(default_factory=CriticConfig, description="Only for ppo")
     total_steps: PositiveInt | None = Field(None, description="Optimizer steps; buffer.total_steps wins")
     save_interval: NonNegativeInt = Field(0, description="Optimizer steps between checkpoints; 0: only the last")
     save_hf_checkpoint: Literal["always", "never", "last"] = Field(
@@ -55,11 +53,11 @@ class TrainerConfig(Section):
     )
     max_checkpoints_to_keep: PositiveInt | None = Field(None, description="Older ones are removed; null: keep all")
     grad_clip: NonNegativeFloat = Field(1.0, description="Gradient norm limit; 0: off")
-    freeze_vision_tower: bool = Field(False, description="Train the language model alone (docs/vision.md)")
+    freeze_vision_tower: bool = Field(False, description="Train only the language model (docs/vision.md)")
     gradient_checkpointing: bool | Literal["mlp"] | None = Field(
         None,
-        description="Recompute activations of whole layers, or of their MLPs alone (faster, more memory); null: on "
-        "GPUs no more than memory asks for, elsewhere whole layers",
+        description="Recompute activations of whole layers, or only of their MLPs (faster, more memory); null: on "
+        "GPUs no more than memory requires, elsewhere whole layers",
     )
     gradient_checkpointing_layers: PositiveInt | None = Field(
         None, description="Number of layers, from the first, that recompute; null: all, or as memory requires"
@@ -70,7 +68,7 @@ class TrainerConfig(Section):
         "parameters and more",
     )
     mini_batch_size: PositiveInt | None = Field(None, description="Experiences of one update; null: the whole batch")
-    epochs_per_batch: PositiveInt = Field(1, description="Passes over each batch, each in an order of its own")
+    epochs_per_batch: PositiveInt = Field(1, description="Passes over each batch, each in a new order")
     on_bad_step: Literal["stop", "skip"] = Field(
         "stop",
         description="When a value is not finite or memory runs out: end the run, or continue without the batch "
