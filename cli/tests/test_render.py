@@ -10,7 +10,7 @@ from trinity.cli.commands import bench
 from trinity.cli.commands.ledger import dead_letters
 from trinity.cli.commands.weights import explorers, versions
 from trinity.reading.render import table, to_json, when
-from trinity.reading.wire import Letter, Member, Version
+from trinity.reading.wire import Letter, Member, VersionRow
 
 pytestmark = pytest.mark.core
 
@@ -19,7 +19,7 @@ MEMBER = Member(
     "explorer-on-a-machine-with-a-long-name", "running", 12, 0, "folder", ["folder"], "bfloat16", 1, 1, 1234.5, 9, 0.02,
     0.001, "host.of.the.cluster.example.org", 4711, "10.0.0.1:17004", 3.0, "",
 )  # fmt: skip
-VERSION = Version(12, 12, "LIVE", 2, 10**10, 10**7, 8, ["folder", "s3"], True, 0.01, True, 1.7e9, "", True)
+VERSION = VersionRow(12, 12, "LIVE", 2, 10**10, 10**7, 8, ["folder", "s3"], True, 0.01, True, 1.7e9, "", True)
 RESULTS = [
     {"step": step, "taskset": "gsm8k_test_with_a_long_name", "metrics": dict.fromkeys(names, 0.5)}
     for step, names in ((0, ["accuracy/mean@1"]), (100, [f"a_metric_with_a_long_name_{n}/mean@8" for n in range(9)]))

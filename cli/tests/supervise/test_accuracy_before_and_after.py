@@ -6,7 +6,7 @@ import pytest
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.cli.supervise.stage import summarise
-from trinity.reading.client import View
+from trinity.reading.client import Answers
 
 pytestmark = pytest.mark.core
 
@@ -24,5 +24,5 @@ def test_it_is_that_of_step_0(measured: Mapping[int, float], before: float | Non
     stats = pb.StatsResponse(groups_per_step=4)
     for step, value in measured.items():
         stats.evaluations.add(step=step, taskset="t", metrics={"accuracy/mean@1": value})
-    found = summarise("one", View(stats), None, None, 1, 1.0, {})
+    found = summarise("one", Answers(stats), None, None, 1, 1.0, {})
     assert (found["eval_before"], found["eval_after"]) == (before, after)

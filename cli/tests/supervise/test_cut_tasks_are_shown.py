@@ -9,13 +9,13 @@ from trinity.cli.commands import status
 from trinity.cli.supervise.display import facts
 from trinity.cli.supervise.stage import summarise
 from trinity.reading import wire
-from trinity.reading.client import View
+from trinity.reading.client import Answers
 
 pytestmark = pytest.mark.core
 
 
-def view(cut: int, late: int = 0) -> View:
-    return View(pb.StatsResponse(fed=9, stored=5, outstanding=3, cut_tasks=cut, late_groups=late, groups_per_step=4))
+def view(cut: int, late: int = 0) -> Answers:
+    return Answers(pb.StatsResponse(fed=9, stored=5, outstanding=3, cut_tasks=cut, late_groups=late, groups_per_step=4))
 
 
 def test_the_screen_counts_them_where_there_are_any() -> None:
@@ -24,7 +24,7 @@ def test_the_screen_counts_them_where_there_are_any() -> None:
 
 
 def test_status_has_a_line_of_them() -> None:
-    def text(shown: View) -> str:
+    def text(shown: Answers) -> str:
         assert shown.buffer is not None
         found: dict[str, Any] = {"job": "j", "run": "r", "stage": "s", "step": 1, "last_step": 2, "trainer_state": "t"}
         found |= {"waiting_for": "", "processes": [], "alarms": [], "weights": None, "explorers": []}

@@ -13,13 +13,13 @@ from trinity.cli.supervise.display import PlainDisplay, facts
 from trinity.cli.supervise.stage import Stage
 from trinity.reading import status as reading_status
 from trinity.reading import wire
-from trinity.reading.client import View
+from trinity.reading.client import Answers
 
 pytestmark = pytest.mark.core
 
 
-def view(cut: int, stored: int, finished: bool = False) -> View:
-    return View(pb.StatsResponse(stored=stored, fed=9, prompts_cut=cut, groups_per_step=4, finished=finished))
+def view(cut: int, stored: int, finished: bool = False) -> Answers:
+    return Answers(pb.StatsResponse(stored=stored, fed=9, prompts_cut=cut, groups_per_step=4, finished=finished))
 
 
 def test_the_screen_shows_them_when_the_first_comes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,19 +49,19 @@ class Screen:
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def show(self, view: View, title: str) -> None: ...
+    def show(self, view: Answers, title: str) -> None: ...
 
     def say(self, text: str) -> None:
         self.said.append(text)
 
 
-class Answers:
+class Recorded:
     """Watches a run that answers with one view after another."""
 
-    def __init__(self, *views: View) -> None:
+    def __init__(self, *views: Answers) -> None:
         self._views = list(views)
 
-    async def refresh(self) -> View:
+    async def refresh(self) -> Answers:
         return self._views.pop(0)
 
 
@@ -74,14 +74,14 @@ class Answers:
     ],
 )
 async def test_a_run_warns_once_where_every_prompt_of_the_first_batch_is_cut(
-    views: tuple[View, ...], warnings: int, monkeypatch: pytest.MonkeyPatch
+    views: tuple[Answers, ...], warnings: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trinity.cli.supervise.stage._POLL_SECONDS", 0)
     screen = Screen()
     plan: Any = SimpleNamespace(job_dir=None, config=SimpleNamespace(project="p", name="n", group=""))
     nothing: Any = None
     stage = Stage(nothing, plan, "", nothing, screen)  # type: ignore[arg-type]
-    watcher: Any = Answers(*views)
+    watcher: Any = Recorded(*views)
     await asyncio.wait_for(stage._until_finished({}, watcher, asyncio.Event()), 10)
     assert len(screen.said) == warnings
     assert all(

@@ -5,14 +5,14 @@ import pytest
 from trinity.api.explorer.v1 import explorer_pb2
 from trinity.api.sync.v1 import sync_pb2
 from trinity.cli.supervise.display import PlainDisplay
-from trinity.reading.client import View
+from trinity.reading.client import Answers
 
 pytestmark = pytest.mark.core
 
 
-def view(*states: str) -> View:
+def view(*states: str) -> Answers:
     numbers = [explorer_pb2.ExplorerState.Value(f"EXPLORER_STATE_{state}") for state in states]
-    return View(members=[sync_pb2.Member(explorer_id=f"e{n}", state=state) for n, state in enumerate(numbers)])
+    return Answers(members=[sync_pb2.Member(explorer_id=f"e{n}", state=state) for n, state in enumerate(numbers)])
 
 
 def test_the_screen_says_which_explorers_wait(capsys: pytest.CaptureFixture[str]) -> None:

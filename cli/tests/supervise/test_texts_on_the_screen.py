@@ -4,7 +4,7 @@ import pytest
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.cli.supervise.display import LiveDisplay, PlainDisplay
-from trinity.reading.client import View
+from trinity.reading.client import Answers
 
 pytestmark = pytest.mark.core
 
@@ -18,7 +18,7 @@ def test_brackets_are_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         fed=3, stored=1, groups_per_step=4, failure_causes={"workflow_error": 1}, last_failure=TEXT
     )
     with LiveDisplay() as display:
-        display.show(View(stats), f"project/{TEXT}")
+        display.show(Answers(stats), f"project/{TEXT}")
         display._live.refresh()
         display.say(f"the explorer said {TEXT}")
     shown = capsys.readouterr().out
@@ -27,5 +27,5 @@ def test_brackets_are_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 def test_a_line_without_facts_is_not_written(capsys: pytest.CaptureFixture[str]) -> None:
-    PlainDisplay().show(View(), "project/name")  # no service has answered yet
+    PlainDisplay().show(Answers(), "project/name")  # no service has answered yet
     assert capsys.readouterr().out == ""

@@ -24,7 +24,7 @@ from support.fakes.pages.recorded_run import (
     write_account,
     write_versions,
 )
-from trinity.reading.wire import Version
+from trinity.reading.wire import VersionRow
 from trinity.ui import tokens
 from trinity.ui.app import make_app
 from trinity.ui.places import Places
@@ -194,7 +194,7 @@ def test_a_version_says_what_a_rollback_to_it_would_withdraw(
         return {**asdict(_version(number, "RETIRED")), "offers": [], "canary": None, "tensors": 1, "files": 1,
                 "base_model": "", "explorers": []}  # fmt: skip
 
-    async def versions(_: Source) -> list[Version]:
+    async def versions(_: Source) -> list[VersionRow]:
         return listed
 
     monkeypatch.setattr(Source, "version", version)
@@ -210,9 +210,9 @@ def test_a_version_says_what_a_rollback_to_it_would_withdraw(
     assert "weights rollback" not in browser.get("/versions/2"), "no newer one could be withdrawn"
 
 
-def _version(number: int, state: str) -> Version:
+def _version(number: int, state: str) -> VersionRow:
     """Of every second step."""
-    return Version(number, 2 * number, state, 0, 8, None, None, ["folder"], False, None, False, 1e9, "", True)
+    return VersionRow(number, 2 * number, state, 0, 8, None, None, ["folder"], False, None, False, 1e9, "", True)
 
 
 def test_a_job_without_a_ledger_shows_what_its_folder_has(browse: Callable[..., Browser], tmp_path: Path) -> None:

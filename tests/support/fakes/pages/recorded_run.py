@@ -224,7 +224,7 @@ def serve_versions(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Have every stage answer with one version, as if it were live; `text` as in `version_of`."""
     row = _version_row(text)
 
-    async def versions(asked: source.Source) -> list[wire.Version]:
+    async def versions(asked: source.Source) -> list[wire.VersionRow]:
         return [row]
 
     async def version(asked: source.Source, number: int) -> dict[str, Any]:
@@ -234,8 +234,8 @@ def serve_versions(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(source.Source, "version", version)
 
 
-def _version_row(text: str) -> wire.Version:
-    return wire.Version(
+def _version_row(text: str) -> wire.VersionRow:
+    return wire.VersionRow(
         version=1, step=1, state="REJECTED", explorers=1, size_bytes=1 << 20, delta_bytes=1 << 10, base_version=0,
         transports=[text], canary=True, canary_max_error=1e-5, pinned=True, made_at_seconds=1.7e9, reason=text,
         judged=True,
@@ -258,7 +258,7 @@ class FakeSync:
         self.asked.append((self.role, number, pinned))
         self.pinned = pinned
 
-    async def versions(self, limit: int) -> list[wire.Version]:
+    async def versions(self, limit: int) -> list[wire.VersionRow]:
         return [replace(_version_row("sound"), pinned=self.pinned)]
 
 

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from trinity.config import Config
-from trinity.reading.client import View
+from trinity.reading.client import Answers
 from trinity.reading.render import visible
 from trinity.reading.wire import failing, prompts_cut
 from trinity.runtime.process import tied
@@ -27,7 +27,7 @@ class Display(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def show(self, view: View, title: str) -> None:
+    def show(self, view: Answers, title: str) -> None:
         """The state now; called about once a second."""
 
     def say(self, text: str) -> None:
@@ -38,7 +38,7 @@ def make_display() -> Display:
     return LiveDisplay() if sys.stdout.isatty() else PlainDisplay()
 
 
-def facts(view: View) -> dict[str, str]:
+def facts(view: Answers) -> dict[str, str]:
     """The values whose change prints a line, by name."""
     shown: dict[str, str] = {}
     trainer, buffer = view.trainer, view.buffer
@@ -86,7 +86,7 @@ class LiveDisplay:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def show(self, view: View, title: str) -> None:
+    def show(self, view: Answers, title: str) -> None:
         table = Table(title=title, show_header=False, title_justify="left")
         for name, value in facts(view).items():
             table.add_row(name.replace("_", " "), value)
@@ -109,7 +109,7 @@ class PlainDisplay:
     def __exit__(self, *_: object) -> None:
         return
 
-    def show(self, view: View, title: str) -> None:
+    def show(self, view: Answers, title: str) -> None:
         shown = facts(view)
         if not shown:
             return

@@ -18,7 +18,7 @@ from trinity.reading import run_record
 from trinity.reading.accounts.budget import Budget
 from trinity.reading.accounts.device_log import BEAT_SECONDS, DeviceLog
 from trinity.reading.children import Child, stop_all
-from trinity.reading.client import View, Watcher
+from trinity.reading.client import Answers, Watcher
 from trinity.reading.errors import RunError
 from trinity.reading.job import Job, SupervisorRecord
 from trinity.reading.nats import NatsAccess
@@ -190,7 +190,7 @@ def newest_state(folder: Path) -> dict[str, Any]:
 
 def summarise(
     name: str,
-    view: View,
+    view: Answers,
     reward_first: float | None,
     reward_last: float | None,
     versions: int,

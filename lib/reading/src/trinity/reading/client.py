@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -16,14 +16,19 @@ from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 from trinity.config.run_record import Addresses
 from trinity.reading import wire
 from trinity.reading.errors import RunError, not_accepted
-from trinity.reading.wire import Facts, Letter, Member, Rollback, Version
+from trinity.reading.wire import Facts, Letter, Member, VersionRow
 from trinity.runtime import rpc
-from trinity.weights import Manifest, manifest_to_proto
+from trinity.weights import Manifest
+from trinity.weights import client as calls
+from trinity.weights.client import Call
+from trinity.weights.pointer import Rollback
 
 _CALL_SECONDS = 60.0
 _PROVIDER_SECONDS = 2.0
 _REFRESH_SECONDS = 2.0
 _ALL_VERSIONS = 1_000_000
+
+T = TypeVar("T")
 
 
 class NoAnswer(RunError):
@@ -172,35 +177,34 @@ class Sync(_Service):
         self._stub = sync_pb2_grpc.SyncServiceStub(channel)
         self._run = run
 
-    async def versions(self, limit: int = _ALL_VERSIONS, seconds: float = _CALL_SECONDS) -> list[Version]:
+    async def _send(self, call: Call[T], seconds: float = _CALL_SECONDS) -> T:
+        return call.read(await self._ask(getattr(self._stub, call.method), call.of_run(self._run), seconds))
+
+    async def versions(self, limit: int = _ALL_VERSIONS, seconds: float = _CALL_SECONDS) -> list[VersionRow]:
         """The newest versions, newest first."""
-        request = sync_pb2.ListVersionsRequest(run=self._run, limit=limit)
-        return [wire.version(one) for one in (await self._ask(self._stub.ListVersions, request, seconds)).versions]
+        return [wire.version_row(one) for one in await self._send(calls.versions(limit), seconds)]
 
     async def version(self, number: int) -> Facts:
         """All fields of one version. RunError if there is none."""
-        request = sync_pb2.GetVersionRequest(run=self._run, version=number)
-        return wire.whole_version((await self._ask(self._stub.GetVersion, request)).version)
+        return wire.whole_version(await self._send(calls.version(number)))
 
     async def members(self) -> list[Member]:
         request = sync_pb2.ListMembersRequest(run=self._run)
         return [wire.member(one) for one in (await self._ask(self._stub.ListMembers, request)).members]
 
     async def pin(self, number: int, pinned: bool) -> None:
-        await self._ask(self._stub.Pin, sync_pb2.PinRequest(run=self._run, version=number, pinned=pinned))
+        await self._send(calls.pin(number, pinned))
 
-    async def roll_back(self, number: int, keep_experience: bool, reason: str) -> Rollback:
-        request = sync_pb2.RollbackRequest(
-            run=self._run, version=number, keep_experience=keep_experience, reason=reason
-        )
-        done = (await self._ask(self._stub.Rollback, request)).rollback
-        newest = max([done.newest_step, *done.withdrawn])
-        return Rollback(done.number, done.version, tuple(done.withdrawn), done.keep_experience, newest)
+    async def roll_back(
+        self, number: int, keep_experience: bool, reason: str
+    ) -> tuple[Rollback | None, tuple[int, ...]]:
+        """The rollback, and the versions that it withdrew; None: the version is LIVE without one."""
+        return await self._send(calls.roll_back(number, keep_experience, reason))
 
     async def publish(self, manifest: Manifest) -> None:
         """Make a manifest the LIVE version; waits until the service serves."""
-        request = sync_pb2.PublishRequest(manifest=manifest_to_proto(manifest))
-        await self._answer(self._stub.Publish(request, timeout=600, wait_for_ready=True))
+        call = calls.publish(manifest)
+        await self._answer(self._stub.Publish(call.request, timeout=call.seconds, wait_for_ready=True))
 
 
 async def provider_facts(service: str, named: list[tuple[str, str]]) -> list[Facts]:
@@ -246,7 +250,7 @@ def _health(number: int) -> str:
 
 
 @dataclass
-class View:
+class Answers:
     """The newest answers; None where a service has not answered yet or cannot now."""
 
     buffer: buffer_pb2.StatsResponse | None = None
@@ -267,7 +271,7 @@ class Watcher:
 
     def __init__(self, run: str, addresses: Addresses) -> None:
         self._run = run
-        self.view = View()
+        self.view = Answers()
         self._refused = ""
         self._channels: list[grpc.aio.Channel] = []
         self._buffer = buffer_pb2_grpc.BufferServiceStub(self._open(addresses.buffer)) if addresses.buffer else None
@@ -283,7 +287,7 @@ class Watcher:
     async def close(self) -> None:
         await asyncio.gather(*(channel.close() for channel in self._channels))
 
-    async def refresh(self) -> View:
+    async def refresh(self) -> Answers:
         """Ask every service once. A service that does not answer keeps its last answer, members excepted."""
         await asyncio.gather(self._ask_buffer(), self._ask_trainer(), self._ask_sync())
         return self.view

@@ -3,7 +3,6 @@
 import json
 import math
 import time
-from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +14,8 @@ from trinity.data.wire import decode_outcome
 from trinity.reading.errors import RunError
 from trinity.reading.render import size_text, visible
 from trinity.runtime.messages import from_message
-from trinity.weights import ExplorerState
+from trinity.weights import CollectiveOffer, ExplorerState, FolderOffer, JetStreamOffer, Manifest, Offer, S3Offer
+from trinity.weights.client import Version
 
 _JSON_FIELDS = ("row", "format", "workflow_args", "reward_args")
 _TASK_FIELDS = (
@@ -45,17 +45,6 @@ class Letter:
 
 
 @dataclass(frozen=True)
-class Rollback:
-    """A rollback that was made; `newest` is the newest version that is withdrawn with it."""
-
-    number: int
-    version: int
-    withdrawn: tuple[int, ...]
-    keep_experience: bool
-    newest: int
-
-
-@dataclass(frozen=True)
 class Member:
     """An explorer. `canary_max_error` is None if it was not finite."""
 
@@ -80,7 +69,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Version:
+class VersionRow:
     """A weight version in a list. `judged`: an explorer has computed its canary."""
 
     version: int
@@ -240,75 +229,74 @@ def member(message: sync_pb2.Member) -> Member:
     )  # fmt: skip
 
 
-def version(message: sync_pb2.WeightVersion) -> Version:
-    manifest, judged = message.manifest, message.HasField("measured")
-    has_delta = manifest.HasField("delta")
-    return from_message(
-        Version,
-        message,
-        version=manifest.version,
+def version_row(version: Version) -> VersionRow:
+    manifest, measured, delta = version.manifest, version.measured, version.manifest.delta
+    return VersionRow(
+        version=version.version,
         step=manifest.step,
-        state=str(sync_pb2.VersionState.Name(message.state)).removeprefix("VERSION_STATE_"),
-        explorers=message.holders,
-        size_bytes=sum(file.size_bytes for file in manifest.files),
-        delta_bytes=sum(file.size_bytes for file in manifest.delta.files) if has_delta else None,
-        base_version=manifest.delta.base_version if has_delta else None,
-        transports=sorted({_transport(offer) for offer in manifest.offers}),
-        canary=manifest.HasField("canary"),
-        canary_max_error=finite(message.measured.max_error) if judged else None,
+        state=version.state.name,
+        explorers=version.holders,
+        size_bytes=manifest.size_bytes,
+        delta_bytes=sum(file.size_bytes for file in delta.files) if delta else None,
+        base_version=delta.base_version if delta else None,
+        transports=sorted({offer.transport for offer in manifest.offers}),
+        canary=manifest.canary is not None,
+        canary_max_error=finite(measured.max_error) if measured else None,
+        pinned=version.pinned,
         made_at_seconds=manifest.created_at_seconds,
-        judged=judged,
+        reason=version.reason,
+        judged=measured is not None,
     )
 
 
-def whole_version(message: sync_pb2.WeightVersion) -> Facts:
+def whole_version(version: Version) -> Facts:
     """All fields."""
-    manifest = message.manifest
+    manifest = version.manifest
     dtypes: dict[str, dict[str, int]] = {}
-    for dtype, count in Counter(tensor.dtype for tensor in manifest.tensors).items():
-        size = sum(tensor.size_bytes for tensor in manifest.tensors if tensor.dtype == dtype)
-        dtypes[dtype] = {"tensors": count, "bytes": size}
+    for tensor in manifest.tensors:
+        sums = dtypes.setdefault(tensor.dtype, {"tensors": 0, "bytes": 0})
+        sums["tensors"] += 1
+        sums["bytes"] += tensor.size_bytes
     return {
-        **asdict(version(message)),
+        **asdict(version_row(version)),
         "base_model": manifest.base_model,
         "offers": [_offer(manifest, offer) for offer in manifest.offers],
         "files": len(manifest.files),
         "tensors": len(manifest.tensors),
         "dtypes": dtypes,
-        "canary": _canary(message),
+        "canary": _canary(version),
     }
 
 
-def _transport(offer: sync_pb2.Offer) -> str:
-    return str(offer.WhichOneof("transport") or "unknown")
-
-
-def _offer(manifest: sync_pb2.Manifest, offer: sync_pb2.Offer) -> Facts:
+def _offer(manifest: Manifest, offer: Offer) -> Facts:
     """One transport: its address and content."""
-    kind = _transport(offer)
-    where = {
-        "folder": offer.folder.path,
-        "s3": f"s3://{offer.s3.bucket}/{offer.s3.prefix}" + (f" at {offer.s3.endpoint}" if offer.s3.endpoint else ""),
-        "jetstream": f"{offer.jetstream.prefix} in the run's stream of weights",
-        "collective": f"group {offer.collective.epoch}, buckets of {size_text(offer.collective.bucket_bytes)}",
-    }.get(kind, "")
-    files = manifest.delta.files if offer.delta else manifest.files
-    return {"transport": kind, "where": where, "delta": offer.delta, "bytes": sum(file.size_bytes for file in files)}
+    match offer:
+        case FolderOffer(path):
+            where = path
+        case S3Offer(bucket, prefix, endpoint):
+            where = f"s3://{bucket}/{prefix}" + (f" at {endpoint}" if endpoint else "")
+        case JetStreamOffer(prefix):
+            where = f"{prefix} in the run's stream of weights"
+        case CollectiveOffer(epoch, bucket_bytes):
+            where = f"group {epoch}, buckets of {size_text(bucket_bytes)}"
+    is_delta = getattr(offer, "delta", False)
+    files = manifest.delta.files if is_delta and manifest.delta else manifest.files
+    size = sum(file.size_bytes for file in files)
+    return {"transport": offer.transport, "where": where, "delta": is_delta, "bytes": size}
 
 
-def _canary(message: sync_pb2.WeightVersion) -> Facts | None:
+def _canary(version: Version) -> Facts | None:
     """Expected and measured log-probabilities; None for a version without canary."""
-    if not message.manifest.HasField("canary"):
+    canary, measured = version.manifest.canary, version.measured
+    if canary is None:
         return None
-    canary, by = message.manifest.canary, message.measured
-    errors = ("mean_error", "max_error", "expected", "computed")
-    measured = {"explorer": by.explorer_id, **{name: finite(getattr(by, name)) for name in errors}}
     return {
         "probes": len(canary.probes),
         "tokens": sum(len(probe.token_ids) for probe in canary.probes),
         "mean_tolerance": canary.mean_tolerance,
         "max_tolerance": canary.max_tolerance,
-        "measured": measured if message.HasField("measured") else None,
+        "measured": measured
+        and {"explorer": version.measured_by, **{name: finite(value) for name, value in asdict(measured).items()}},
     }
 
 

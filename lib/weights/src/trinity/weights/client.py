@@ -138,6 +138,12 @@ class Call(Generic[T]):
     read: Callable[[Any], T]
     seconds: float = _SECONDS
 
+    def of_run(self, run: str) -> Any:
+        """The request, for a run."""
+        if "run" in self.request.DESCRIPTOR.fields_by_name:
+            self.request.run = run
+        return self.request
+
 
 def claim(trainer_id: str, lease_id: str = "") -> Call[Claimed]:
     """Take the run for this process, or renew the claim."""
@@ -255,7 +261,7 @@ class SyncClient:
         """`waits`: within its time it waits for a service that is not there yet. Raises Unavailable after that."""
         send = getattr(self._stub, call.method)
         try:
-            return call.read(await send(_of_run(call, self.run), timeout=call.seconds, wait_for_ready=waits))
+            return call.read(await send(call.of_run(self.run), timeout=call.seconds, wait_for_ready=waits))
         except grpc.aio.AioRpcError as error:
             raise _raised(error) from None
         except grpc.aio.UsageError as error:  # the channel was closed meanwhile
@@ -287,7 +293,7 @@ class BlockingSyncClient:
     def ask_once(self, call: Call[T]) -> T:
         """Unavailable if the service does not answer."""
         try:
-            return call.read(getattr(self._stub, call.method)(_of_run(call, self.run), timeout=call.seconds))
+            return call.read(getattr(self._stub, call.method)(call.of_run(self.run), timeout=call.seconds))
         except grpc.RpcError as error:
             raise _raised(error) from None
 
@@ -298,12 +304,6 @@ class BlockingSyncClient:
             except Unavailable as error:
                 log.info("weights.sync.retry", call=call.method, reason=str(error))
             time.sleep(_RETRY_SECONDS)
-
-
-def _of_run(call: Call[Any], run: str) -> Any:
-    if "run" in call.request.DESCRIPTOR.fields_by_name:
-        call.request.run = run
-    return call.request
 
 
 def _raised(error: Any) -> TrinityError:

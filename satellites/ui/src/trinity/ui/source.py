@@ -20,7 +20,7 @@ from trinity.reading.client import Buffer, NoAnswer, Sync
 from trinity.reading.errors import RunError
 from trinity.reading.find import AnnouncedRun
 from trinity.reading.reader import JobStage, live_buffer, live_sync, read_only_buffer
-from trinity.reading.wire import Letter, Version
+from trinity.reading.wire import Letter, VersionRow
 from trinity.runtime.errors import TrinityError
 from trinity.runtime.logs import without_credentials
 from trinity.runtime.trust.roles import Role
@@ -141,7 +141,7 @@ class Source:
                     raise RunError("the run does not live; `trinity run` continues it")
                 yield reader.buffer
 
-    async def versions(self) -> list[Version]:
+    async def versions(self) -> list[VersionRow]:
         """The newest versions, newest first. RunError unless the stage is live."""
         async with self._sync() as sync:
             return await sync.versions(_MOST_VERSIONS)

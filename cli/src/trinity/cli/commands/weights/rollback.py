@@ -13,8 +13,9 @@ from trinity.reading.client import Buffer, NoAnswer, Sync
 from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage, live_services
 from trinity.reading.render import to_json, visible
-from trinity.reading.wire import Member, Rollback
+from trinity.reading.wire import Member
 from trinity.runtime import rpc
+from trinity.weights.pointer import Rollback
 
 _POLL_SECONDS = 0.5
 
@@ -59,7 +60,8 @@ async def _roll_back(job_stage: JobStage, request: RollbackRequest) -> str:
         )
         _confirm(request)
         before = await buffer.fenced() if fences else 0
-        done = await sync.roll_back(request.version, request.keep_experience, request.reason)
+        done, withdrawn = await sync.roll_back(request.version, request.keep_experience, request.reason)
+        assert done is not None  # another version is LIVE
         deadline = time.monotonic() + request.wait_seconds
         dropped = await _until_fenced(buffer, done, deadline) - before if fences else 0
         explorers = await _until_served(sync, done, deadline)
@@ -68,7 +70,7 @@ async def _roll_back(job_stage: JobStage, request: RollbackRequest) -> str:
         f"version {done.version} is LIVE again (rollback {done.number}): {len(explorers)} explorer(s) serve it or a "
         f"newer one that was not withdrawn; {'their experience stays' if done.keep_experience else experience}"
     )
-    facts = {"number": done.number, "version": done.version, "withdrawn": list(done.withdrawn)}
+    facts = {"number": done.number, "version": done.version, "withdrawn": list(withdrawn)}
     return _said(request, text, {"rollback": facts, "explorers": explorers, "dropped_groups": dropped})
 
 
@@ -122,7 +124,9 @@ async def _until_fenced(buffer: Buffer, done: Rollback, deadline: float) -> int:
     """Groups that fences have dropped, this one included. The buffer fences by itself too; asking twice is harmless."""
     while True:
         try:
-            return await buffer.fence(range(done.version + 1, done.newest + 1), max(0.1, deadline - time.monotonic()))
+            return await buffer.fence(
+                range(done.version + 1, done.newest_version + 1), max(0.1, deadline - time.monotonic())
+            )
         except NoAnswer as error:
             if time.monotonic() > deadline:
                 raise RunError(
@@ -140,7 +144,7 @@ async def _until_served(sync: Sync, done: Rollback, deadline: float) -> list[str
     while True:
         with contextlib.suppress(RunError):
             serving = [member for member in await sync.members() if member.version >= 0]
-            late = [one for one in serving if one.version != done.version and one.version <= done.newest]
+            late = [one for one in serving if one.version != done.version and one.version <= done.newest_version]
             if not late:
                 return [member.name for member in serving]
         if time.monotonic() > deadline:

@@ -10,18 +10,18 @@ from trinity.commands import AsJson, command, group
 from trinity.reading.client import Sync
 from trinity.reading.reader import JobStage, ask, find_job_stage, live_sync
 from trinity.reading.render import age_text, error_text, pairs, size_text, table, to_json, visible, when
-from trinity.reading.wire import Facts, Version
+from trinity.reading.wire import Facts, VersionRow
 
 app = group("The weight versions of a live run.")
 
 Number = Annotated[int, typer.Argument(metavar="VERSION", min=0, help="Its number")]
 
 
-def _delta(one: Version) -> str:
+def _delta(one: VersionRow) -> str:
     return "-" if one.delta_bytes is None else f"{size_text(one.delta_bytes)} on {one.base_version}"
 
 
-def _measured(one: Version) -> str:
+def _measured(one: VersionRow) -> str:
     if not one.canary:
         return "none"
     return error_text(one.canary_max_error) if one.judged else "awaited"
