@@ -44,7 +44,7 @@ DEEPSPEED = (
     ),
     Border(
         "DeepSpeed: gradients and the step of ZeRO 2",
-        ("trinity.trainer.engine.one_rank",),
+        ("trinity.trainer.engine.gradients",),
         "Which methods a gradient passes from autograd to `step` of `stage_1_and_2.py`: four are replaced on one rank.",
         ("services/trainer/tests/engine/test_updates_of_one_rank.py",),
         (
@@ -60,7 +60,7 @@ DEEPSPEED = (
     ),
     Border(
         "DeepSpeed: the norm of a gradient",
-        ("trinity.trainer.engine.deepspeed",),
+        ("trinity.trainer.engine.deepspeed", "trinity.trainer.engine.gradients"),
         "Where each optimizer computes its norm before it clips, and calls the `step` of the one that it wraps: "
         "the guard there stops updates whose norm is not finite.",
         ("services/trainer/tests/engine/test_updates.py", "tests/e2e/test_bad_steps.py"),

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from trinity.config.schema.algorithm import OptimizerConfig
 from trinity.trainer.data.batch import TrainSequence
-from trinity.trainer.data.microbatch import collate
+from trinity.trainer.data.microbatch import Limit, collate, plan_micro_batches
 from trinity.trainer.engine.checkpoints import CheckpointStore, TrainerState
 from trinity.trainer.engine.learner import learning_rate
-from trinity.trainer.engine.splitting import Limit, plan_micro_batches
 
 pytestmark = pytest.mark.core
 

@@ -16,7 +16,7 @@ from trinity.config.schema.algorithm import AlgorithmConfig
 from trinity.trainer.algorithms.aggregation import Totals
 from trinity.trainer.data.batch import TrainBatch, TrainSequence, with_advantages
 from trinity.trainer.engine.critic import explained_variance, value_loss
-from trinity.trainer.engine.splitting import mini_batches, number_of_parts
+from trinity.trainer.engine.whole_batch import mini_batches, number_of_parts
 
 pytestmark = pytest.mark.core
 

@@ -9,7 +9,7 @@ import torch
 from support.fakes.models.compiled import kernels_on_cpu
 from support.programs.trainer.many_shares import norms_of
 from support.programs.trainer.one_rank import STEPS, Found, updates
-from trinity.trainer.engine import one_rank
+from trinity.trainer.engine import gradients as gradient_updates
 from trinity.trainer.model.kernels import Kernel
 
 pytestmark = [pytest.mark.core, pytest.mark.timeout(200)]
@@ -43,12 +43,12 @@ def test_an_update_is_the_one_of_torch() -> None:
     expected = torch.nn.Parameter(start.clone())
     optimizer = torch.optim.AdamW([expected], **group)
     master, mean, square, weight = start.clone(), torch.zeros(50), torch.zeros(50), torch.zeros(50).bfloat16()
-    update: Any = one_rank.OneRankUpdate.__new__(one_rank.OneRankUpdate)
+    update: Any = gradient_updates.OneRankUpdate.__new__(gradient_updates.OneRankUpdate)
     update._grad_clip, state = 0.0, {"step": torch.zeros(())}
     for gradient in gradients:
         expected.grad = gradient.clone()
         optimizer.step()
-        one_rank._adamw(master, weight, mean, square, gradient, update._numbers(group, state, 1.0))
+        gradient_updates._adamw(master, weight, mean, square, gradient, update._numbers(group, state, 1.0))
     torch.testing.assert_close(master, expected.detach(), rtol=1e-5, atol=1e-6)
     assert torch.equal(weight, master.bfloat16())
 
@@ -66,11 +66,11 @@ def test_an_update_becomes_one_kernel_that_writes_in_place() -> None:
     flat = [torch.rand(30, generator=generator) for _ in range(4)]
     master, weight, mean, square = (tensor.clone() for tensor in flat)
     gradients, numbers = torch.randn(30, generator=generator), torch.rand(8, generator=generator)
-    fresh = Kernel(one_rank._adamw)
+    fresh = Kernel(gradient_updates._adamw)
     with kernels_on_cpu(backend), torch.no_grad():
         for part in (slice(0, 7), slice(7, 12), slice(12, 30)):
             fresh(*(tensor[part] for tensor in flat), gradients[part], numbers)
-    one_rank._adamw(master, weight, mean, square, gradients, numbers)
+    gradient_updates._adamw(master, weight, mean, square, gradients, numbers)
     torch.testing.assert_close(flat, [master, weight, mean, square])
     assert len(graphs) == 1
 
@@ -79,13 +79,13 @@ def test_an_update_becomes_one_kernel_that_writes_in_place() -> None:
 def test_the_norm_of_many_elements_is_exact(dtype: torch.dtype) -> None:
     gradients = [torch.rand(size, generator=torch.Generator().manual_seed(size)).to(dtype) for size in (3_000_000, 7)]
     expected = float(torch.cat(gradients).double().norm())
-    assert one_rank._norm(gradients) == pytest.approx(expected, rel=1e-7)
+    assert gradient_updates._norm(gradients) == pytest.approx(expected, rel=1e-7)
 
 
 def test_chunks_follow_memory_and_not_the_order_of_the_model() -> None:
     flat = torch.arange(20.0)
     first, second, apart = (torch.nn.Parameter(flat[begin:end]) for begin, end in ((0, 4), (4, 10), (12, 20)))
-    found = one_rank._chunks(flat, [apart, second, first])
+    found = gradient_updates._chunks(flat, [apart, second, first])
     assert [(begin, [len(parameter) for parameter in chunk]) for begin, chunk in found] == [(0, [4, 6]), (12, [8])]
 
 

@@ -14,9 +14,15 @@ from torch.nn.functional import rms_norm
 
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data.batch import TrainSequence
-from trinity.trainer.data.microbatch import MicroBatch, collate
+from trinity.trainer.data.microbatch import (
+    Limit,
+    MicroBatch,
+    MicroBatchPlanner,
+    _of_equal_prompts,
+    collate,
+    plan_micro_batches,
+)
 from trinity.trainer.data.shared_prompts import token_count, with_equal_prompts
-from trinity.trainer.engine.splitting import Limit, MicroBatchPlanner, _of_equal_prompts, plan_micro_batches
 from trinity.trainer.model import shared_attention
 from trinity.trainer.model.attention import check_shared_prompts
 from trinity.trainer.model.policy import PolicyModel, pack
@@ -108,7 +114,7 @@ def test_a_prompt_is_read_once() -> None:
 @pytest.mark.parametrize(("tree", "shares"), [((2, [12, 12]), False), ((4, [12, 12]), True), ((9, [0, 0]), True)])
 def test_a_batch_shares_prompts_where_that_saves_a_tenth(tree: tuple[int, list[int]], shares: bool) -> None:
     sequences, limit = of_trees([tree]), Limit(100, packed=True, share_prompts=True)
-    planner = MicroBatchPlanner(limit, 0, Ranks(0, 1, 0, ""), None, torch.device("cpu"))
+    planner = MicroBatchPlanner(limit, 0, Ranks(0, 1, 0, ""), 1, torch.device("cpu"))
     ((indices, micro),) = planner.micro_batches(sequences)
     assert sorted(indices) == [0, 1]
     assert micro.input_ids.numel() == tree[0] * (1 if shares else 2) + sum(tree[1])

@@ -31,10 +31,10 @@ def make(way: str, dtype: str) -> Any:
 
     from trinity.config.schema.algorithm import OptimizerConfig
     from trinity.config.schema.trainer import TrainerConfig
-    from trinity.trainer.engine import deepspeed, one_rank
+    from trinity.trainer.engine import deepspeed, gradients
 
-    one_rank._CHUNK = 600  # of 2,676 elements in parameters of up to 1,961
-    deepspeed.OneRankUpdate = one_rank.OneRankUpdate if way == "short" else lambda *_: None
+    gradients._CHUNK = 600  # of 2,676 elements in parameters of up to 1,961
+    deepspeed.OneRankUpdate = gradients.OneRankUpdate if way == "short" else lambda *_: None
     torch.manual_seed(0)
     layers = torch.nn.Sequential(
         torch.nn.Linear(37, 53), torch.nn.Tanh(), torch.nn.Linear(53, 11), torch.nn.Linear(11, 5)

@@ -263,7 +263,7 @@ def tokens_of_updates(model: str) -> Seen:
     engine = engine_of(model, 2, {"kl_loss_fn": "none"}, {"mini_batch_size": 5, "epochs_per_batch": 2})
     batch, forward = of_experiences(fixed_batch(1)), engine.policy.forward
     last: dict[tuple[int, ...], list[Any]] = {}
-    before = engine._logprobs(batch, engine._model)
+    before = engine._preparer.logprobs(batch, engine._model)
 
     def noting(micro: Any) -> Any:
         found, ids, ends = forward(micro), micro.input_ids[0].tolist(), micro.boundaries.tolist()

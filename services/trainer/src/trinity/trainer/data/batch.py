@@ -4,14 +4,13 @@ import contextlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.config.algorithms import AlgorithmPlan
-from trinity.data.experience import Experience, Group
+from trinity.data.experience import Experience, Group, KeptExperience
 from trinity.data.images import PlacedImage
 from trinity.data.outcome_checks import LONGEST_NAME
 from trinity.data.wire import decode_outcome, parse_outcome
@@ -19,6 +18,29 @@ from trinity.runtime.errors import InvalidInput
 from trinity.trainer.algorithms import advantages
 from trinity.trainer.algorithms.aggregation import Totals
 from trinity.trainer.data.bad_steps import NotFinite, Undecodable
+
+
+class LedgerGroup(Protocol):
+    """A group as the ledger lists it: buffer.v1.LedgerGroup, whose fields these are."""
+
+    @property
+    def task_id(self) -> str: ...
+
+    @property
+    def staleness_steps(self) -> int: ...
+
+    @property
+    def experiences(self) -> Sequence[KeptExperience]: ...
+
+
+class LedgerEntry(Protocol):
+    """A step's batch as the ledger lists it: buffer.v1.LedgerEntry."""
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def groups(self) -> Sequence[LedgerGroup]: ...
 
 
 @dataclass(frozen=True)
@@ -106,7 +128,7 @@ def _totals(sequences: Sequence[TrainSequence]) -> Totals:
 
 
 def from_groups(
-    entry: pb.LedgerEntry, groups: Iterable[bytes], plan: AlgorithmPlan, experts: Sequence[TrainSequence] = ()
+    entry: LedgerEntry, groups: Iterable[bytes], plan: AlgorithmPlan, experts: Sequence[TrainSequence] = ()
 ) -> TrainBatch:
     """An online batch.
 
@@ -140,7 +162,7 @@ def from_groups(
     )
 
 
-def _undecodable(step: int, index: int, member: pb.LedgerGroup, data: bytes, error: Exception) -> Undecodable:
+def _undecodable(step: int, index: int, member: LedgerGroup, data: bytes, error: Exception) -> Undecodable:
     """Names the task, and the explorer that made the group if as much can be read."""
     with contextlib.suppress(InvalidInput):
         made = parse_outcome(data).group

@@ -6,19 +6,34 @@ A row whose prompt leaves no room for a response within the model's length is no
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import structlog
 
-from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.runtime.errors import InvalidInput
-from trinity.trainer.data.batch import TrainBatch, TrainSequence
+from trinity.trainer.data.batch import LedgerEntry, TrainBatch, TrainSequence
 
 log = structlog.get_logger(__name__)
 
 
-def from_examples(entry: pb.LedgerEntry, examples: Iterable[pb.Example], tokenizer: Any, limit: int) -> TrainBatch:
+class Example(Protocol):
+    """A row of a dataset: buffer.v1.Example, whose fields these are."""
+
+    @property
+    def row(self) -> int: ...
+
+    @property
+    def messages_json(self) -> str: ...
+
+    @property
+    def rejected_json(self) -> str: ...
+
+    @property
+    def text(self) -> str: ...
+
+
+def from_examples(entry: LedgerEntry, examples: Iterable[Example], tokenizer: Any, limit: int) -> TrainBatch:
     """An offline batch, each sequence cut at `limit` tokens; the two of a preference pair are one group."""
     sequences: list[TrainSequence] = []
     for index, example in enumerate(examples):
@@ -31,16 +46,14 @@ def from_examples(entry: pb.LedgerEntry, examples: Iterable[pb.Example], tokeniz
     return TrainBatch(step=entry.step, sequences=tuple(sequences))
 
 
-def experts_of(
-    entry: pb.LedgerEntry, examples: Sequence[pb.Example], tokenizer: Any, limit: int
-) -> list[TrainSequence]:
+def experts_of(entry: LedgerEntry, examples: Sequence[Example], tokenizer: Any, limit: int) -> list[TrainSequence]:
     """The expert rows of an online batch, each a group of its own after the rolled-out ones."""
     first = len(entry.groups)
     conversations = (_conversation(e, e.messages_json, first + i, tokenizer, limit) for i, e in enumerate(examples))
     return [replace(conversation, expert=True) for conversation in conversations]
 
 
-def _pair(example: pb.Example, index: int, tokenizer: Any, limit: int) -> list[TrainSequence]:
+def _pair(example: Example, index: int, tokenizer: Any, limit: int) -> list[TrainSequence]:
     """The chosen and the rejected one. Unless both have a response neither is trained."""
     texts = (example.messages_json, example.rejected_json)
     two = [_conversation(example, text, index, tokenizer, limit) for text in texts]
@@ -49,13 +62,13 @@ def _pair(example: pb.Example, index: int, tokenizer: Any, limit: int) -> list[T
     return [replace(sequence, pair=pair) for sequence, pair in zip(two, (index + 1, -index - 1), strict=True)]
 
 
-def _text(example: pb.Example, index: int, tokenizer: Any, limit: int) -> TrainSequence:
+def _text(example: Example, index: int, tokenizer: Any, limit: int) -> TrainSequence:
     """Every token but the first, and the end of the text."""
     tokens = [*tokenizer.encode(example.text), _end(tokenizer)][:limit]
     return _sequence(example.row, tokens[:1], tokens[1:], index, limit)
 
 
-def _conversation(example: pb.Example, text: str, index: int, tokenizer: Any, limit: int) -> TrainSequence:
+def _conversation(example: Example, text: str, index: int, tokenizer: Any, limit: int) -> TrainSequence:
     """The last message is trained."""
     messages = json.loads(text)
     prompt = _template(tokenizer, messages[:-1], True, example.row)

@@ -1,16 +1,20 @@
-"""A micro-batch: model inputs and loss inputs of some sequences."""
+"""Micro-batches: how sequences are split over ranks and micro-batches, and the tensors of each micro-batch."""
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 
 from trinity.data.images import PlacedImage
+from trinity.data.vision import ImageRules
 from trinity.trainer.data.batch import TrainSequence
 from trinity.trainer.data.images import ImageReader, Seen
-from trinity.trainer.data.shared_prompts import Row, SharedPrompts, row_of
+from trinity.trainer.data.shared_prompts import Row, SharedPrompts, row_of, token_count, with_equal_prompts
+from trinity.trainer.process.ranks import Ranks
 
+_LEAST_SAVED = 0.1  # of the tokens: else the second call of the attention kernel costs more than sharing saves
 _MOVED = (torch.Tensor, Seen, SharedPrompts)
 
 
@@ -202,3 +206,137 @@ def after_first_token(tokens: Sequence[int], images: tuple[PlacedImage, ...] = (
     count = max(0, len(tokens) - 1)
     nothing = np.zeros(count, np.float32)
     return TrainSequence(np.asarray(tokens, np.int32), 1, nothing, nothing.astype(bool), group=0, images=images)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The size of a micro-batch: `rows` sequences if given, else `tokens` tokens; a longer sequence goes alone.
+
+    packed: sequences are laid end to end and their tokens count; otherwise rows x the longest counts. share_prompts:
+    sequences with equal prompts go together, and the prompt counts once.
+    """
+
+    tokens: int
+    packed: bool
+    rows: int | None = None
+    share_prompts: bool = False
+
+
+class MicroBatchPlanner:
+    """This rank's micro-batches of a batch. The ranks of a `group` share each sequence and get the same micro-batches.
+
+    copies: number of ranks with the same micro-batches; sums over all ranks count each that often. tokens_per_gpu: the
+    token limit of a micro-batch on one GPU.
+    """
+
+    def __init__(
+        self,
+        limit: Limit,
+        padding: int,
+        ranks: Ranks,
+        copies: int,
+        device: torch.device,
+        reader: ImageReader | None = None,
+    ) -> None:
+        self.copies = copies
+        self.tokens_per_gpu = limit.tokens // self.copies
+        self._limit = limit
+        self._padding = padding
+        self._share, self._shares = ranks.rank // self.copies, ranks.world_size // self.copies
+        self._device = device
+        self._reader = reader
+
+    @property
+    def image_rules(self) -> ImageRules | None:
+        """How the models read images; None: not at all."""
+        return None if self._reader is None else self._reader.rules
+
+    def micro_batches(self, sequences: Sequence[TrainSequence]) -> Iterator[tuple[list[int], MicroBatch]]:
+        """Micro-batches with the indices of their sequences, some perhaps empty. The same number on every rank."""
+        units, share = [[index] for index in range(len(sequences))], False
+        sizes = [sequence.length for sequence in sequences]
+        if self._limit.share_prompts:
+            groups = with_equal_prompts(sequences)
+            tokens = sum(token_count([sequences[index] for index in members]) for members in groups)
+            share = tokens <= (1 - _LEAST_SAVED) * sum(sizes)
+        if share:
+            units = _of_equal_prompts(sequences, groups, self._limit.tokens, self._shares)
+            sizes = [token_count([sequences[index] for index in unit]) for unit in units]
+        for planned in plan_micro_batches(sizes, self._shares, self._limit)[self._share]:
+            indices = [index for unit in planned for index in units[unit]]
+            yield indices, self._one([sequences[index] for index in indices], share)
+
+    def one(self, sequences: Sequence[TrainSequence]) -> MicroBatch:
+        """One micro-batch of these sequences, on the device."""
+        return self._one(sequences, self._limit.share_prompts)
+
+    def _one(self, sequences: Sequence[TrainSequence], share: bool) -> MicroBatch:
+        return collate(sequences, self._padding, self._limit.packed, self._reader, share).to(self._device)
+
+
+def plan_micro_batches(lengths: Sequence[int], ranks: int, limit: Limit) -> list[list[list[int]]]:
+    """[rank][micro-batch] -> indices of sequences. Ranks get equal numbers of micro-batches, some perhaps empty.
+
+    By rows: sequences are assigned to ranks in turn. By tokens: they go, longest first, to the rank with the fewest
+    tokens. There packed ones go to the micro-batch with the fewest tokens, of as few as suffice on every rank, so that
+    ranks stay in step. Padded micro-batches are filled in order of length, to pad little.
+    """
+    if limit.rows is not None:
+        shares = [list(range(rank, len(lengths), ranks)) for rank in range(ranks)]
+        plans = [[share[at : at + limit.rows] for at in range(0, len(share), limit.rows)] for share in shares]
+    else:
+        shares = _balanced(sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)), lengths, ranks)
+        fill = _fill_packed if limit.packed else _fill_padded
+        plans = fill(shares, lengths, limit.tokens)
+    most = max(1, *(len(plan) for plan in plans))
+    return [plan + [[] for _ in range(most - len(plan))] for plan in plans]
+
+
+def _of_equal_prompts(
+    sequences: Sequence[TrainSequence], groups: list[list[int]], tokens: int, ranks: int
+) -> list[list[int]]:
+    """Groups with one prompt, in parts of at most `tokens` each; in more where ranks would be without work."""
+    sizes = [token_count([sequences[index] for index in members]) for members in groups]
+    responses = [max(1, sequence.response_length) for sequence in sequences]
+    units: list[list[int]] = []
+    for members, size in zip(groups, sizes, strict=True):
+        longest_first = sorted(members, key=lambda index: (-responses[index], index))
+        for count in range(min(len(members), max(1, round(ranks * size / sum(sizes)))), len(members) + 1):
+            parts = [sorted(part) for part in _balanced(longest_first, responses, count)]
+            if all(len(part) == 1 or token_count([sequences[index] for index in part]) <= tokens for part in parts):
+                units += parts
+                break
+    return units
+
+
+def _balanced(longest_first: Sequence[int], lengths: Sequence[int], parts: int) -> list[list[int]]:
+    """Each index to the part with the fewest tokens so far."""
+    shares: list[list[int]] = [[] for _ in range(parts)]
+    loads = [(0, part) for part in range(parts)]
+    for index in longest_first:
+        load, part = loads[0]
+        shares[part].append(index)
+        heapq.heapreplace(loads, (load + lengths[index], part))
+    return shares
+
+
+def _fill_packed(shares: list[list[int]], lengths: Sequence[int], tokens: int) -> list[list[list[int]]]:
+    count = max(1, *(-(-sum(lengths[index] for index in share) // tokens) for share in shares))
+    while True:
+        plans = [[part for part in _balanced(share, lengths, count) if part] for share in shares]
+        if all(len(part) == 1 or sum(lengths[i] for i in part) <= tokens for plan in plans for part in plan):
+            return plans
+        count += 1
+
+
+def _fill_padded(shares: list[list[int]], lengths: Sequence[int], tokens: int) -> list[list[list[int]]]:
+    plans = []
+    for share in shares:
+        batches: list[list[int]] = []
+        for index in share:  # longest first: the first sequence sets the width
+            if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= tokens:
+                batches[-1].append(index)
+            else:
+                batches.append([index])
+        plans.append(batches)
+    return plans

@@ -1,8 +1,6 @@
 """DeepSpeed around one module that trains, set up the same way for the policy and for the critic."""
 
-import math
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ from torch import nn
 
 from trinity.config.schema.algorithm import OptimizerConfig
 from trinity.config.schema.trainer import TrainerConfig
-from trinity.trainer.engine.one_rank import OneRankUpdate
+from trinity.trainer.engine.gradients import FiniteStepGuard, Fp32GradAccumulator, OneRankUpdate
 from trinity.trainer.model.fused import wants_kernels
 from trinity.weights.safe_load import load_safely
 
@@ -151,84 +149,6 @@ def load_state(path: str, map_location: Any = None) -> dict[str, Any]:
     from deepspeed.utils.tensor_fragment import fragment_address
 
     return load_safely(Path(path), (ZeroStageEnum, LossScaler, DynamicLossScaler, fragment_address), mapped=False)
-
-
-class Fp32GradAccumulator:
-    """Adds up gradients in float32: `accumulate` after each backward pass, `write_back` before the update.
-
-    bfloat16 has 8 significant bits: beside a sum 256 times as large a micro-batch's share is rounded away, and the
-    gradient depends on the split. ZeRO 2 and 3 can be told to add in float32; ZeRO 0 and 1 leave it to `.grad`.
-    """
-
-    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        self._parameters = [p for p in parameters if p.requires_grad and p.dtype is not torch.float32]
-        self._sums: dict[int, torch.Tensor] = {}
-
-    def accumulate(self) -> None:
-        """Add `.grad` to the sums and clear it."""
-        for index, parameter in enumerate(self._parameters):
-            if parameter.grad is None:
-                continue
-            if index in self._sums:
-                self._sums[index].add_(parameter.grad)
-            else:
-                self._sums[index] = parameter.grad.float()
-            parameter.grad = None
-
-    def write_back(self) -> None:
-        """Write the sums to `.grad`, rounded once, and clear them."""
-        for index, parameter in enumerate(self._parameters):
-            if index in self._sums:
-                parameter.grad = self._sums.pop(index).to(parameter.dtype)
-
-    def clear(self) -> None:
-        self._sums.clear()
-
-
-class FiniteStepGuard:
-    """Wraps `optimizer.step`: skips updates with a non-finite gradient; weights and optimizer states stay unchanged.
-
-    DeepSpeed skips such an update under some combinations of sharding and dtype, and applies it under others. All of
-    them call the wrapped optimizer's step.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, engine: Any) -> None:
-        self._optimizer = optimizer
-        self._engine = engine
-        self._update: Any = optimizer.step
-        self._plain = 0.0
-        self.closed = False
-        self.sound: torch.Tensor | bool = True  # whether the loss of the update is finite
-        optimizer.step = self._step  # type: ignore[method-assign]
-
-    @property
-    def norm(self) -> float | None:
-        """Norm of the newest gradient before clipping, the same on every rank; None: DeepSpeed has computed none."""
-        sharded = self._engine.optimizer
-        if hasattr(sharded, "_global_grad_norm"):
-            found = sharded._global_grad_norm
-        else:
-            found = self._engine._global_grad_norm if self._clips else self._plain
-        return None if found is None else float(found)
-
-    @property
-    def _clips(self) -> bool:
-        return bool(self._engine.gradient_clipping() > 0)
-
-    def _step(self, *args: Any, **kwargs: Any) -> Any:
-        if not hasattr(self._engine.optimizer, "_global_grad_norm") and not self._clips:
-            self._plain = self._own_norm()
-        return None if self.refuses() else self._update(*args, **kwargs)
-
-    def refuses(self) -> bool:
-        """Whether the update that is due may not be made."""
-        norm = self.norm
-        return self.closed or not self.sound or (norm is not None and not math.isfinite(norm))
-
-    def _own_norm(self) -> float:
-        """Without sharding and clipping DeepSpeed computes no norm; every rank has the whole gradient."""
-        groups = self._optimizer.param_groups
-        return float(torch.nn.utils.get_total_norm([p.grad for g in groups for p in g["params"] if p.grad is not None]))
 
 
 def import_deepspeed(device: torch.device) -> Any:

@@ -8,7 +8,7 @@ gradient does not depend on how the batch was split.
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -23,26 +23,21 @@ from trinity.config import Plan
 from trinity.data.images import PlacedImage
 from trinity.data.vision import ImageRules
 from trinity.trainer.algorithms.aggregation import Report, join, means
+from trinity.trainer.algorithms.inputs import LIMIT
 from trinity.trainer.algorithms.kl import KlCoefficients
 from trinity.trainer.algorithms.loss import LossInputs, compute_loss, wants_entropy_gradient
 from trinity.trainer.data.bad_steps import BadStep
-from trinity.trainer.data.batch import TrainBatch, TrainSequence, with_advantages
-from trinity.trainer.data.microbatch import MicroBatch, after_first_token
-from trinity.trainer.engine.critic import explained_variance, in_rows, load_critic, value_loss
+from trinity.trainer.data.batch import TrainBatch, TrainSequence
+from trinity.trainer.data.images import ImageReader
+from trinity.trainer.data.microbatch import Limit, MicroBatch, MicroBatchPlanner, after_first_token
+from trinity.trainer.engine.critic import in_rows, load_critic, value_loss
 from trinity.trainer.engine.deepspeed import DeepSpeedModel, import_deepspeed
-from trinity.trainer.engine.learner import Learner, LossOf, NoGradForward, learning_rate, memory_for
-from trinity.trainer.engine.per_group_stats import Groups, per_group_stats
-from trinity.trainer.engine.splitting import MicroBatchPlanner, mini_batches, number_of_parts
+from trinity.trainer.engine.learner import Learner, LossOf, NoGradForward, learning_rate
 from trinity.trainer.engine.token_record import TokenRecord
 from trinity.trainer.engine.weights import PolicyWeights
-from trinity.trainer.engine.whole_batch import (
-    apply_kl_penalty,
-    needs_policy,
-    references_of,
-    with_batch_statistics,
-    with_values,
-)
+from trinity.trainer.engine.whole_batch import BatchPreparer, rolled_out
 from trinity.trainer.model import activations
+from trinity.trainer.model.attention import check_shared_prompts
 from trinity.trainer.model.checkpointing import recompute_activations
 from trinity.trainer.model.policy import OffloadedReference, PolicyModel, TokenModel, disable_dropout, load_policy
 from trinity.trainer.model.sequence_parallel import make_groups
@@ -91,7 +86,7 @@ class TrainEngine:
         memory = devices.limit_memory(self.device, gpu_memory_gib) if on_gpu else None
         self._activations = activations.choose(plan, policy, ranks, self.device, memory)
         recompute_activations(policy.model, self._activations.recompute, self._activations.layers)
-        self._planner = MicroBatchPlanner.of(plan, policy, ranks, self.device, self._activations.tokens)
+        self._planner = self._make_planner(policy)
         self.reference = self._load_reference() if plan.algorithm.needs_reference else None
         self._kl = KlCoefficients.of(plan.algorithm)
         self._model = DeepSpeedModel(
@@ -101,6 +96,18 @@ class TrainEngine:
         self._no_grad = NoGradForward(self._planner, ranks, self.device)
         self._learner = Learner(self._model, self._no_grad)
         self._critic = self._load_critic() if plan.algorithm.critic else None
+        critic = None if self._critic is None else self._critic.model
+        self._preparer = BatchPreparer(plan, self._no_grad, self._model, self.reference, critic)
+
+    def _make_planner(self, policy: PolicyModel) -> MicroBatchPlanner:
+        plan, trainer = self._plan, self._plan.config.trainer
+        copies = 1 if self._group is None else self._group.size
+        rows = None if trainer.use_dynamic_bsz else trainer.micro_batch_size_per_gpu
+        limit = Limit(self._activations.tokens * copies, policy.packed, rows, trainer.shared_prompts)
+        if limit.share_prompts:
+            check_shared_prompts(policy.model, policy.packed, plan.lengths.model)
+        padding = int(getattr(policy.model.config, "pad_token_id", None) or 0)
+        return MicroBatchPlanner(limit, padding, self._ranks, copies, self.device, ImageReader.of(plan.config.model))
 
     def _load(self) -> PolicyModel:
         trainer = self._plan.config.trainer
@@ -176,7 +183,7 @@ class TrainEngine:
         return TokenRecord(self._ranks, self._planner.copies, self.device)
 
     def train(self, batch: TrainBatch, last_step: int, record: TokenRecord | None = None) -> dict[str, float]:
-        """As `train_batch`; returns the metrics alone."""
+        """Calls `train_batch` and returns its metrics."""
         return self.train_batch(batch, last_step, record)[1]
 
     def train_batch(
@@ -188,22 +195,18 @@ class TrainEngine:
         `updates` are the policy's. `record` gets what these compute for each token.
         Raises BadStep if the batch cannot be trained; the failed update has changed no weight.
         """
-        plan, trainer = self._plan.algorithm, self._plan.config.trainer
-        with memory_for(batch, self._ranks.world_size):
-            batch, metrics = self._of_whole_batch(batch)
+        plan, critic = self._plan.algorithm, self._plan.config.trainer.critic
         rate = learning_rate(self._plan.config.algorithm.optimizer, batch.step, last_step)
-        critics_rate = learning_rate(trainer.critic.optimizer, batch.step, last_step)
+        critic_rate = learning_rate(critic.optimizer, batch.step, last_step)
+        batch, metrics = self._preparer.for_step(batch, self._kl.reward)
         reports: list[Report] = []
         try:
-            sizes = trainer.mini_batch_size, trainer.epochs_per_batch
-            for part in mini_batches(batch, plan, *sizes, trainer.shared_prompts):
+            for part in self._preparer.mini_batches(batch):
                 if self._critic is not None:
-                    reports.append(self._critic.update(_rolled_out(part), critics_rate, self._critics_loss(part)))
-                if self._policy_learns(batch.step):
-                    with memory_for(part, self._ranks.world_size):
-                        part = self._of_mini_batch(part)
-                        loss_of = self._policys_loss(part, record)
-                    reports.append(self._learner.update(part, rate, loss_of))
+                    reports.append(self._critic.update(rolled_out(part), critic_rate, self._critic_loss(part)))
+                if self._critic is None or batch.step > critic.warmup_steps:
+                    part = self._preparer.for_update(part)
+                    reports.append(self._learner.update(part, rate, self._policy_loss(part, record)))
         except BadStep as error:
             error.updates = len([report for report in reports if report])
             error.among = sorted({sequence.group for sequence in part.sequences})
@@ -214,61 +217,46 @@ class TrainEngine:
         self._kl = self._kl.after(plan, *kl, len(batch.sequences))
         return batch, metrics
 
-    def per_group_stats(self, batch: TrainBatch) -> Groups:
-        """Statistics of each group of a batch that was not trained. A collective; changes nothing."""
-        batch = self._of_mini_batch(self._of_whole_batch(batch)[0])
-        loss_of = self._policys_loss(batch)
-        return per_group_stats(batch, self._no_grad, lambda micro: self._model(micro)[0], loss_of)
+    @torch.no_grad()
+    def per_group_stats(self, batch: TrainBatch) -> list[dict[str, Any]]:
+        """Statistics of each group of a batch that was not trained, under the current weights.
 
-    def _policy_learns(self, step: int) -> bool:
-        return self._critic is None or step > self._plan.config.trainer.critic.warmup_steps
+        One entry for each group, in the order of the batch: numbers of sequences and tokens, mean reward and advantage,
+        its share of the batch's loss, mean and maximum ratio to the behaviour policy; `finite`: whether all of these
+        are. A collective; changes nothing.
+        """
+        batch = self._preparer.for_update(self._preparer.for_step(batch, self._kl.reward)[0])
+        loss_of = self._policy_loss(batch)
+        groups: dict[int, list[TrainSequence]] = {}
+        for sequence in batch.sequences:
+            groups.setdefault(sequence.group, []).append(sequence)
+        return [{"group": number, **self._group_stats(members, loss_of)} for number, members in groups.items()]
 
-    def _of_whole_batch(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, float]]:
-        """The batch with what models compute before the first update: advantages, returns, log-probabilities."""
-        plan, trainer = self._plan.algorithm, self._plan.config.trainer
-        metrics: dict[str, float] = {}
-        values = None
-        if self._critic is not None:
-            rolled_out = [sequence for sequence in batch.sequences if not sequence.expert]
-            values = self._no_grad.tokens(rolled_out, self._critic.model)
-        if self._reference_is_first:
-            batch = with_values(batch, "reference_logprobs", self._references(batch))
-        if plan.kl_in_reward:
-            batch, kl = apply_kl_penalty(plan, batch, references_of(batch), self._kl.reward, values)
-            metrics |= {} if kl is None else {"reward_kl": kl}
-        elif values is not None:
-            sequences = with_advantages(batch.sequences, plan, batch.step, None, values)
-            batch = replace(batch, sequences=tuple(sequences))
-        if values is not None and (explained := explained_variance(batch.sequences)) is not None:
-            metrics["critic/explained_variance"] = explained
-        parts = number_of_parts(batch, plan, trainer.mini_batch_size, trainer.shared_prompts)
-        if parts * trainer.epochs_per_batch > 1 and not plan.offline:
-            batch = with_values(batch, "proximal_logprobs", self._logprobs(batch, self._model))
-        return batch, metrics
+    def _group_stats(self, members: Sequence[TrainSequence], loss_of: LossOf) -> dict[str, Any]:
+        reports: list[Report] = []
+        for indices, micro in self._planner.micro_batches(members):
+            share, _ = loss_of([members[index] for index in indices], micro)
+            reports.append({"loss": torch.stack([share.float(), torch.ones_like(share, dtype=torch.float32)])})
+        loss = float(self._no_grad.total(join(reports))["loss"][0]) / self._planner.copies
+        policy = self._no_grad.tokens(members, lambda micro: self._model(micro)[0])
+        distances = [(p - s.old_logprobs)[s.mask] for p, s in zip(policy, members, strict=True)]
+        ratios = np.exp(np.clip(np.concatenate(distances).astype(np.float64), -LIMIT, LIMIT))
+        advantages = np.concatenate([s.advantages[s.mask] for s in members])
+        values = {
+            "reward": float(np.mean([s.reward for s in members])),
+            "advantage": float(advantages.mean()) if len(advantages) else 0.0,
+            "loss": loss,
+            "ratio": float(ratios.mean()) if len(ratios) else 1.0,
+            "ratio_max": float(ratios.max()) if len(ratios) else 1.0,
+        }
+        finite = all(np.isfinite(value) for value in values.values())
+        return {"sequences": len(members), "tokens": len(ratios), "finite": finite, **values}
 
-    def _of_mini_batch(self, batch: TrainBatch) -> TrainBatch:
-        """The batch with the statistics that its loss needs (engine.whole_batch)."""
-        plan = self._plan.algorithm
-        if not needs_policy(plan):
-            return batch
-        reference = references_of(batch) if plan.of_pairs else None
-        return with_batch_statistics(plan, batch, self._logprobs(batch, self._model), reference)
-
-    def _logprobs(self, batch: TrainBatch, model: Any) -> list[np.ndarray]:
-        """Of every sequence's response tokens, float32 [R] each, on every rank."""
-        return self._no_grad.tokens(batch.sequences, lambda micro: model(micro)[0])
-
-    def _references(self, batch: TrainBatch) -> list[np.ndarray]:
-        """The reference's `_logprobs`."""
-        reference = self.reference
-        with reference.on_device() if isinstance(reference, OffloadedReference) else contextlib.nullcontext():
-            return self._logprobs(batch, reference)
-
-    def _policys_loss(self, batch: TrainBatch, record: TokenRecord | None = None) -> LossOf:
+    def _policy_loss(self, batch: TrainBatch, record: TokenRecord | None = None) -> LossOf:
         plan, totals = self._plan.algorithm, batch.totals
 
         def loss_of(sequences: Sequence[TrainSequence], micro: MicroBatch) -> tuple[torch.Tensor, Report]:
-            reference = self._reference_of(micro)  # with LoRA the same module: not between here and backward
+            reference = self._preparer.reference_of(micro)  # with LoRA the same module: not between here and backward
             logprobs, entropy = self._model(micro)
             inputs = LossInputs(
                 logprobs=logprobs,
@@ -291,31 +279,17 @@ class TrainEngine:
 
         return loss_of
 
-    def _critics_loss(self, batch: TrainBatch) -> LossOf:
+    def _critic_loss(self, batch: TrainBatch) -> LossOf:
         """Of rolled-out sequences: expert rows have no reward."""
         assert self._critic is not None
         model, cliprange = self._critic.model, self._plan.config.trainer.critic.cliprange_value
-        totals = _rolled_out(batch).totals
+        totals = rolled_out(batch).totals
 
         def loss_of(sequences: Sequence[TrainSequence], micro: MicroBatch) -> tuple[torch.Tensor, Report]:
             old, returns = (in_rows([getattr(s, name) for s in sequences], micro) for name in ("values", "returns"))
             return value_loss(model(micro), old, returns, micro.mask, totals, cliprange)
 
         return loss_of
-
-    @property
-    def _reference_is_first(self) -> bool:
-        """Whether the reference computes the whole batch once, before the first update, and not beside the policy."""
-        plan, several = self._plan.algorithm, self._plan.config.trainer.epochs_per_batch > 1
-        why = plan.kl_in_reward, plan.of_pairs, several, isinstance(self.reference, OffloadedReference)
-        return self.reference is not None and any(why)
-
-    @torch.no_grad()
-    def _reference_of(self, micro: MicroBatch) -> torch.Tensor | None:
-        """The reference's log-probabilities of a micro-batch, [B, R]."""
-        if self._reference_is_first:
-            return micro.reference_logprobs
-        return None if self.reference is None else self.reference(micro)[0]
 
     @property
     def image_rules(self) -> ImageRules | None:
@@ -391,8 +365,3 @@ class TrainEngine:
     def close(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def _rolled_out(batch: TrainBatch) -> TrainBatch:
-    """Without the rows of datasets."""
-    return replace(batch, sequences=tuple(sequence for sequence in batch.sequences if not sequence.expert))

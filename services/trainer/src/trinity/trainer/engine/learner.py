@@ -16,9 +16,8 @@ from trinity.config.schema.algorithm import OptimizerConfig
 from trinity.trainer.algorithms.aggregation import Report, join
 from trinity.trainer.data.bad_steps import NotFinite, OutOfMemory, OutOfMemoryAlone
 from trinity.trainer.data.batch import TrainBatch, TrainSequence
-from trinity.trainer.data.microbatch import MicroBatch
+from trinity.trainer.data.microbatch import MicroBatch, MicroBatchPlanner
 from trinity.trainer.engine.deepspeed import DeepSpeedModel
-from trinity.trainer.engine.splitting import MicroBatchPlanner
 from trinity.trainer.process.ranks import Ranks
 
 log = structlog.get_logger(__name__)

@@ -1,25 +1,115 @@
-"""Statistics of the whole batch's log-probabilities, computed before it is split into micro-batches.
+"""Prepares a batch: everything that forward passes compute for it before an update, and its mini-batches.
 
-A forward pass without gradients over all sequences comes first, with the weights at the start of the step. Then every
-micro-batch can compute its exact share of the loss. Log-probabilities are float [R] of each sequence's response tokens,
-in the batch's order.
+The passes have no gradients and cover all sequences, so that every micro-batch can compute its exact share of the loss.
+Log-probabilities are float [R] of each sequence's response tokens, in the batch's order.
 """
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from trinity.config import Plan
 from trinity.config.algorithms import AlgorithmPlan
 from trinity.trainer.algorithms.correction import decouples
 from trinity.trainer.algorithms.inputs import WholeBatch
 from trinity.trainer.algorithms.kl import estimate
 from trinity.trainer.algorithms.policy_losses import POLICY_LOSSES
 from trinity.trainer.data.batch import TrainBatch, TrainSequence, with_advantages
+from trinity.trainer.data.microbatch import MicroBatch
+from trinity.trainer.engine.critic import explained_variance
+from trinity.trainer.engine.learner import NoGradForward, memory_for
+from trinity.trainer.model.policy import OffloadedReference
 
 Ragged = Sequence[np.ndarray]
+Forward = Callable[[MicroBatch], tuple[torch.Tensor, torch.Tensor]]  # log-probabilities and entropy, [B, R] each
+
+
+class BatchPreparer:
+    """for_step -> (mini_batches -> for_update) for each update. Collectives: every rank passes the same batch."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        no_grad: NoGradForward,
+        policy: Forward,
+        reference: Forward | None,
+        critic: Callable[[MicroBatch], torch.Tensor] | None,
+    ) -> None:
+        """`critic` returns values [B, R]."""
+        self._plan, trainer = plan.algorithm, plan.config.trainer
+        self._no_grad = no_grad
+        self._policy = policy
+        self._reference = reference
+        self._critic = critic
+        self._epochs = trainer.epochs_per_batch
+        self._splits = trainer.mini_batch_size, trainer.shared_prompts
+        reasons = self._plan.kl_in_reward, self._plan.of_pairs, self._epochs > 1
+        offloaded = isinstance(reference, OffloadedReference)
+        # Whether the reference computes the whole batch once, before the first update, instead of each micro-batch.
+        self._reference_is_first = reference is not None and (offloaded or any(reasons))
+
+    def for_step(self, batch: TrainBatch, kl_coef: float) -> tuple[TrainBatch, dict[str, float]]:
+        """The batch with advantages, returns and log-probabilities from before the first update, and metrics of these.
+
+        kl_coef: coefficient of the KL penalty in the reward. Raises BadStep if the batch does not fit in memory, or if
+        an advantage is not finite.
+        """
+        plan, metrics, values = self._plan, dict[str, float](), None
+        with memory_for(batch, self._no_grad.ranks):
+            if self._critic is not None:
+                values = self._no_grad.tokens(rolled_out(batch).sequences, self._critic)
+            if self._reference_is_first:
+                batch = with_values(batch, "reference_logprobs", self._reference_logprobs(batch))
+            if plan.kl_in_reward:
+                batch, kl = apply_kl_penalty(plan, batch, references_of(batch), kl_coef, values)
+                metrics |= {} if kl is None else {"reward_kl": kl}
+            elif values is not None:
+                sequences = with_advantages(batch.sequences, plan, batch.step, None, values)
+                batch = replace(batch, sequences=tuple(sequences))
+            if values is not None and (explained := explained_variance(batch.sequences)) is not None:
+                metrics["critic/explained_variance"] = explained
+            if number_of_parts(batch, plan, *self._splits) * self._epochs > 1 and not plan.offline:
+                batch = with_values(batch, "proximal_logprobs", self.logprobs(batch, self._policy))
+        return batch, metrics
+
+    def mini_batches(self, batch: TrainBatch) -> Iterator[TrainBatch]:
+        """One batch for each update of the step."""
+        size, whole_groups = self._splits
+        return mini_batches(batch, self._plan, size, self._epochs, whole_groups)
+
+    def for_update(self, batch: TrainBatch) -> TrainBatch:
+        """The mini-batch with the statistics that the policy loss needs, under the weights as they are now."""
+        if not needs_policy(self._plan):
+            return batch
+        with memory_for(batch, self._no_grad.ranks):
+            reference = references_of(batch) if self._plan.of_pairs else None
+            return with_batch_statistics(self._plan, batch, self.logprobs(batch, self._policy), reference)
+
+    @torch.no_grad()
+    def reference_of(self, micro: MicroBatch) -> torch.Tensor | None:
+        """The reference's log-probabilities of a micro-batch, [B, R]; None without a reference."""
+        if self._reference_is_first:
+            return micro.reference_logprobs
+        return None if self._reference is None else self._reference(micro)[0]
+
+    def logprobs(self, batch: TrainBatch, model: Forward) -> list[np.ndarray]:
+        """Log-probabilities of every sequence's response tokens, float32 [R] each, on every rank."""
+        return self._no_grad.tokens(batch.sequences, lambda micro: model(micro)[0])
+
+    def _reference_logprobs(self, batch: TrainBatch) -> list[np.ndarray]:
+        reference = self._reference
+        assert reference is not None
+        with reference.on_device() if isinstance(reference, OffloadedReference) else contextlib.nullcontext():
+            return self.logprobs(batch, reference)
+
+
+def rolled_out(batch: TrainBatch) -> TrainBatch:
+    """The batch without the rows of datasets."""
+    return replace(batch, sequences=tuple(sequence for sequence in batch.sequences if not sequence.expert))
 
 
 def apply_kl_penalty(
@@ -95,3 +185,47 @@ def _sampler(plan: AlgorithmPlan, sequence: TrainSequence, policy: np.ndarray) -
     if not decouples(plan.correction, sequence.proximal_logprobs):
         return sequence.old_logprobs
     return policy if sequence.proximal_logprobs is None else sequence.proximal_logprobs
+
+
+def mini_batches(
+    batch: TrainBatch, plan: AlgorithmPlan, size: int | None, epochs: int, whole_groups: bool = False
+) -> Iterator[TrainBatch]:
+    """The batch's parts, one for each update, of about `size` sequences (None: all); `epochs` times all of them.
+
+    A single part is the batch itself. Otherwise the sequences of each part are in the order of the batch, and the
+    assignment is drawn for every pass from the step and the number of the pass alone. whole_groups: a group's sequences
+    stay in one part for any loss.
+    """
+    units = _units(batch.sequences, plan, whole_groups)
+    count = number_of_parts(batch, plan, size, whole_groups)
+    for epoch in range(epochs):
+        if count == 1:
+            yield batch
+            continue
+        for part in _deal(units, batch.sequences, count, np.random.default_rng([batch.step, epoch])):
+            yield replace(batch, sequences=tuple(batch.sequences[index] for index in part))
+
+
+def number_of_parts(batch: TrainBatch, plan: AlgorithmPlan, size: int | None, whole_groups: bool = False) -> int:
+    """Of each pass of `mini_batches`; at least one, and none without a sequence."""
+    if size is None:
+        return 1
+    return max(1, min(len(_units(batch.sequences, plan, whole_groups)), -(-len(batch.sequences) // size)))
+
+
+def _units(sequences: Sequence[TrainSequence], plan: AlgorithmPlan, whole_groups: bool) -> list[list[int]]:
+    """Indices that must stay in one part."""
+    if not whole_groups and not {"pairs", "peers"} & {*plan.loss_traits}:
+        return [[index] for index in range(len(sequences))]
+    groups: dict[tuple[bool, int], list[int]] = {}
+    for index, sequence in enumerate(sequences):
+        groups.setdefault((sequence.expert, sequence.group), []).append(index)
+    return list(groups.values())
+
+
+def _deal(
+    units: list[list[int]], sequences: Sequence[TrainSequence], count: int, random: np.random.Generator
+) -> list[list[int]]:
+    shuffled = [units[place] for place in random.permutation(len(units))]
+    ordered = sorted(shuffled, key=lambda unit: sequences[unit[0]].expert)
+    return [sorted(index for unit in ordered[part::count] for index in unit) for part in range(count)]

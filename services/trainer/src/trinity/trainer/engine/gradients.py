@@ -1,30 +1,106 @@
-"""ZeRO 2 on one rank, where gradients are neither reduced nor sharded.
+"""Gradients between the backward passes and the optimizer's step, where DeepSpeed's own handling is not enough."""
 
-DeepSpeed would copy each gradient into a bucket, divide it by one, add it to a float32 buffer, and take the
-norm, clip, update and round the weights in separate passes. Here a gradient stays as autograd made it until the
-next micro-batch adds to it, and one pass over masters, moments and weights follows the norm. DeepSpeed keeps weights,
-masters and moments, and reads and writes checkpoints.
-"""
-
+import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from trinity.trainer.model.kernels import Kernel
 
-if TYPE_CHECKING:
-    from trinity.trainer.engine.deepspeed import FiniteStepGuard
-
 _CHUNK = 2**26  # elements that are updated at once
-_OF_DEEPSPEED = 1e-6  # what its clipping adds to the norm
+_CLIP_EPSILON = 1e-6  # DeepSpeed adds it to the norm when it clips
+
+
+class Fp32GradAccumulator:
+    """Adds up gradients in float32: `accumulate` after each backward pass, `write_back` before the update.
+
+    bfloat16 has 8 significant bits: beside a sum 256 times as large a micro-batch's share is rounded away, and the
+    gradient depends on the split. ZeRO 2 and 3 can be told to add in float32; ZeRO 0 and 1 leave it to `.grad`.
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        self._parameters = [p for p in parameters if p.requires_grad and p.dtype is not torch.float32]
+        self._sums: dict[int, torch.Tensor] = {}
+
+    def accumulate(self) -> None:
+        """Add `.grad` to the sums and clear it."""
+        for index, parameter in enumerate(self._parameters):
+            if parameter.grad is None:
+                continue
+            if index in self._sums:
+                self._sums[index].add_(parameter.grad)
+            else:
+                self._sums[index] = parameter.grad.float()
+            parameter.grad = None
+
+    def write_back(self) -> None:
+        """Write the sums to `.grad`, rounded once, and clear them."""
+        for index, parameter in enumerate(self._parameters):
+            if index in self._sums:
+                parameter.grad = self._sums.pop(index).to(parameter.dtype)
+
+    def clear(self) -> None:
+        self._sums.clear()
+
+
+class FiniteStepGuard:
+    """Wraps `optimizer.step`: skips updates with a non-finite gradient; weights and optimizer states stay unchanged.
+
+    DeepSpeed skips such an update under some combinations of sharding and dtype, and applies it under others. All of
+    them call the wrapped optimizer's step.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, engine: Any) -> None:
+        self._optimizer = optimizer
+        self._engine = engine
+        self._update: Any = optimizer.step
+        self._plain = 0.0
+        self.closed = False
+        self.sound: torch.Tensor | bool = True  # whether the loss of the update is finite
+        optimizer.step = self._step  # type: ignore[method-assign]
+
+    @property
+    def norm(self) -> float | None:
+        """Norm of the newest gradient before clipping, the same on every rank; None: DeepSpeed has computed none."""
+        sharded = self._engine.optimizer
+        if hasattr(sharded, "_global_grad_norm"):
+            found = sharded._global_grad_norm
+        else:
+            found = self._engine._global_grad_norm if self._clips else self._plain
+        return None if found is None else float(found)
+
+    @property
+    def _clips(self) -> bool:
+        return bool(self._engine.gradient_clipping() > 0)
+
+    def _step(self, *args: Any, **kwargs: Any) -> Any:
+        if not hasattr(self._engine.optimizer, "_global_grad_norm") and not self._clips:
+            self._plain = self._own_norm()
+        return None if self.refuses() else self._update(*args, **kwargs)
+
+    def refuses(self) -> bool:
+        """Whether the update that is due may not be made."""
+        norm = self.norm
+        return self.closed or not self.sound or (norm is not None and not math.isfinite(norm))
+
+    def _own_norm(self) -> float:
+        """Without sharding and clipping DeepSpeed computes no norm; every rank has the whole gradient."""
+        groups = self._optimizer.param_groups
+        return float(torch.nn.utils.get_total_norm([p.grad for g in groups for p in g["params"] if p.grad is not None]))
 
 
 class OneRankUpdate:
-    """Replaces how DeepSpeed's ZeRO 2 optimizer accumulates gradients and updates the weights."""
+    """Replaces how DeepSpeed accumulates gradients and updates weights in ZeRO 2 on one rank, which shards nothing.
+
+    DeepSpeed would copy each gradient into a bucket, divide it by one, add it to a float32 buffer, and take the norm,
+    clip, update and round the weights in separate passes. Here a gradient stays as autograd made it until the next
+    micro-batch adds to it, and one pass over masters, moments and weights follows the norm. DeepSpeed keeps weights,
+    masters and moments, and reads and writes checkpoints.
+    """
 
     def __init__(
-        self, sharded: Any, optimizer: torch.optim.Optimizer, grad_clip: float, guard: "FiniteStepGuard"
+        self, sharded: Any, optimizer: torch.optim.Optimizer, grad_clip: float, guard: FiniteStepGuard
     ) -> None:
         """`sharded`: DeepSpeed's optimizer around `optimizer`, an AdamW."""
         self._sharded, self._optimizer, self._grad_clip, self._guard = sharded, optimizer, grad_clip, guard
@@ -92,7 +168,7 @@ class OneRankUpdate:
         """What `_adamw` unpacks; counts the update. Python floats would make torch.compile recompile at each step."""
         state["step"] += 1
         count, rate, (beta1, beta2) = float(state["step"]), float(group["lr"]), group["betas"]
-        clip = min(1.0, self._grad_clip / (norm + _OF_DEEPSPEED)) if self._grad_clip > 0 else 1.0
+        clip = min(1.0, self._grad_clip / (norm + _CLIP_EPSILON)) if self._grad_clip > 0 else 1.0
         root = (1 - beta2**count) ** -0.5
         decay, size = rate * group["weight_decay"], rate / (1 - beta1**count)
         return torch.tensor([clip, 1 - beta1, beta2, 1 - beta2, root, group["eps"], decay, size])
