@@ -1,13 +1,10 @@
-"""The archive: every group of the experience log, beside the log, in a form that other programs read.
+"""The archive: a copy of every group of the experience log, in a form that other programs read.
 
     open_archive(path, name, run) -> position -> append ... -> close
     read_experiences(path, name) -> groups again, for SFT, DPO and offline reinforcement learning
 
-After a restart the log is archived from `position()` on. A group that comes twice is stored once: no group is missing
-or duplicated. All functions block. An archive takes one call at a time; the caller serializes its threads.
-
-Rows are checked by our own code (rows.py) and not by Arrow or pydantic: Arrow converts numbers that are out of range or
-of another type, and is no requirement of the buffer; pydantic does not read numpy arrays, bytes and lists as one.
+After a restart the log is archived from `position()` on. A group that is delivered twice is stored once, so no group is
+missing or duplicated. All functions block. An archive takes one call at a time; the caller serializes its threads.
 """
 
 from collections.abc import Sequence
@@ -24,27 +21,27 @@ __all__ = ["Archive", "Experiences", "holds_experiences", "open_archive", "read_
 
 
 class Archive(Protocol):
-    """Where the groups of one run are kept."""
+    """The archived groups of one run."""
 
     def position(self) -> int:
-        """Log sequence up to which everything is archived; 0 for none. Found from the archive itself.
+        """The log sequence up to which everything is archived; 0 for an empty archive.
 
-        After a restart, files know the position of the last group (jsonl) or the last part (parquet), not that of
-        entries after it which are no groups; SQL knows it exactly.
+        The archive itself stores it. SQL stores it exactly. After a restart, files have the position of the last group
+        (jsonl) or the last part (parquet), and not that of later entries without a group.
         """
 
     def append(self, groups: Sequence[tuple[int, Group]], position: int) -> None:
-        """Store groups by log sequence, all or nothing and on disk, and move the position, never back.
+        """Store groups by log sequence, durably, all or none, and advance the position.
 
-        Groups at or below `position()` are there already and are left out. ValueError unless the sequences rise and
-        end at or below `position`. Unavailable (a database) or OSError (a file) if it cannot be stored now.
+        Groups at or below `position()` are already archived and skipped. Raises ValueError unless the sequences rise
+        and end at or below `position`, and Unavailable (database) or OSError (file) if they cannot be stored now.
         """
 
     def close(self) -> None: ...
 
 
 def open_archive(path: str, name: str, run: str) -> Archive:
-    """The archive that a path names, made if there is none.
+    """Open the archive that a path names, or create it.
 
     Args:
         path: a URL (sqlite:///file.db, postgresql://user:password@host/database); a file .db, .sqlite or .jsonl;
@@ -53,7 +50,7 @@ def open_archive(path: str, name: str, run: str) -> Archive:
         run: the run's id. In SQL and parquet several runs may share an archive, a jsonl file is of one.
 
     Raises:
-        InvalidInput: the path is none of these, or something else is there. It is left as it is.
+        InvalidInput: the path is none of these, or has other content, which is not changed.
         Conflict: another process writes this file or folder.
         Unavailable: the database does not answer.
     """

@@ -1,7 +1,7 @@
-"""The archive as JSON lines: one experience a line, the groups of one run in the order of the log.
+"""The archive as JSON lines: one experience per line, the groups of one run in log order.
 
-An append is one write at the end, then fsync. A crash leaves some of its groups whole and a torn rest. The rest is cut
-off when the file is opened, so the last line always ends a group, and its log_sequence is the position.
+An append is one write at the end, then fsync. A crash may leave a torn group at the end. Opening the file cuts it off,
+so the last line always ends a group, and its log_sequence is the position.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trinity.data.archive.rows import COLUMNS, Row, check_row, grouped, not_archived, number, rows_of
+from trinity.data.archive.rows import COLUMNS, ExperienceRow, check_row, grouped, not_archived, number, rows_of
 from trinity.data.experience import Group
 from trinity.runtime import files
 from trinity.runtime.errors import Conflict, InvalidInput
@@ -21,11 +21,11 @@ from trinity.runtime.process import FileLock
 
 _BLOCK = 1 << 20
 _BEGIN = b'{"run":'
-_HEAD_END = b',"token_ids":'  # the columns before it identify a row; arrays and texts follow
+_HEAD_END = b',"token_ids":'  # columns before it identify a row; arrays and texts follow
 
 
 def lock(path: Path) -> FileLock:
-    """A lock that the writer of an archive holds. Conflict if another one does."""
+    """The lock of an archive's writer. Raises Conflict if another process holds it."""
     held = FileLock(path)
     if not held.acquire():
         raise Conflict(f"{path}: process {held.owner()} writes this archive; two writers would mix their groups")
@@ -33,7 +33,7 @@ def lock(path: Path) -> FileLock:
 
 
 class JsonlArchive:
-    """One file. After a restart `position` is that of the last group; log entries after it are delivered again."""
+    """One file. After a restart `position` is the last group's; later log entries are delivered again."""
 
     def __init__(self, path: Path, run: str) -> None:
         self._path, self._run = path, run
@@ -73,7 +73,7 @@ class JsonlArchive:
             raise
 
     def _repair(self) -> int:
-        """Cut off what follows the last whole group; its log sequence."""
+        """Cut off the bytes after the last whole group. Returns its log sequence."""
         self._check_first_line()
         size = os.fstat(self._handle).st_size
         end, sequence = self._last_whole_group(size)
@@ -90,7 +90,7 @@ class JsonlArchive:
             raise self._foreign(0)
 
     def _last_whole_group(self, size: int) -> tuple[int, int]:
-        """Where the last whole group ends, in bytes, and its log sequence. At most one group may be in pieces."""
+        """The end of the last whole group, in bytes, and its log sequence. At most one group may be torn."""
         torn = None
         for start, line in _lines_from_the_end(self._handle, size):
             row = _parsed(line)
@@ -104,20 +104,20 @@ class JsonlArchive:
         return 0, 0
 
     def _foreign(self, start: int) -> InvalidInput:
-        """Content that this archive did not write is never changed."""
+        """The error for content that this archive did not write. Such a file is never changed."""
         return InvalidInput(
             "path", f"{self._path} at byte {start}: was not archived by run {self._run} as it is; name another file"
         )
 
     def _written_here(self, line: bytes) -> bool:
-        """Whether a line, perhaps torn, begins as this archive's do. A power cut may leave zeros for bytes."""
+        """Returns True if a line, perhaps torn, begins like this archive's. A power cut may leave zero bytes."""
         head = _BEGIN + _dumps(self._run) + b',"log_sequence":'
         line = line.partition(b"\0")[0].rstrip(b"\n")
         return line.startswith(head) or head.startswith(line)
 
 
 class JsonlRows:
-    """The rows of a file, numbered as its lines from 0. The file stays open; no line is kept in memory."""
+    """The rows of a file, numbered from 0 like its lines. The file stays open; no line is kept in memory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -128,14 +128,14 @@ class JsonlRows:
         self._file.close()
 
     def groups(self) -> list["array[int]"]:
-        """Rows of each group. InvalidInput for a row that is no experience."""
+        """Row numbers of each group. Raises InvalidInput for a row that is no experience."""
         return grouped(self._index())
 
-    def rows(self, group: Sequence[int]) -> list[tuple[str, Row]]:
+    def rows(self, group: Sequence[int]) -> list[tuple[str, ExperienceRow]]:
         """Rows of a group with their places."""
         return [self._row(row_number) for row_number in group]
 
-    def _row(self, row_number: int) -> tuple[str, Row]:
+    def _row(self, row_number: int) -> tuple[str, ExperienceRow]:
         start, end = self._starts[row_number], self._starts[row_number + 1]
         place = self._place(row_number)
         return place, _object(os.pread(self._file.fileno(), end - start, start), place)
@@ -143,7 +143,7 @@ class JsonlRows:
     def _place(self, row_number: int) -> str:
         return f"{self._path} line {row_number + 1}"
 
-    def _index(self) -> Iterator[tuple[int, Row]]:
+    def _index(self) -> Iterator[tuple[int, ExperienceRow]]:
         for row_number, line in enumerate(iter(self._file.readline, b"")):
             self._starts.append(self._starts[-1] + len(line))
             if line.strip() and not _is_being_written(line):
@@ -164,7 +164,7 @@ def _line(row: dict[str, Any]) -> bytes:
 
 
 def _short(values: np.ndarray) -> list[float | str]:
-    """float32 numbers as doubles that give the same float32 again: with nine decimals where those are enough."""
+    """float32 numbers as doubles that round to the same float32, with nine decimals where these suffice."""
     exact = values.astype(np.float64)
     rounded = np.round(exact, 9)
     numbers = np.where(rounded.astype(np.float32) == values, rounded, exact).tolist()
@@ -176,7 +176,7 @@ def _dumps(value: Any) -> bytes:
 
 
 def _json(text: bytes) -> Any:
-    """None for what is not JSON."""
+    """The parsed value. Returns None for text that is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -184,31 +184,31 @@ def _json(text: bytes) -> Any:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """A line as a row of an archive; None if it is something else."""
+    """A line as a row of an archive. Returns None for other lines."""
     row = _json(line)
     return row if isinstance(row, dict) and tuple(row) == COLUMNS else None
 
 
 def _is_being_written(line: bytes) -> bool:
-    """True for an incomplete last line: its run is still writing the archive."""
+    """Returns True for an incomplete last line, whose run is still writing the archive."""
     begins = line[: len(_BEGIN)] == _BEGIN[: len(line)]
     return begins and not line.endswith(b"\n") and _json(line) is None
 
 
-def _head(line: bytes) -> Row | None:
-    """The columns of an archive's row that tell its group, without parsing the rest; None for another row."""
+def _head(line: bytes) -> ExperienceRow | None:
+    """The columns of an archive's row that identify its group, without parsing the rest. None for other rows."""
     head, found, _ = line.partition(_HEAD_END)
     row = _json(head + b"}") if found else None
     return row if row and "task_id" in row and tuple(row) == COLUMNS[: len(row)] else None
 
 
-def _checked(line: bytes, place: str) -> Row:
+def _checked(line: bytes, place: str) -> ExperienceRow:
     row = _object(line, place)
     check_row(row, place)
     return row
 
 
-def _object(line: bytes, place: str) -> Row:
+def _object(line: bytes, place: str) -> ExperienceRow:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -219,7 +219,7 @@ def _object(line: bytes, place: str) -> Row:
 
 
 def _lines_from_the_end(handle: int, size: int) -> Iterator[tuple[int, bytes]]:
-    """(offset, line with its newline) of a file's lines, the last one first."""
+    """(offset, line with its newline) of a file's lines, from the last to the first."""
     start, read = size, b""
     while start or read:
         newline = read.rfind(b"\n", 0, max(0, len(read) - 1))

@@ -1,7 +1,7 @@
 """The archive as parquet: a folder with one part for each append, `<run>.<first sequence>-<position>.parquet`.
 
-A part is written aside, synced and renamed, so it is whole or not there, and the newest part's name is the position.
-Several runs may share a folder.
+A part is written to a temporary file, synced and renamed, so it is complete or absent. The newest part's name has the
+position. Several runs may share a folder.
 """
 
 import io
@@ -19,7 +19,17 @@ import pyarrow
 from pyarrow import parquet
 
 from trinity.data.archive.jsonl import lock
-from trinity.data.archive.rows import ARRAYS, COLUMNS, OBJECTS, Row, check_row, grouped, not_archived, rows_of
+from trinity.data.archive.rows import (
+    ARRAYS,
+    COLUMNS,
+    OBJECTS,
+    TYPES,
+    ExperienceRow,
+    check_row,
+    grouped,
+    not_archived,
+    rows_of,
+)
 from trinity.data.experience import Group
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
@@ -28,23 +38,21 @@ _PART = re.compile(r"(?P<run>.+)\.(?P<first>\d{19})-(?P<position>\d{19})\.parque
 _ROWS_READ_AT_ONCE = 64
 _GROUP_COLUMNS = ("run", "task_id", "log_sequence")
 
-_INT32 = ("index_in_group", "group_size", "attempt", "rollout", "step", "prompt_length", "truncation")
-_TYPES: dict[str, Any] = {
-    **dict.fromkeys(COLUMNS, pyarrow.string()),
-    **dict.fromkeys(_INT32, pyarrow.int32()),
-    **dict.fromkeys(("log_sequence", "ordinal"), pyarrow.int64()),
-    **dict.fromkeys(("reward", "started_at_seconds", "finished_at_seconds"), pyarrow.float64()),
-    "token_ids": pyarrow.list_(pyarrow.int32()),
-    **dict.fromkeys(("logprobs", "teacher_logprobs"), pyarrow.list_(pyarrow.float32())),
-    "action_mask": pyarrow.list_(pyarrow.bool_()),
+_TYPES = {
+    "text": pyarrow.string(),
+    "json": pyarrow.string(),
+    "int32": pyarrow.int32(),
+    "int64": pyarrow.int64(),
+    "float64": pyarrow.float64(),
+    **{dtype: pyarrow.list_(pyarrow.from_numpy_dtype(dtype)) for dtype in ARRAYS.values()},
 }
-SCHEMA = pyarrow.schema([(column, _TYPES[column]) for column in COLUMNS])
+SCHEMA = pyarrow.schema([(column, _TYPES[kind]) for column, kind in TYPES.items()])
 
 
 class ParquetArchive:
-    """The parts of one run in a folder. Appends should be of many groups: each makes a file.
+    """The parts of one run in a folder. Each append writes a file, so it should have many groups.
 
-    `position` after a restart is that of the last append that had groups.
+    After a restart, `position` is the position of the last append with groups.
     """
 
     def __init__(self, folder: Path, run: str) -> None:
@@ -72,7 +80,7 @@ class ParquetArchive:
         self._lock.release()
 
     def _newest_position(self) -> int:
-        """InvalidInput unless everything in the folder was archived here."""
+        """The position of the run's newest part. Raises InvalidInput for a folder with files of other programs."""
         newest, newest_part = 0, None
         for path in self._folder.iterdir():
             if path.name.startswith("."):
@@ -89,7 +97,7 @@ class ParquetArchive:
 
 
 class ParquetRows:
-    """The rows of a parquet file or of all files of a folder, by number from 0. Memory: a few row groups."""
+    """The rows of a parquet file or of all files of a folder, by number from 0. A few row groups are in memory."""
 
     def __init__(self, path: Path) -> None:
         self._files = sorted(path.glob("[!.]*.parquet")) if path.is_dir() else [path]
@@ -97,26 +105,26 @@ class ParquetRows:
             raise InvalidInput("path", f"{path} has no .parquet files")
         self._starts: list[int] = []  # number of the first row of each row group
         self._places: list[tuple[Path, int, int]] = []  # file, row group, rows of the file before it
-        self._read = lru_cache(maxsize=4)(_row_group)
+        self._read = lru_cache(maxsize=4)(lambda file, row_group: _open(file).read_row_group(row_group))
 
     def close(self) -> None:
         self._read.cache_clear()
 
     def groups(self) -> list["array[int]"]:
-        """Rows of each group. InvalidInput for a row that is no experience."""
+        """Row numbers of each group. Raises InvalidInput for a row that is no experience."""
         return grouped(self._index())
 
-    def rows(self, group: Sequence[int]) -> list[tuple[str, Row]]:
+    def rows(self, group: Sequence[int]) -> list[tuple[str, ExperienceRow]]:
         """Rows of a group with their places."""
         return [self._row(row_number) for row_number in group]
 
-    def _row(self, row_number: int) -> tuple[str, Row]:
+    def _row(self, row_number: int) -> tuple[str, ExperienceRow]:
         at = bisect_right(self._starts, row_number) - 1
         file, row_group, before = self._places[at]
         row = row_number - self._starts[at]
         return f"{file} row {before + row}", _row(self._read(file, row_group), row)
 
-    def _index(self) -> Iterator[tuple[int, Row]]:
+    def _index(self) -> Iterator[tuple[int, ExperienceRow]]:
         total = 0
         for file in self._files:
             opened, before = _open(file), 0
@@ -141,7 +149,7 @@ def _part(rows: list[dict[str, Any]]) -> bytes:
 def _open(file: Path) -> Any:
     try:
         return parquet.ParquetFile(file)
-    except (OSError, ValueError) as error:  # pyarrow's errors are kinds of these
+    except (OSError, ValueError) as error:  # base classes of pyarrow's errors
         raise InvalidInput("path", f"{file} cannot be read as parquet: {error}") from None
 
 
@@ -149,7 +157,7 @@ def _is_archived(opened: Any) -> bool:
     return bool(opened.schema_arrow.equals(SCHEMA))
 
 
-def _keys(opened: Any, row_group: int, place: str, before: int) -> Iterator[Row]:
+def _keys(opened: Any, row_group: int, place: str, before: int) -> Iterator[ExperienceRow]:
     """The columns that identify the group of each row. Rows written by hand are validated in full."""
     if _is_archived(opened):
         yield from opened.read_row_group(row_group, columns=list(_GROUP_COLUMNS)).to_pylist()
@@ -161,11 +169,7 @@ def _keys(opened: Any, row_group: int, place: str, before: int) -> Iterator[Row]
         yield {column: row.get(column) for column in _GROUP_COLUMNS}
 
 
-def _row_group(file: Path, row_group: int) -> Any:
-    return _open(file).read_row_group(row_group)
-
-
-def _row(table: Any, number: int) -> Row:
+def _row(table: Any, number: int) -> ExperienceRow:
     return {column: _value(table[column][number], column) for column in table.column_names}
 
 
@@ -177,6 +181,6 @@ def _value(scalar: Any, column: str) -> Any:
 
 
 def columns_of(path: Path) -> set[str]:
-    """Names of the columns of a parquet file, or of the first one in a folder; none if there is none."""
+    """Column names of a parquet file, or of the first file in a folder. Returns an empty set without a file."""
     files = sorted(path.glob("[!.]*.parquet")) if path.is_dir() else [path]
     return set(parquet.read_schema(files[0]).names) if files and files[0].is_file() else set()

@@ -1,33 +1,33 @@
-"""Archives read back, as groups: what offline algorithms train on."""
+"""Groups read back from archives, for offline algorithms."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, overload
 
 from trinity.data.archive.jsonl import JsonlRows
-from trinity.data.archive.rows import Kind, Row, group_of, kind_of, needed_from
+from trinity.data.archive.rows import ExperienceRow, Kind, group_of, kind_of, needed_from
 from trinity.data.experience import Group
 from trinity.runtime.errors import InvalidInput
 
 
-class Source(Protocol):
-    """A source of rows. The type of its references to groups is private to it."""
+class RowReader(Protocol):
+    """Reads rows of an archive by references to groups. The type of these references is private to the reader."""
 
     def groups(self) -> Sequence[Any]:
-        """A reference to each group, in order."""
+        """References to all groups, in order."""
 
-    def rows(self, group: Any) -> list[tuple[str, Row]]:
-        """Rows of a group, each with its place for errors."""
+    def rows(self, group: Any) -> list[tuple[str, ExperienceRow]]:
+        """Rows of a group, each with its place for error messages."""
 
     def close(self) -> None: ...
 
 
 class Experiences(Sequence[Group]):
-    """Groups by index, read when they are asked for; only references to them stay in memory."""
+    """Groups by index, read on access. Only references to them stay in memory."""
 
-    def __init__(self, source: Source, name: str) -> None:
-        self._source, self._name = source, name
-        self._groups = source.groups()
+    def __init__(self, reader: RowReader, name: str) -> None:
+        self._reader, self._name = reader, name
+        self._groups = reader.groups()
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -40,10 +40,10 @@ class Experiences(Sequence[Group]):
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
         index = range(len(self))[index]
-        return group_of(self._source.rows(self._groups[index]), f"{self._name}/{index}")
+        return group_of(self._reader.rows(self._groups[index]), f"{self._name}/{index}")
 
     def close(self) -> None:
-        self._source.close()
+        self._reader.close()
 
 
 def read_experiences(path: str, name: str) -> Experiences:
@@ -53,28 +53,28 @@ def read_experiences(path: str, name: str) -> Experiences:
         path: as for open_archive; a parquet file too, or a folder of them.
         name: table of an SQL archive; for files it names groups that have no task.
 
-    Rows of one (run, task_id, log_sequence) are a group; a row without task_id is a group of its own. Needed are
-    token_ids, prompt_length (in tokens) and reward. Without logprobs they are 0, which only algorithms may train on
-    that use no log-probabilities (SFT, DPO); without action_mask the whole response is learnt. Unknown
-    columns are ignored. Rows written by hand are all validated here, before training.
+    Rows of one (run, task_id, log_sequence) are a group. A row without task_id is a separate group. Required columns
+    are token_ids, prompt_length (in tokens) and reward. Missing logprobs are 0, which only suits algorithms that use no
+    log-probabilities (SFT, DPO). Without action_mask the whole response is trained. Unknown columns are ignored. Rows
+    written by hand are all validated here, before training.
 
     Raises:
         InvalidInput: naming file, line or row, column, value and what it must be.
         Unavailable: the database does not answer.
     """
-    source = _source(path, name)
+    reader = _reader(path, name)
     try:
-        experiences = Experiences(source, name)
+        experiences = Experiences(reader, name)
         if not experiences:
             raise InvalidInput("path", f"{path} has no experiences")
     except BaseException:
-        source.close()
+        reader.close()
         raise
     return experiences
 
 
 def holds_experiences(path: str, name: str) -> bool:
-    """Whether a path holds experience (a column token_ids), and not rows of a dataset; False if it cannot be told."""
+    """Returns True if a path has experience (a column token_ids), False for a dataset and for unreadable paths."""
     try:
         kind, place = kind_of(path), Path(path).expanduser()
     except InvalidInput:
@@ -93,7 +93,7 @@ def holds_experiences(path: str, name: str) -> bool:
         return '"token_ids"' in lines.readline()
 
 
-def _source(path: str, name: str) -> Source:
+def _reader(path: str, name: str) -> RowReader:
     kind, place = kind_of(path), Path(path).expanduser()
     if kind is Kind.SQL:
         with needed_from("services/buffer"):

@@ -1,8 +1,11 @@
-"""One experience as one flat row, with the same columns in SQL, JSON lines and parquet. Lossless: from the rows of a
-group the same group comes back.
+"""One experience as one flat row, with the same columns in SQL, JSON lines and parquet. The conversion is lossless.
 
-A row is a mapping. `rows_of` makes it with numpy arrays and plain objects; each kind of archive writes those its own
-way (lists, bytes, JSON text), and `group_of` reads all of these. Rows written by hand may have only what is REQUIRED.
+A row is a mapping. `rows_of` fills it with numpy arrays and plain objects. Each kind of archive writes these in its
+form (lists, bytes, JSON text), and `group_of` reads all forms. Rows written by hand need only the REQUIRED columns.
+
+The functions that read columns were measured against a pydantic TypeAdapter. It is as fast (288 us for 4,100 tokens,
+ours 296 us). It accepts half surrogate pairs, which protobuf cannot hold, and reports an integer beyond float64 as "no
+number". It would still need the readers of arrays and a table of messages.
 """
 
 import contextlib
@@ -20,38 +23,41 @@ from trinity.data.experience import Experience, Group, SamplingParams, Task, Tas
 from trinity.data.wire import task_from_json, task_to_json
 from trinity.runtime.errors import InvalidInput
 
-Row = Mapping[str, Any]
+ExperienceRow = Mapping[str, Any]
 
-COLUMNS = (
-    "run",
-    "log_sequence",
-    "index_in_group",  # from 0; with run and log_sequence the identity of an experience
-    "group_size",  # experiences in the group
-    "task_id",
-    "ordinal",
-    "attempt",
-    "explorer_id",
-    "rollout",
-    "step",
-    "prompt_length",
-    "reward",
-    "truncation",
-    "token_ids",
-    "logprobs",
-    "action_mask",
-    "teacher_logprobs",  # null without a teacher
-    "version_spans",  # [[version, start, end], ...]
-    "metrics",  # an object
-    "info",  # the workflow's JSON as it wrote it, hence text
-    "prompt_text",
-    "response_text",
-    "task",  # protobuf's JSON of trinity.api.common.v1.Task
-    "started_at_seconds",
-    "finished_at_seconds",
-)
+# Column -> type: text, json (a list or an object), int32, int64, float64, or the dtype of an array. SQL and parquet map
+# these to their own types. An Arrow schema here would make pyarrow a requirement of the buffer.
+TYPES = {
+    "run": "text",
+    "log_sequence": "int64",
+    "index_in_group": "int32",  # from 0; with run and log_sequence the identity of an experience
+    "group_size": "int32",  # experiences in the group
+    "task_id": "text",
+    "ordinal": "int64",
+    "attempt": "int32",
+    "explorer_id": "text",
+    "rollout": "int32",
+    "step": "int32",
+    "prompt_length": "int32",
+    "reward": "float64",
+    "truncation": "int32",
+    "token_ids": "<i4",
+    "logprobs": "<f4",
+    "action_mask": "|b1",
+    "teacher_logprobs": "<f4",  # null without a teacher
+    "version_spans": "json",  # [[version, start, end], ...]
+    "metrics": "json",  # an object
+    "info": "text",  # the workflow's JSON, kept as it wrote it
+    "prompt_text": "text",
+    "response_text": "text",
+    "task": "json",  # protobuf's JSON of trinity.api.common.v1.Task
+    "started_at_seconds": "float64",
+    "finished_at_seconds": "float64",
+}
+COLUMNS = tuple(TYPES)
 KEY = ("run", "log_sequence", "index_in_group")
-ARRAYS = {"token_ids": "<i4", "logprobs": "<f4", "action_mask": "|b1", "teacher_logprobs": "<f4"}
-OBJECTS = ("version_spans", "metrics", "task")
+ARRAYS = {column: kind for column, kind in TYPES.items() if kind[0] in "<|"}
+OBJECTS = tuple(column for column, kind in TYPES.items() if kind == "json")
 REQUIRED = ("token_ids", "prompt_length", "reward")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,49}")
@@ -65,7 +71,7 @@ class Kind(StrEnum):
 
 
 def kind_of(path: str) -> Kind:
-    """What a path names. InvalidInput for anything that is no archive."""
+    """The kind of archive that a path names. Raises InvalidInput for other paths."""
     scheme, found, _ = path.partition("://")
     if found and scheme.partition("+")[0] in _SCHEMES:
         return Kind.SQL
@@ -85,7 +91,7 @@ def kind_of(path: str) -> Kind:
 
 @contextlib.contextmanager
 def needed_from(package: str) -> Iterator[None]:
-    """Wraps the import of a kind. A missing package becomes an InvalidInput that says what to install."""
+    """Wraps the import of a kind. Raises InvalidInput with the package to install if one is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -100,7 +106,7 @@ def check_table_name(name: str) -> None:
 
 
 def not_archived(groups: Iterable[tuple[int, Group]], archived: int, position: int) -> list[tuple[int, Group]]:
-    """The groups above `archived`. ValueError unless they come in the order of the log and none is above `position`."""
+    """The groups above `archived`. Raises ValueError unless they are in log order and none is above `position`."""
     groups = list(groups)
     sequences = [sequence for sequence, _ in groups]
     if sequences != sorted(set(sequences)) or (sequences and sequences[-1] > position):
@@ -109,7 +115,7 @@ def not_archived(groups: Iterable[tuple[int, Group]], archived: int, position: i
 
 
 def rows_of(run: str, groups: Iterable[tuple[int, Group]]) -> list[dict[str, Any]]:
-    """Rows of groups by log sequence, in order. InvalidInput for a group without experiences."""
+    """Rows of groups, in order of log sequence. Raises InvalidInput for a group without experiences."""
     return [row for sequence, group in groups for row in _rows_of_group(run, sequence, group)]
 
 
@@ -139,17 +145,18 @@ def _rows_of_group(run: str, sequence: int, group: Group) -> Iterable[dict[str, 
 
 
 def number(value: float) -> float | str:
-    """A float as JSON has it; NaN and the infinities are text, spelt as protobuf's JSON spells them."""
+    """A float for JSON. NaN and the infinities are text, as in protobuf's JSON."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def group_of(rows: Sequence[tuple[str, Row]], made_up_task: str) -> Group:
-    """The group of rows, each with its place for errors. InvalidInput naming place, column, value and what it must be.
+def group_of(rows: Sequence[tuple[str, ExperienceRow]], made_up_task: str) -> Group:
+    """The group of rows, each given with its place for error messages.
 
-    `made_up_task` is the task's id if the rows name no task. In place of missing columns: logprobs 0, action_mask all
-    true, the response sampled by version 0, rollouts in the order of the rows.
+    `made_up_task` is the task's id if the rows name no task. Defaults of missing columns: logprobs 0, action_mask all
+    true, the response sampled by version 0, rollouts in the order of the rows. Raises InvalidInput naming place,
+    column, value and rule.
     """
     if all(row.get("index_in_group") is not None for _, row in rows):
         rows = sorted(rows, key=lambda pair: _integer(pair[1], "index_in_group", pair[0]))
@@ -165,8 +172,8 @@ def group_of(rows: Sequence[tuple[str, Row]], made_up_task: str) -> Group:
     )
 
 
-def check_row(row: Row, place: str) -> None:
-    """InvalidInput, as in `group_of`, unless the row is an experience that can be trained."""
+def check_row(row: ExperienceRow, place: str) -> None:
+    """Raises InvalidInput, as `group_of` does, unless the row is an experience that can be trained."""
     for column in REQUIRED:
         if row.get(column) is None:
             raise wrong(place, column, f"is missing; needed are {', '.join(REQUIRED)}, there are {', '.join(row)}")
@@ -174,15 +181,15 @@ def check_row(row: Row, place: str) -> None:
     experience.check(f"{place}: experience")
     for column in ("run", "task_id"):
         _text(row, column, place)
-    _integer(row, "log_sequence", place, 0, bits=64)
+    _integer(row, "log_sequence", place, 0)
 
 
 def wrong(place: str, column: str, problem: str) -> InvalidInput:
     return InvalidInput(f"{place}, column {column}", problem)
 
 
-def grouped(rows: Iterable[tuple[int, Row]]) -> list["array[int]"]:
-    """Numbers of the rows of each group, groups in the order in which they begin; without a task_id each row is one."""
+def grouped(rows: Iterable[tuple[int, ExperienceRow]]) -> list["array[int]"]:
+    """Row numbers of each group, in the order of their first rows. A row without task_id is a group."""
     groups: list[array[int]] = []
     seen: dict[tuple[Any, ...], array[int]] = {}
     for row_number, row in rows:
@@ -194,10 +201,10 @@ def grouped(rows: Iterable[tuple[int, Row]]) -> list["array[int]"]:
     return groups
 
 
-def _experience(row: Row, place: str, index: int) -> Experience:
+def _experience(row: ExperienceRow, place: str, index: int) -> Experience:
     token_ids = _array(row, "token_ids", place)
     prompt_length = _integer(row, "prompt_length", place)
-    response = len(token_ids[max(0, prompt_length) :])  # of a negative length the check will speak
+    response = len(token_ids[max(0, prompt_length) :])  # Experience.check refuses a negative length
     spans = _object(row, "version_spans", place, [[0, 0, response]] if response else [])
     metrics = _object(row, "metrics", place, {})
     truncation = _integer(row, "truncation", place, int(Truncation.NONE))
@@ -225,7 +232,7 @@ def _experience(row: Row, place: str, index: int) -> Experience:
     )
 
 
-def _task(row: Row, place: str, made_up: str, size: int) -> Task:
+def _task(row: ExperienceRow, place: str, made_up: str, size: int) -> Task:
     if row.get("task") is None:
         return _made_up_task(_text(row, "run", place), _text(row, "task_id", place) or made_up, size)
     fields = _object(row, "task", place, {})
@@ -236,7 +243,7 @@ def _task(row: Row, place: str, made_up: str, size: int) -> Task:
 
 
 def _made_up_task(run: str, task_id: str, size: int) -> Task:
-    """The task of rows that have none: it stands for the prompt and cannot be explored."""
+    """The task of rows without one. It stands for the prompt and cannot be explored."""
     return Task(
         run=run,
         task_id=task_id,
@@ -260,7 +267,7 @@ def _made_up_task(run: str, task_id: str, size: int) -> Task:
     )
 
 
-def _array(row: Row, column: str, place: str, default: np.ndarray | None = None) -> np.ndarray:
+def _array(row: ExperienceRow, column: str, place: str, default: np.ndarray | None = None) -> np.ndarray:
     value, dtype = row.get(column), np.dtype(ARRAYS[column])
     if value is None and default is not None:
         return default
@@ -272,7 +279,7 @@ def _array(row: Row, column: str, place: str, default: np.ndarray | None = None)
 
 
 def _converted(value: Any, column: str, place: str, dtype: np.dtype[Any]) -> np.ndarray:
-    """A list as an array of `dtype`, without changing any number that it holds (but to the nearest float32)."""
+    """A list as an array of `dtype`. Integers keep their values; floats become the nearest float32."""
     kinds = {"token_ids": "iu", "action_mask": "iub"}.get(column, "iufU")
     rule = {"token_ids": "ids (int32)", "action_mask": "true or false"}.get(column, "numbers")
     try:
@@ -293,7 +300,7 @@ def _converted(value: Any, column: str, place: str, dtype: np.dtype[Any]) -> np.
     return array
 
 
-def _object(row: Row, column: str, place: str, default: Any) -> Any:
+def _object(row: ExperienceRow, column: str, place: str, default: Any) -> Any:
     value = row.get(column)
     if value is None:
         return default
@@ -317,18 +324,19 @@ def _span(value: Any, place: str) -> VersionSpan:
     return VersionSpan(*value)
 
 
-def _integer(row: Row, column: str, place: str, default: int | None = None, bits: int = 32) -> int:
+def _integer(row: ExperienceRow, column: str, place: str, default: int | None = None) -> int:
     value = row.get(column)
     if value is None and default is not None:
         return default
     if isinstance(value, bool) or not isinstance(value, int):
         raise wrong(place, column, f"is {_shown(value)}, must be a whole number")
+    bits = int(TYPES[column].removeprefix("int"))
     if not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
         raise wrong(place, column, f"is {_shown(value)}, must fit into int{bits}")
     return value
 
 
-def _float(row: Row, column: str, place: str, default: float | None = None) -> float:
+def _float(row: ExperienceRow, column: str, place: str, default: float | None = None) -> float:
     value = row.get(column)
     if value is None and default is not None:
         return default
@@ -342,7 +350,7 @@ def _float(row: Row, column: str, place: str, default: float | None = None) -> f
         raise wrong(place, column, f"is {_shown(value)}, must fit into float64") from None
 
 
-def _text(row: Row, column: str, place: str) -> str:
+def _text(row: ExperienceRow, column: str, place: str) -> str:
     value = row.get(column)
     if value is not None and not isinstance(value, str):
         raise wrong(place, column, f"is {_shown(value)}, must be text")

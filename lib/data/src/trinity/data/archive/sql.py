@@ -1,8 +1,8 @@
 """The archive as tables of an SQL database: sqlite, or PostgreSQL by psycopg.
 
-Table `<name>` has one row an experience, keyed by (run, log_sequence, index_in_group); table `<name>_position` says how
-far each run came. Several runs may share both. An append is one transaction that begins by locking its run's position:
-it is there whole or not at all, and two writers cannot both store a group.
+Table `<name>` has one row per experience, keyed by (run, log_sequence, index_in_group). Table `<name>_position` has the
+position of each run. Several runs may share both. An append is one transaction. It begins by locking its run's
+position, so two writers cannot both store a group.
 
 Arrays are bytes, little-endian (token_ids int32, log-probabilities float32, action_mask a byte each); objects are JSON.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from trinity.data.archive.rows import ARRAYS, COLUMNS, KEY, OBJECTS, Row, not_archived, rows_of
+from trinity.data.archive.rows import ARRAYS, KEY, OBJECTS, TYPES, ExperienceRow, not_archived, rows_of
 from trinity.data.experience import Group
 from trinity.runtime.errors import InvalidInput, Unavailable
 
@@ -33,7 +33,7 @@ _OPENING = int.from_bytes(b"trinity", "big")
 
 
 class _Text(sa.types.TypeDecorator[str]):
-    """Text with NUL characters, which models write and PostgreSQL refuses: NUL is kept as ␀0, and ␀ itself as ␀␀."""
+    """Text that may have NUL characters, which PostgreSQL refuses: NUL is stored as ␀0, and ␀ as ␀␀."""
 
     impl = sa.Text
     cache_ok = True
@@ -48,17 +48,16 @@ class _Text(sa.types.TypeDecorator[str]):
 
 
 _TYPES: dict[str, type[sa.types.TypeEngine[Any]]] = {
-    **dict.fromkeys(COLUMNS, _Text),
-    **dict.fromkeys(ARRAYS, sa.LargeBinary),
-    **dict.fromkeys(("reward", "started_at_seconds", "finished_at_seconds"), sa.Double),
-    **dict.fromkeys(("log_sequence", "ordinal"), sa.BigInteger),
-    **dict.fromkeys(("index_in_group", "group_size", "attempt", "rollout", "step"), sa.Integer),
-    **dict.fromkeys(("prompt_length", "truncation"), sa.Integer),
+    **dict.fromkeys(("text", "json"), _Text),
+    **dict.fromkeys(ARRAYS.values(), sa.LargeBinary),
+    "int32": sa.Integer,
+    "int64": sa.BigInteger,
+    "float64": sa.Double,
 }
 
 
 class SqlArchive:
-    """The groups of one run in a database. Raises Unavailable if that does not answer: try again."""
+    """The groups of one run in a database. Raises Unavailable if it does not answer; the call may be repeated."""
 
     def __init__(self, path: str, name: str, run: str) -> None:
         self._database, self._run = Database(path), run
@@ -93,7 +92,7 @@ class SqlArchive:
         return connection.execute(query).scalar_one()
 
     def _prepare(self) -> None:
-        """Create missing tables; refuse tables of other programs."""
+        """Create missing tables. Raises InvalidInput for tables of other programs."""
         tables = self._rows, self._positions
         with self._database.transaction() as connection:
             _one_at_a_time(connection)
@@ -108,7 +107,7 @@ class SqlArchive:
 
 
 class SqlRows:
-    """The rows of an archive's table, of all its runs. Only the keys of the groups are in memory."""
+    """The rows of all runs in an archive's table. Only the keys of the groups are in memory."""
 
     def __init__(self, path: str, name: str) -> None:
         self._database = Database(path, must_exist=True)
@@ -126,7 +125,7 @@ class SqlRows:
             found = connection.execute(sa.select(*key).distinct().order_by(*key))
             return [(run, sequence) for run, sequence in found]
 
-    def rows(self, group: tuple[str, int]) -> list[tuple[str, Row]]:
+    def rows(self, group: tuple[str, int]) -> list[tuple[str, ExperienceRow]]:
         """Rows of a group with their places."""
         run, sequence = group
         columns = self._table.c
@@ -138,7 +137,7 @@ class SqlRows:
 
 
 class Database:
-    """An engine, its name, and its errors as Trinity's exceptions. `file`: the path of an sqlite database."""
+    """An SQLAlchemy engine whose errors are Trinity's exceptions. `file` is the path of an sqlite database."""
 
     def __init__(self, path: str, must_exist: bool = False) -> None:
         url = _url(path)
@@ -172,7 +171,7 @@ class Database:
             raise InvalidInput("path", f"{self}: {error.orig}") from error
 
     def check_columns(self, connection: sa.Connection, table: sa.Table) -> None:
-        """InvalidInput unless the table is there with exactly these columns."""
+        """Raises InvalidInput unless the table exists with exactly these columns."""
         try:
             there = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
         except exc.NoSuchTableError:
@@ -190,7 +189,7 @@ class Database:
 
 
 def _one_at_a_time(connection: sa.Connection) -> None:
-    """Others that open an archive in this database wait for the end of the transaction."""
+    """Makes other processes that open an archive in this database wait for the end of the transaction."""
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql("BEGIN IMMEDIATE")
     else:
@@ -199,7 +198,10 @@ def _one_at_a_time(connection: sa.Connection) -> None:
 
 def _tables(name: str) -> tuple[sa.Table, sa.Table]:
     metadata = sa.MetaData()
-    columns = [sa.Column(column, _TYPES[column], primary_key=column in KEY, autoincrement=False) for column in COLUMNS]
+    columns = [
+        sa.Column(column, _TYPES[kind], primary_key=column in KEY, autoincrement=False)
+        for column, kind in TYPES.items()
+    ]
     positions = sa.Table(
         f"{name}_position",
         metadata,
@@ -232,7 +234,7 @@ def _url(path: str) -> sa.URL:
 
 
 def _connect_args(url: sa.URL) -> dict[str, Any]:
-    """Time limits, unless the URL has its own."""
+    """Time limits that the URL does not set."""
     if url.drivername == "sqlite":
         ours = {"timeout": _LOCK_SECONDS}
     else:
@@ -241,7 +243,7 @@ def _connect_args(url: sa.URL) -> dict[str, Any]:
 
 
 def columns_of(path: str, name: str) -> set[str]:
-    """Names of a table's columns; none if there is no such table."""
+    """Names of a table's columns. Returns an empty set for an unknown table."""
     with contextlib.closing(Database(path, must_exist=True)) as database, database.transaction() as connection:
         try:
             return {column["name"] for column in sa.inspect(connection).get_columns(name)}
