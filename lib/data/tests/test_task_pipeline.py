@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.fakes.data.task_pipeline import CONTEXT, Rows, left, rows_of, scores
 from trinity.data.datasets import DatasetError
-from trinity.data.task_pipeline.base import Context, Entry
+from trinity.data.task_pipeline.base import Candidate, Context
 from trinity.data.task_pipeline.scores import SCORES
 from trinity.data.task_pipeline.texts import normalised, quality, repeated_share, symbol_share, text_of
 
@@ -167,12 +167,12 @@ def test_quality_is_the_mean_of_three_shares() -> None:
 
 
 def test_what_data_juicer_said_of_every_row_goes_before_the_formula() -> None:
-    entries = [
-        Entry(number, row, {"llm_difficulty_score": 0.2 + number}) for number, row in enumerate(rows_of("a", "b"))
+    candidates = [
+        Candidate(number, row, {"llm_difficulty_score": 0.2 + number}) for number, row in enumerate(rows_of("a", "b"))
     ]
     score = SCORES["difficulty"]()
-    assert score.values(entries, CONTEXT) == [0.2, 1.0]
-    assert score.values([*entries, Entry(2, {"q": "abcdef"})], CONTEXT)[0] == 0.0  # it did not see the third
+    assert score.values(candidates, CONTEXT) == [0.2, 1.0]
+    assert score.values([*candidates, Candidate(2, {"q": "abcdef"})], CONTEXT)[0] == 0.0  # it did not see the third
 
 
 def test_diversity_is_the_distance_to_what_was_chosen_before() -> None:
@@ -197,10 +197,10 @@ def test_diversity_is_a_farthest_first_traversal(texts: list[str], centers: int)
 
 def test_the_order_does_not_depend_on_the_number_of_threads() -> None:
     code = (
-        "import random\nfrom trinity.data.task_pipeline.base import Context, Entry\n"
+        "import random\nfrom trinity.data.task_pipeline.base import Context, Candidate\n"
         "from trinity.data.task_pipeline.scores import SCORES\nrng = random.Random(1)\n"
         "texts = [' '.join(str(rng.randrange(50)) for _ in range(rng.randrange(900))) for _ in range(60)]\n"
-        "rows = [Entry(number, {'q': text}) for number, text in enumerate(texts)]\n"
+        "rows = [Candidate(number, {'q': text}) for number, text in enumerate(texts)]\n"
         "print(SCORES['diversity']().values(rows, Context(fields=('q',))))"
     )
     found = set()

@@ -362,4 +362,4 @@ def test_an_algorithm_without_tasksets_cannot_have_one(tmp_path: Path) -> None:
     config = config_of(tmp_path, "t.jsonl", {"top_k": 1})
     config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"algorithm_type": "sft"})})
     (problem,) = check_task_pipeline(config)
-    assert problem.path == KEY and "sft has no tasksets; give it in the stage that has" in problem.message
+    assert problem.path == KEY and "sft has no tasksets; set it in a stage with tasksets" in problem.message

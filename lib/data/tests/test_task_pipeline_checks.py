@@ -124,23 +124,23 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 from trinity.data.datasets import DatasetError
 from trinity.data.task_pipeline import data_juicer
-from trinity.data.task_pipeline.base import Context, Entry
+from trinity.data.task_pipeline.base import Context, Candidate
 from trinity.data.task_pipeline.scores import SCORES
-entries = [Entry(number, {"q": text, "a": number}) for number, text in enumerate(("a", "abcdefgh", "abcd"))]
-entries[1].row["x"] = 1
+candidates = [Candidate(number, {"q": text, "a": number}) for number, text in enumerate(("a", "abcdefgh", "abcd"))]
+candidates[1].row["x"] = 1
 one, two = Context(fields=("q",)), Context(fields=("q", "a"))
-left = data_juicer.apply("llm_difficulty_score_filter", {"min_score": 0.4}, entries, one)
+left = data_juicer.apply("llm_difficulty_score_filter", {"min_score": 0.4}, candidates, one)
 said = []
 for name, context in (("upper_mapper", two), ("needy_mapper", one)):
     try:
-        data_juicer.apply(name, {}, entries, context)
+        data_juicer.apply(name, {}, candidates, context)
     except DatasetError as error:
         said.append(error.message)
 print(json.dumps({
     "known": data_juicer.known(),
-    "left": [[entry.number, entry.row] for entry in left],
+    "left": [[candidate.number, candidate.row] for candidate in left],
     "difficulty": SCORES["difficulty"]().values(left, one),
-    "upper": [entry.row for entry in data_juicer.apply("upper_mapper", {}, entries, one)],
+    "upper": [candidate.row for candidate in data_juicer.apply("upper_mapper", {}, candidates, one)],
     "said": said,
 }))
 """

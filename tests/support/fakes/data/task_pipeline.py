@@ -15,7 +15,7 @@ from trinity.data.task_pipeline import (
     run_pipeline,
     with_outputs,
 )
-from trinity.data.task_pipeline.base import Context, Entry
+from trinity.data.task_pipeline.base import Candidate, Context
 from trinity.data.task_pipeline.names import OPERATORS
 from trinity.data.task_pipeline.scores import SCORES
 
@@ -33,13 +33,13 @@ ROWS = rows_of("one two three four", "one", "a b c d e f g h", "one two three", 
 
 def left(name: str, rows: Rows, context: Context = CONTEXT, **args: Any) -> list[int]:
     """Numbers of the rows that an operator leaves."""
-    entries = [Entry(number, row) for number, row in enumerate(rows)]
-    return [entry.number for entry in OPERATORS[name].model_validate(args).apply(entries, context)]
+    candidates = [Candidate(number, row) for number, row in enumerate(rows)]
+    return [candidate.number for candidate in OPERATORS[name].model_validate(args).apply(candidates, context)]
 
 
 def scores(name: str, rows: Rows, context: Context = CONTEXT, **args: Any) -> list[float]:
-    entries = [Entry(number, row) for number, row in enumerate(rows)]
-    found = SCORES[name].model_validate(args).values(entries, context)
+    candidates = [Candidate(number, row) for number, row in enumerate(rows)]
+    found = SCORES[name].model_validate(args).values(candidates, context)
     assert all(0 <= value <= 1 for value in found)
     return [round(value, 6) for value in found]
 

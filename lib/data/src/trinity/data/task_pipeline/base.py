@@ -1,4 +1,4 @@
-"""Types of operators and scores: rows with their numbers, and what an operator may know of the run."""
+"""Types of operators and scores: candidate rows, their inputs, and the context of an operator."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,18 +13,18 @@ from trinity.data.task_pipeline import texts
 
 
 @dataclass
-class Entry:
-    """A row on its way. `number` is its place in the input, from 0 over all files; it decides every tie."""
+class Candidate:
+    """A row in the pipeline. `number` is its place in the input, from 0 over all files; it breaks all ties."""
 
     number: int
     row: Row
     stats: dict[str, float] = field(default_factory=dict)
-    """Statistics that operators of data-juicer computed for it."""
+    """Statistics computed by operators of data-juicer."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """One file or folder that rows came from. `split` and `subset` choose in a folder; empty for a file."""
+    """One input file or folder. `split` and `subset` select files of a folder; they are empty for a file."""
 
     path: Path
     split: str
@@ -35,39 +35,39 @@ class Input:
     """Number of its first row, over all inputs."""
     rows: int
     changed: float
-    """When a file of it was last written, in seconds since 1970."""
+    """Latest modification of its files, in seconds since 1970."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What an operator may know besides the rows."""
+    """The run's settings that operators read besides the rows."""
 
     fields: tuple[str, ...]
     inputs: tuple[Input, ...] = ()
     project_dir: Path = Path()
     num_process: int = 1
 
-    def texts(self, entries: Sequence[Entry], fields: Sequence[str] = ()) -> list[str]:
-        """The text of each row: its target fields, joined by newlines. Raises DatasetError for an unknown column."""
+    def texts(self, candidates: Sequence[Candidate], fields: Sequence[str] = ()) -> list[str]:
+        """The text of each row: its fields, joined by newlines. Raises DatasetError for an unknown column."""
         wanted = tuple(fields) or self.fields
         for name in wanted:
-            if entries and not any(name in entry.row for entry in entries):
-                raise DatasetError(f"no row has a column {name!r}; they have {', '.join(entries[0].row)}")
-        return ["\n".join(texts.text_of(entry.row.get(name)) for name in wanted) for entry in entries]
+            if candidates and not any(name in candidate.row for candidate in candidates):
+                raise DatasetError(f"no row has a column {name!r}; they have {', '.join(candidates[0].row)}")
+        return ["\n".join(texts.text_of(candidate.row.get(name)) for name in wanted) for candidate in candidates]
 
 
 class Operator(Section):
-    """A filter. Its fields are its arguments; a value is never converted to another type."""
+    """A filter. Its fields are its arguments. Values are not converted to other types."""
 
     model_config = ConfigDict(strict=True)
 
-    def apply(self, entries: list[Entry], context: Context) -> list[Entry]:
-        """The rows that stay. Raises DatasetError."""
+    def apply(self, candidates: list[Candidate], context: Context) -> list[Candidate]:
+        """The rows that the filter keeps. Raises DatasetError."""
         raise NotImplementedError
 
 
 class TextFilter(Operator):
-    """A filter that decides by the text of each row alone."""
+    """A filter that decides on each row by its text."""
 
     fields: list[str] = Field(default_factory=list, description="Columns to look at; empty: target_fields")
 
@@ -79,16 +79,16 @@ class TextFilter(Operator):
                 raise ValueError(f"{name} is {low}, more than {name.replace('min_', 'max_')} = {high}; no row is left")
         return self
 
-    def apply(self, entries: list[Entry], context: Context) -> list[Entry]:
-        found = context.texts(entries, self.fields)
-        return [entry for entry, text in zip(entries, found, strict=True) if self.keeps(text)]
+    def apply(self, candidates: list[Candidate], context: Context) -> list[Candidate]:
+        found = context.texts(candidates, self.fields)
+        return [candidate for candidate, text in zip(candidates, found, strict=True) if self.keeps(text)]
 
     def keeps(self, text: str) -> bool:
         raise NotImplementedError
 
 
 def column_value(row: Row, column: str) -> tuple[bool, Any]:
-    """Whether a row has a column, and its value. `a.b` is column `a.b`, or else `b` inside column `a`."""
+    """(found, value) of a row's column. `a.b` is column `a.b`, or else `b` inside column `a`."""
     if column in row:
         return True, row[column]
     value: Any = row

@@ -1,4 +1,4 @@
-"""Problems of data_processor.task_pipeline that can be found without reading files."""
+"""Checks of data_processor.task_pipeline that read no files."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,7 +22,7 @@ _INPUTS = (".jsonl", ".json", ".parquet")
 
 
 def check_task_pipeline(config: Config) -> Iterator[Problem]:
-    """Unknown names and arguments, values that do not fit, and what would have no effect. Of one stage."""
+    """Problems of one stage: unknown names and arguments, wrong values, settings without effect."""
     pipeline = config.data_processor.task_pipeline
     if pipeline is None:
         return
@@ -30,7 +30,7 @@ def check_task_pipeline(config: Config) -> Iterator[Problem]:
     if algorithm is not None and algorithm.offline:
         yield Problem(
             KEY,
-            f"is given, but {config.algorithm.algorithm_type} has no tasksets; give it in the stage that has: "
+            f"is given, but {config.algorithm.algorithm_type} has no tasksets; set it in a stage with tasksets: "
             "stages.<i>.data_processor",
         )
     yield from _check_operators(pipeline)
@@ -57,7 +57,7 @@ def _check_operators(pipeline: TaskPipelineConfig) -> Iterator[Problem]:
 
 
 def _check_foreign(place: str, name: str, kinds: Mapping[str, Any]) -> Iterator[Problem]:
-    """A name that is not ours: an operator of data-juicer, or a mistake."""
+    """Problems of a name that is not ours: it must be an operator of data-juicer."""
     installed = data_juicer.is_installed()
     theirs = data_juicer.known() if installed else []
     if name not in theirs:

@@ -1,4 +1,4 @@
-"""Operators by name, as the YAML has them. Plugins may add to OPERATORS."""
+"""Operators by their names in the YAML. Plugins may add to OPERATORS."""
 
 from typing import Any
 
@@ -28,17 +28,17 @@ OPERATORS: dict[str, type[Operator]] = {
     "sample": Sample,
 }
 
-# Not applied in their turn: they say how a score of priority_weights is made.
+# Not applied in the order of operators: they configure the scores of priority_weights.
 SCORE_OPERATORS: dict[str, type[Score]] = {f"{name}_score": kind for name, kind in SCORES.items()}
 
 
 def known() -> dict[str, type[Section]]:
-    """All names that an operator may have without data-juicer."""
+    """All operators without data-juicer's, by name."""
     return {**OPERATORS, **SCORE_OPERATORS}
 
 
 def operator_args() -> dict[str, dict[str, Any]]:
-    """Name -> arguments and their defaults; None where there is none."""
+    """Name -> arguments and their defaults. A required argument has None."""
     return {
         name: {key: field.get_default(call_default_factory=True, validated_data={}) if not field.is_required() else None
                for key, field in kind.model_fields.items()}

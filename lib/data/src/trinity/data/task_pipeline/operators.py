@@ -1,6 +1,6 @@
 """Filters by length, column, quality and chance.
 
-text_length_filter, words_num_filter and alphanumeric_filter mean what data-juicer means by them, defaults included.
+text_length_filter, words_num_filter and alphanumeric_filter have the meaning and the defaults of data-juicer's.
 """
 
 import math
@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from trinity.data.datasets import DatasetError
 from trinity.data.task_pipeline import texts
-from trinity.data.task_pipeline.base import Context, Entry, Operator, TextFilter, column_value
+from trinity.data.task_pipeline.base import Candidate, Context, Operator, TextFilter, column_value
 
 Comparison = Literal["==", "!=", "<", "<=", ">", ">=", "in", "contains", "exists"]
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
@@ -71,7 +71,7 @@ class RepetitionFilter(TextFilter):
 
 
 class FieldFilter(Operator):
-    """Rows with `column` `op` `value`. A row that lacks the column, or has null there, stays for `!=` alone."""
+    """Rows with `column` `op` `value`. A missing column or null matches only `!=`."""
 
     column: str = Field(min_length=1)
     op: Comparison = "=="
@@ -88,13 +88,13 @@ class FieldFilter(Operator):
             raise ValueError(f"value is {self.value!r}; in takes a list")
         return self
 
-    def apply(self, entries: list[Entry], context: Context) -> list[Entry]:
-        if entries and self.op != "exists" and not any(column_value(e.row, self.column)[0] for e in entries):
-            raise DatasetError(f"no row has a column {self.column!r}; they have {', '.join(entries[0].row)}")
-        return [entry for entry in entries if self._keeps(entry)]
+    def apply(self, candidates: list[Candidate], context: Context) -> list[Candidate]:
+        if candidates and self.op != "exists" and not any(column_value(e.row, self.column)[0] for e in candidates):
+            raise DatasetError(f"no row has a column {self.column!r}; they have {', '.join(candidates[0].row)}")
+        return [candidate for candidate in candidates if self._keeps(candidate)]
 
-    def _keeps(self, entry: Entry) -> bool:
-        _, found = column_value(entry.row, self.column)
+    def _keeps(self, candidate: Candidate) -> bool:
+        _, found = column_value(candidate.row, self.column)
         if self.op == "exists":
             return (found is not None) is (self.value is not False)
         if found is None:
@@ -104,13 +104,12 @@ class FieldFilter(Operator):
                 return found in self.value
             return self.value in found if self.op == "contains" else bool(_COMPARE[self.op](found, self.value))
         except TypeError:
-            raise DatasetError(
-                f"row {entry.number}: {self.column!r} is {found!r}, which cannot be compared: {self.op} {self.value!r}"
-            ) from None
+            what = f"is {found!r}, which cannot be compared: {self.op} {self.value!r}"
+            raise DatasetError(f"row {candidate.number}: {self.column!r} {what}") from None
 
 
 class Sample(Operator):
-    """`size` rows, or the share `ratio` of them, drawn at random without replacement; they keep their order."""
+    """`size` rows, or the share `ratio`, drawn at random without replacement. They keep their order."""
 
     size: PositiveInt | None = None
     ratio: float | None = Field(None, gt=0, le=1)
@@ -122,7 +121,7 @@ class Sample(Operator):
             raise ValueError("needs either size or ratio")
         return self
 
-    def apply(self, entries: list[Entry], context: Context) -> list[Entry]:
-        size = self.size if self.size is not None else math.ceil((self.ratio or 0) * len(entries))
-        chosen = random.Random(self.seed).sample(range(len(entries)), min(size, len(entries)))
-        return [entries[index] for index in sorted(chosen)]
+    def apply(self, candidates: list[Candidate], context: Context) -> list[Candidate]:
+        size = self.size if self.size is not None else math.ceil((self.ratio or 0) * len(candidates))
+        chosen = random.Random(self.seed).sample(range(len(candidates)), min(size, len(candidates)))
+        return [candidates[index] for index in sorted(chosen)]

@@ -19,18 +19,18 @@ class Manifest:
     """Operators and inputs of an output file. Rows are numbered from 0 over all inputs."""
 
     pipeline: dict[str, Any]
-    """Operators, fields, weights and limits, as the YAML has them."""
+    """Operators, fields, weights and limits of the YAML."""
     inputs: list[dict[str, Any]]
-    """path, split, subset, digest, first and rows of each."""
+    """path, split, subset, digest, first and rows of each input."""
     rows: list[int]
-    """The input's row of each row of the file."""
+    """For each row of the file, its row in the input."""
     steps: list[dict[str, Any]]
     seconds: float
     digest: str
     """SHA-256 of the file."""
 
     def differs(self, pipeline: dict[str, Any], digests: Sequence[str]) -> str:
-        """The difference as text; empty if there is none."""
+        """The difference as text. Empty for an equal pipeline and equal inputs."""
         keys = [key for key in pipeline if pipeline[key] != self.pipeline.get(key)]
         if keys:
             return f"made with other {', '.join(keys)}"
@@ -42,7 +42,7 @@ def manifest_path(output: Path) -> Path:
 
 
 def read_manifest(output: Path) -> Manifest | None:
-    """None if there is none, or one that is not ours."""
+    """Returns None for a missing or foreign manifest."""
     try:
         value = json.loads(manifest_path(output).read_bytes())
         return Manifest(**value["made"]) if value["version"] == VERSION else None
@@ -51,28 +51,24 @@ def read_manifest(output: Path) -> Manifest | None:
 
 
 def write(output: Path, rows: Sequence[Row], manifest: Manifest) -> None:
-    """File and manifest, each whole or not there. Raises OSError, or DatasetError for rows that parquet cannot hold.
+    """Write file and manifest atomically. Raises OSError, or DatasetError for rows that parquet cannot hold.
 
-    The manifest comes first: one without a file stands for nothing, a file without one would be a stranger's.
+    The manifest is written first: a manifest without a file is ignored, a file without a manifest would be refused.
     """
-    content = _parquet(rows) if output.suffix == ".parquet" else _jsonl(rows)
+    content = _parquet(rows) if output.suffix == ".parquet" else b"".join(_line(row) for row in rows)
     made = {**manifest.__dict__, "digest": hashlib.sha256(content).hexdigest()}
     files.write_atomic(manifest_path(output), json.dumps({"version": VERSION, "made": made}).encode())
     files.write_atomic(output, content)
 
 
 def digest_of(paths: Sequence[Path]) -> str:
-    """SHA-256 of the content of files, one after the other."""
+    """SHA-256 of the concatenated files."""
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as stream:
             while block := stream.read(1 << 22):
                 digest.update(block)
     return digest.hexdigest()
-
-
-def _jsonl(rows: Sequence[Row]) -> bytes:
-    return b"".join(_line(row) for row in rows)
 
 
 def _line(row: Row) -> bytes:
@@ -92,6 +88,6 @@ def _parquet(rows: Sequence[Row]) -> bytes:
     sink = pyarrow.BufferOutputStream()
     try:
         parquet.write_table(pyarrow.table({c: [row.get(c) for row in rows] for c in columns}), sink)
-    except (ValueError, TypeError, NotImplementedError) as error:  # pyarrow's errors are kinds of these
+    except (ValueError, TypeError, NotImplementedError) as error:  # base classes of pyarrow's errors
         raise DatasetError(f"the rows do not fit into parquet: {error}; end output in .jsonl") from None
     return bytes(sink.getvalue().to_pybytes())

@@ -1,4 +1,4 @@
-"""The pipeline itself: read, filter, score, order, cut, write."""
+"""The pipeline: read, filter, score, order, cut, write."""
 
 import re
 import tempfile
@@ -17,17 +17,59 @@ from trinity.config.schema.pipeline import TaskPipelineConfig
 from trinity.data import datasets
 from trinity.data.datasets import DatasetError, Row
 from trinity.data.task_pipeline import data_juicer, output
-from trinity.data.task_pipeline.base import Context, Entry, Input
+from trinity.data.task_pipeline.base import Candidate, Context, Input
 from trinity.data.task_pipeline.checks import KEY, check_task_pipeline
 from trinity.data.task_pipeline.names import OPERATORS, SCORE_OPERATORS
 from trinity.data.task_pipeline.output import Manifest
-from trinity.data.task_pipeline.result import ProcessedTaskset, Step, TaskPipelineResult
 from trinity.data.task_pipeline.scores import SCORES
 
 
 @dataclass(frozen=True)
+class PipelineStep:
+    """Row counts before and after one operator, `min_score` or `top_k`."""
+
+    name: str
+    rows_in: int
+    rows_out: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ProcessedTaskset:
+    """One training taskset. `key` is its place in the YAML. `reused` is true for a file of an earlier start."""
+
+    key: str
+    name: str
+    output: Path
+    rows_in: int
+    rows_out: int
+    steps: tuple[PipelineStep, ...]
+    seconds: float
+    reused: bool
+
+
+@dataclass(frozen=True)
+class TaskPipelineResult:
+    """All training tasksets of a stage, in the YAML's order. Empty for a stage without a task pipeline."""
+
+    tasksets: tuple[ProcessedTaskset, ...] = ()
+
+    @property
+    def rows_in(self) -> int:
+        return sum(taskset.rows_in for taskset in self.tasksets)
+
+    @property
+    def rows_out(self) -> int:
+        return sum(taskset.rows_out for taskset in self.tasksets)
+
+    @property
+    def seconds(self) -> float:
+        return sum(taskset.seconds for taskset in self.tasksets)
+
+
+@dataclass(frozen=True)
 class _Place:
-    """Where rows come from, and the key in the YAML that says so."""
+    """A path with rows, and its key in the YAML."""
 
     key: str
     path: str
@@ -54,9 +96,9 @@ class _Refused(ValueError):
 def run_pipeline(
     config: Config, job_dir: Path, source: str = "<config>", scratch: Path | None = None
 ) -> TaskPipelineResult:
-    """Process the training tasksets of a stage, each into a file of its own; one made before by the same is kept.
+    """Process each training taskset of a stage into a file. A file that the same pipeline made before is kept.
 
-    With `scratch`, a folder, what is not there yet is written into it instead. Raises ConfigError with what is wrong.
+    With the folder `scratch`, new files are written there. Raises ConfigError with all problems.
     """
     pipeline = config.data_processor.task_pipeline
     if pipeline is None or config.mode not in ("both", "train"):
@@ -75,7 +117,7 @@ def run_pipeline(
 
 
 def with_outputs(config: Config, result: TaskPipelineResult) -> Config:
-    """The stage with the output files in place of its tasksets, and nothing left to process."""
+    """The stage with the output files in place of its tasksets, and without a task pipeline."""
     if not result.tasksets:
         return config
     explorer_input = config.buffer.explorer_input
@@ -91,7 +133,7 @@ def with_outputs(config: Config, result: TaskPipelineResult) -> Config:
 
 
 def run_stages(config: Config, source: str = "<config>") -> tuple[Config, tuple[TaskPipelineResult, ...]]:
-    """The whole document after the pipelines of all its stages, and what each did. Raises ConfigError."""
+    """The whole document after the pipelines of all its stages, and their results. Raises ConfigError."""
     stages, results = expand(config), []
     for index, stage in enumerate(stages):
         results.append(run_pipeline(stage, make_plan(stage).job_dir, source))
@@ -109,10 +151,20 @@ def run_stages(config: Config, source: str = "<config>") -> tuple[Config, tuple[
 
 @contextmanager
 def previewed(config: Config, job_dir: Path, source: str = "<config>") -> Iterator[tuple[Config, TaskPipelineResult]]:
-    """The stage after its pipeline, for as long as the block lasts; new files are in a temporary folder."""
+    """Yields the stage after its pipeline. New files are in a temporary folder until the block ends."""
     with tempfile.TemporaryDirectory(prefix="trinity-tasks-") as folder:
         result = run_pipeline(config, job_dir, source, Path(folder))
         yield with_outputs(config, result), result
+
+
+def describe(result: TaskPipelineResult, with_paths: bool = True) -> Iterator[str]:
+    """Yields a line for each taskset. A preview has no paths, because its files are temporary."""
+    for taskset in result.tasksets:
+        counts = "".join(f", {step.name} {step.rows_out}" for step in taskset.steps)
+        how = "made before" if taskset.reused else f"{taskset.seconds:.1f} s"
+        place = f": {taskset.output}" if with_paths else ""
+        rows = f"{taskset.rows_in} rows{counts}; {taskset.rows_out} rows remain"
+        yield f"task pipeline of {taskset.name}: {rows} ({how}){place}"
 
 
 def _works(config: Config, pipeline: TaskPipelineConfig, job_dir: Path) -> list[_Work]:
@@ -134,7 +186,7 @@ def _works(config: Config, pipeline: TaskPipelineConfig, job_dir: Path) -> list[
 
 
 def _output(pipeline: TaskPipelineConfig, job_dir: Path, name: str, several: bool) -> Path:
-    """<output>; of several tasksets, <stem>-<name>.<suffix>; with a folder for output, <name>.jsonl in it."""
+    """<output> for one taskset, <stem>-<name>.<suffix> for several, <name>.jsonl in an output folder."""
     given = Path(pipeline.output).expanduser().absolute() if pipeline.output else job_dir / "buffer" / "tasks.jsonl"
     if given.suffix not in output.SUFFIXES:
         return given / f"{name}.jsonl"
@@ -155,33 +207,33 @@ def _process(pipeline: TaskPipelineConfig, work: _Work, project: Path, scratch: 
     with _naming(f"{KEY}.output"):
         found = _made_before(pipeline, work, about, [one.digest for one in inputs])
     if found is not None:
-        steps = tuple(Step(**step) for step in found.steps)
+        steps = tuple(PipelineStep(**step) for step in found.steps)
         rows_in = sum(one["rows"] for one in found.inputs)
         return ProcessedTaskset(
             work.key, work.taskset.name, work.output, rows_in, len(found.rows), steps, found.seconds, reused=True
         )
-    entries, inputs = _read(work, inputs)
-    rows_in, context = len(entries), Context(fields, tuple(inputs), project, pipeline.num_process)
-    entries, steps = _apply(pipeline, entries, context)
+    candidates, inputs = _read(work, inputs)
+    rows_in, context = len(candidates), Context(fields, tuple(inputs), project, pipeline.num_process)
+    candidates, steps = _apply(pipeline, candidates, context)
     manifest = Manifest(
         pipeline=about,
         inputs=[_about(one) for one in inputs],
-        rows=[entry.number for entry in entries],
+        rows=[candidate.number for candidate in candidates],
         steps=[asdict(step) for step in steps],
         seconds=round(time.monotonic() - begin, 3),
         digest="",
     )
     target = scratch / work.output.name if scratch else work.output
     with _naming(f"{KEY}.output"):
-        output.write(target, [entry.row for entry in entries], manifest)
+        output.write(target, [candidate.row for candidate in candidates], manifest)
     return ProcessedTaskset(
-        work.key, work.taskset.name, target, rows_in, len(entries), steps, manifest.seconds, reused=False
+        work.key, work.taskset.name, target, rows_in, len(candidates), steps, manifest.seconds, reused=False
     )
 
 
 @contextmanager
 def _naming(key: str) -> Iterator[None]:
-    """Errors of data in this block name this key."""
+    """Turns errors of data in this block into a refusal that names this key."""
     try:
         yield
     except DatasetError as error:
@@ -193,7 +245,7 @@ def _naming(key: str) -> Iterator[None]:
 
 
 def _input(place: _Place, work: _Work) -> Input:
-    """What is there, without its rows."""
+    """Path, digest and date of an input; its rows are read later. Raises _Refused."""
     path = Path(place.path).expanduser()
     if not path.exists():
         local = path.is_absolute() or place.path.startswith((".", "~")) or path.suffix or place.path.count("/") != 1
@@ -220,7 +272,7 @@ def _input(place: _Place, work: _Work) -> Input:
     )
 
 
-def _read(work: _Work, inputs: Sequence[Input]) -> tuple[list[Entry], list[Input]]:
+def _read(work: _Work, inputs: Sequence[Input]) -> tuple[list[Candidate], list[Input]]:
     rows: list[Row] = []
     counted = []
     for place, one in zip(work.places, inputs, strict=True):
@@ -228,7 +280,7 @@ def _read(work: _Work, inputs: Sequence[Input]) -> tuple[list[Entry], list[Input
             found = datasets.read(str(one.path), place.split or "train", place.subset or None)
         counted.append(replace(one, first=len(rows), rows=len(found)))
         rows.extend(found)
-    return [Entry(number, row) for number, row in enumerate(rows)], counted
+    return [Candidate(number, row) for number, row in enumerate(rows)], counted
 
 
 def _about(one: Input) -> dict[str, Any]:
@@ -245,7 +297,7 @@ def _about(one: Input) -> dict[str, Any]:
 def _made_before(
     pipeline: TaskPipelineConfig, work: _Work, about: dict[str, Any], digests: Sequence[str]
 ) -> Manifest | None:
-    """The manifest of a file that this pipeline made from this input; None if there is no file."""
+    """The manifest of a file that this pipeline made from this input. Returns None without a file."""
     if not work.output.exists():
         return None
     manifest = output.read_manifest(work.output)
@@ -262,10 +314,10 @@ def _made_before(
 
 
 def _apply(
-    pipeline: TaskPipelineConfig, entries: list[Entry], context: Context
-) -> tuple[list[Entry], tuple[Step, ...]]:
-    """The rows that are left, in the order of their priority."""
-    steps: list[Step] = []
+    pipeline: TaskPipelineConfig, candidates: list[Candidate], context: Context
+) -> tuple[list[Candidate], tuple[PipelineStep, ...]]:
+    """The rows that all operators keep, in the order of their priority."""
+    steps: list[PipelineStep] = []
     for index, operator in enumerate(pipeline.operators):
         name, begin = operator.name, time.monotonic()
         if name in SCORE_OPERATORS:
@@ -273,25 +325,27 @@ def _apply(
         key = f"{KEY}.operators.{index}"
         with _naming(key):
             if name in OPERATORS:
-                left = OPERATORS[name].model_validate(operator.args).apply(entries, context)
+                left = OPERATORS[name].model_validate(operator.args).apply(candidates, context)
             else:
-                left = data_juicer.apply(name, operator.args, entries, context)
+                left = data_juicer.apply(name, operator.args, candidates, context)
         if not left:
-            raise _Refused(Problem(key, f"{name} leaves none of {len(entries)} rows; its args are {operator.args}"))
-        steps.append(Step(name, len(entries), len(left), round(time.monotonic() - begin, 3)))
-        entries = left
+            raise _Refused(Problem(key, f"{name} leaves none of {len(candidates)} rows; its args are {operator.args}"))
+        steps.append(PipelineStep(name, len(candidates), len(left), round(time.monotonic() - begin, 3)))
+        candidates = left
     if any(pipeline.priority_weights.values()):
-        entries, more = _order(pipeline, entries, context)
+        candidates, more = _order(pipeline, candidates, context)
         steps += more
     if pipeline.top_k >= 0:
-        steps.append(Step("top_k", len(entries), min(pipeline.top_k, len(entries)), 0.0))
-        entries = entries[: pipeline.top_k]
-    return entries, tuple(steps)
+        steps.append(PipelineStep("top_k", len(candidates), min(pipeline.top_k, len(candidates)), 0.0))
+        candidates = candidates[: pipeline.top_k]
+    return candidates, tuple(steps)
 
 
-def _order(pipeline: TaskPipelineConfig, entries: list[Entry], context: Context) -> tuple[list[Entry], list[Step]]:
-    """By the weighted sum of the scores, highest first; equal rows in the order of the input."""
-    begin, totals = time.monotonic(), [0.0] * len(entries)
+def _order(
+    pipeline: TaskPipelineConfig, candidates: list[Candidate], context: Context
+) -> tuple[list[Candidate], list[PipelineStep]]:
+    """Rows by the weighted sum of their scores, highest first. Equal rows keep the order of the input."""
+    begin, totals = time.monotonic(), [0.0] * len(candidates)
     places = {operator.name: index for index, operator in enumerate(pipeline.operators)}
     for score, weight in sorted(pipeline.priority_weights.items()):
         if not weight:
@@ -299,15 +353,17 @@ def _order(pipeline: TaskPipelineConfig, entries: list[Entry], context: Context)
         index = places.get(f"{score}_score")
         args = {} if index is None else pipeline.operators[index].args
         with _naming(f"{KEY}.priority_weights.{score}" if index is None else f"{KEY}.operators.{index}"):
-            values = SCORES[score].model_validate(args).values(entries, context)
+            values = SCORES[score].model_validate(args).values(candidates, context)
         totals = [total + weight * value for total, value in zip(totals, values, strict=True)]
     totals = [round(total, 12) for total in totals]  # sums that are equal on paper are ties
-    order = sorted(range(len(entries)), key=lambda place: (-totals[place], entries[place].number))
-    steps = [Step("priority", len(entries), len(entries), round(time.monotonic() - begin, 3))]
+    order = sorted(range(len(candidates)), key=lambda place: (-totals[place], candidates[place].number))
+    steps = [PipelineStep("priority", len(candidates), len(candidates), round(time.monotonic() - begin, 3))]
     if pipeline.min_score is not None:
         order = [place for place in order if totals[place] >= pipeline.min_score]
-        steps.append(Step("min_score", len(entries), len(order), 0.0))
+        steps.append(PipelineStep("min_score", len(candidates), len(order), 0.0))
         if not order:
-            what = f"is {pipeline.min_score}, which leaves none of {len(entries)} rows; the best has {max(totals):.4g}"
+            what = (
+                f"is {pipeline.min_score}, which leaves none of {len(candidates)} rows; the best has {max(totals):.4g}"
+            )
             raise _Refused(Problem(f"{KEY}.min_score", what))
-    return [entries[place] for place in order], steps
+    return [candidates[place] for place in order], steps

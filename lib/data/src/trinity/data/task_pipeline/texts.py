@@ -16,7 +16,7 @@ _MULTIPLIER, _MIX = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9  # odd constants of s
 
 
 def text_of(value: Any) -> str:
-    """A column as text: text as it is, a conversation as its contents, anything else as JSON."""
+    """A column as text: text unchanged, a conversation as its contents, other values as JSON."""
     if isinstance(value, str):
         return value
     if value is None:
@@ -27,7 +27,7 @@ def text_of(value: Any) -> str:
 
 
 def normalised(text: str, lowercase: bool = True, ignore_punctuation: bool = False) -> str:
-    """NFKC with every run of white space as one blank; in lower case, and without anything but letters and digits."""
+    """NFKC text with single blanks, optionally in lower case and with only letters and digits."""
     text = unicodedata.normalize("NFKC", text)
     if lowercase:
         text = text.casefold()
@@ -37,12 +37,12 @@ def normalised(text: str, lowercase: bool = True, ignore_punctuation: bool = Fal
 
 
 def alphanumeric_share(text: str) -> float:
-    """Letters and digits among all characters; 0 for no text."""
+    """Share of letters and digits in all characters. 0 for empty text."""
     return sum(map(str.isalnum, text)) / len(text) if text else 0.0
 
 
 def symbol_share(text: str) -> float:
-    """Characters that are no letter, mark, digit, white space or usual punctuation, among all; 0 for no text."""
+    """Share of characters other than letters, marks, digits, white space and usual punctuation. 0 for empty text."""
     return sum(map(_is_symbol, text)) / len(text) if text else 0.0
 
 
@@ -53,16 +53,17 @@ def _is_symbol(char: str) -> bool:
 
 
 def repeated_share(text: str, unit: Unit, size: int) -> float:
-    """1 - distinct / all n-grams of `size` words or characters; 0 if there is at most one."""
+    """1 - distinct / all n-grams of `size` words or characters. 0 for at most one n-gram."""
     parts: Any = text.split() if unit == "word" else text
     grams = [tuple(parts[i : i + size]) for i in range(len(parts) - size + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def quality(text: str) -> float:
-    """Mean of three shares, in [0, 1]; 0 for no text.
+    """Mean of three shares, in [0, 1]. 0 for empty text.
 
-    Letters and digits, and what is no symbol, among what is not white space; word 3-grams that are not repeated.
+    The shares are letters and digits, and non-symbols, among characters other than white space; and distinct word
+    3-grams.
     """
     dense = "".join(text.split())
     if not dense:
@@ -71,9 +72,9 @@ def quality(text: str) -> float:
 
 
 def gram_hashes(text: str, unit: Unit, size: int) -> "NDArray[uint64]":
-    """A 64-bit hash of every n-gram of the normalised text, shape [n-grams], the same on every machine.
+    """A 64-bit hash of every n-gram of the normalised text, shape [n-grams], equal on all machines.
 
-    A text shorter than `size` is one n-gram, no text too.
+    A text shorter than `size`, also an empty text, is one n-gram.
     """
     import numpy as np
 

@@ -1,8 +1,8 @@
-"""How often earlier runs trained a row, from what their trainers wrote: <job>/buffer/experience_buffer.jsonl.
+"""Counts how often earlier runs trained a row, from their trainers' <job>/buffer/experience_buffer.jsonl.
 
-A record names taskset and row, and config.json beside it names the taskset's file. So a row counts where that file is
-an input of ours, unchanged since, or was made of one by a task pipeline: its manifest says which rows it took. A group
-counts once for each step that trained it. Rows that cannot be identified this way are not counted.
+A record names taskset and row, and the job's config.json names the taskset's file. A row counts if this file is an
+unchanged input of ours, or was made from one by a task pipeline whose manifest lists the rows. A group counts once for
+each step that trained it. Rows that cannot be identified this way are not counted.
 """
 
 import json
@@ -24,7 +24,7 @@ Translation = Callable[[int], int | None]
 
 
 def counts(context: Context, folders: Sequence[str] = ()) -> Counter[int]:
-    """Row, numbered over all inputs -> how many steps trained a group of it. Raises DatasetError for a wrong folder."""
+    """Row, numbered over all inputs -> number of steps that trained it. Raises DatasetError for a wrong folder."""
     places = [Path(os.path.expanduser(folder)) for folder in folders] or [context.project_dir]
     for folder, place in zip(folders, places, strict=False):
         if not os.path.isdir(place):
@@ -47,7 +47,7 @@ def _stages(place: Path) -> Iterator[Path]:
 
 
 def _trained(file: Path) -> list[tuple[str, int]]:
-    """Taskset and row of every group that a step trained. A step trained again after a crash is recorded again."""
+    """Taskset and row of every trained group. A step that is repeated after a crash is recorded again."""
     seen: dict[tuple[int, str], tuple[str, int]] = {}
     with file.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
@@ -56,13 +56,18 @@ def _trained(file: Path) -> list[tuple[str, int]]:
                 task_id, step = str(record["task_id"]), int(record["step"])
                 taskset, _, _, row = task_id.rsplit("/", 3)  # <taskset>/<epoch>/<position>/<row>
                 seen[step, task_id] = (taskset, int(row))
-            except (ValueError, KeyError, TypeError, RecursionError):  # cut off by a crash, or no task of a taskset
+            except (
+                ValueError,
+                KeyError,
+                TypeError,
+                RecursionError,
+            ):  # a record torn by a crash, or no task of a taskset
                 continue
     return list(seen.values())
 
 
 def _translations(stage: Path, inputs: Sequence[Input]) -> dict[str, Translation]:
-    """Name of a taskset of an earlier run -> what its rows are called now."""
+    """Name of a taskset of an earlier run -> translation of its row numbers to ours."""
     try:
         config = stage / "config.json"
         source, written = json.loads(config.read_bytes())["buffer"]["explorer_input"], config.stat().st_mtime
@@ -94,7 +99,7 @@ def _directly(one: Input, row: int) -> int | None:
 
 
 def _through(made: Manifest, inputs: Sequence[Input], row: int) -> int | None:
-    """Our number of a row of a file that a pipeline made."""
+    """Our number for a row of a file that a pipeline made."""
     if not 0 <= row < len(made.rows):
         return None
     number = made.rows[row]
