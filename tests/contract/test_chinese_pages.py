@@ -20,7 +20,7 @@ _KEY = re.compile(r"`([a-z_]+(?:\.[a-z_0-9]+)+)`")
 
 
 def commands(page: Path) -> list[str]:
-    """The lines of its blocks without a language, without comments."""
+    """Returns the lines of the page's code blocks without a language, without comments."""
     lines = [line for block in _BLOCK.findall(page.read_text()) for line in block.splitlines()]
     return [line for line in (re.sub(r"\s+#.*", "", line).rstrip() for line in lines) if line]
 

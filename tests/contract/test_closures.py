@@ -1,4 +1,4 @@
-"""Each service is its own distribution: what it may import, and that it runs when installed alone."""
+"""Each service is a distribution: it imports only what it may, and runs without the others."""
 
 import ast
 import os
@@ -55,7 +55,7 @@ def _imports(path: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_buffer_sync_and_environment_run_when_installed_alone(tmp_path: Path) -> None:
-    """One fresh environment holds the three; none of the heavy packages comes along."""
+    """One fresh environment holds the three services, and no heavy package."""
     home, wheels = tmp_path / "alone", tmp_path / "wheels"
     venv.create(home)
     python = home / "bin/python"
@@ -77,7 +77,7 @@ def test_buffer_sync_and_environment_run_when_installed_alone(tmp_path: Path) ->
     built = [str(path) for path in wheels.glob("*.whl")]
     into = ["--python", str(python)]
     locked = (ROOT / "requirements/cpu.txt").read_text().splitlines()
-    constraints = tmp_path / "constraints.txt"  # without hashes, which the wheels of the parts do not have
+    constraints = tmp_path / "constraints.txt"  # without hashes: the wheels of the parts have none
     constraints.write_text("\n".join(line.removesuffix(" \\") for line in locked if "==" in line))
     done = _pip(*into, "install", "-q", "--no-compile", "-c", str(constraints), *built)
     if done.returncode and "No matching distribution" in done.stderr and not os.environ.get("CI"):

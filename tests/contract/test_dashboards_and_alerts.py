@@ -19,14 +19,14 @@ sys.path.insert(0, str(ROOT / "docs"))
 
 import generate_metrics  # noqa: E402
 
-# Those that Prometheus and its client make themselves, with their labels.
+# Metrics of Prometheus and its client, with their labels.
 FOREIGN = {"up": set(), "ALERTS": {"alertname", "alertstate"}, "process_resident_memory_bytes": set()}
 OF_TARGETS = {"job", "instance", "service", "run"}
 
 
 @pytest.fixture(scope="module")
 def declared() -> dict[str, set[str]]:
-    """Labels of each sample, by its name."""
+    """Returns the labels of each sample, by name."""
     found: dict[str, set[str]] = {name: set(labels) for name, labels in FOREIGN.items()}
     for family in generate_metrics.families():
         found |= {name: {*family.labels, "le"} if name.endswith("_bucket") else set(family.labels)

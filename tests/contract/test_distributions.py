@@ -45,7 +45,7 @@ def _modules(part: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def root() -> Any:
-    """What pip reads of the root: requirements, extras and commands as hatch_build.py fills them in."""
+    """The root's requirements, extras and commands for pip, as hatch_build.py fills them in."""
     return ProjectMetadata(str(ROOT), PluginManager()).core
 
 
@@ -60,7 +60,7 @@ def test_every_part_has_the_version_of_all_and_requires_the_others_in_it(part: P
 
 @pytest.mark.parametrize("part", PARTS, ids=IDS)
 def test_a_part_requires_every_part_that_it_imports(part: Path) -> None:
-    """deptry, in `make lint`, holds the same of other packages; to it all parts are one package, `trinity`."""
+    """deptry in `make lint` checks other packages; it takes all parts for one package, `trinity`."""
     homes = {name: _project(other)["name"] for other in PARTS for name in _packages(other)}
     required = {_project(part)["name"]}
     required |= {found[1] for line in _requirements(_project(part)) if (found := OF_A_PART.match(line))}
@@ -75,7 +75,7 @@ def _packages(part: Path) -> set[str]:
 
 
 def _imports(path: Path) -> list[str]:
-    """Names of imported modules, those under `if TYPE_CHECKING` and inside functions as well."""
+    """Returns the names of imported modules, also under `if TYPE_CHECKING` and inside functions."""
     names = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -86,7 +86,7 @@ def _imports(path: Path) -> list[str]:
 
 
 def test_the_root_lists_the_sources_of_every_part() -> None:
-    """For its wheel, for an editable installation and for mypy."""
+    """The lists serve its wheel, the editable installation and mypy."""
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
     folders = {_sources(part).relative_to(ROOT).as_posix() for part in PARTS}
     build = tool["hatch"]["build"]

@@ -1,4 +1,4 @@
-"""Every service, rpc, message, enum, value and field of the contracts says what it means."""
+"""Every service, rpc, message, enum, value and field of the contracts has a comment."""
 
 import re
 from pathlib import Path

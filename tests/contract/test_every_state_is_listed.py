@@ -1,4 +1,4 @@
-"""The words that a service says of its state are those that its proto lists."""
+"""Services report only states that their proto lists."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def listed(service: str) -> set[str]:
-    """Quoted words of the comment above `string state` in StatusResponse."""
+    """Returns the quoted words of the comment above `string state` in StatusResponse."""
     text = (ROOT / f"proto/trinity/api/{service}/v1/{service}.proto").read_text()
     found = re.search(r"message StatusResponse \{.*?((?:  //[^\n]*\n)+)  string state = \d+;", text, re.DOTALL)
     assert found is not None
@@ -28,7 +28,7 @@ def constants(node: ast.AST) -> set[str]:
 
 
 def said_by_trainer() -> Iterator[str]:
-    """Values of every keyword `state`, and of the field's default."""
+    """Returns the values of every keyword `state`, and of the field's default."""
     for path in (ROOT / "services/trainer/src/trinity/trainer").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):

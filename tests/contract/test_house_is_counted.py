@@ -16,7 +16,7 @@ import house  # noqa: E402
 
 
 def listed(contract: str) -> list[str]:
-    """The modules whose imports .importlinter ignores for a contract."""
+    """Returns the modules whose imports .importlinter ignores for a contract."""
     section = (ROOT / ".importlinter").read_text().partition(f"[importlinter:contract:{contract}]")[2]
     return [line.split("->")[0].strip() for line in section.partition("\n[")[0].splitlines() if "->" in line]
 

@@ -18,7 +18,7 @@ Lint = Callable[[], subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def lint(tmp_path: Path) -> Lint:
-    """lint-imports over a copy of the product in tmp_path."""
+    """Runs lint-imports on a copy of the product in tmp_path."""
     sources = [ROOT / "proto", ROOT / "sdk/src", ROOT / "cli/src"]
     sources += [*ROOT.glob("lib/*/src"), *ROOT.glob("services/*/src"), *ROOT.glob("satellites/*/src")]
     for source in sources:

@@ -1,4 +1,4 @@
-"""Every mutation of tests/mutations still finds its line, once, and its test. run_mutations.py shows it caught."""
+"""Every mutation of tests/mutations finds its line, once, and its test. run_mutations.py shows that tests catch it."""
 
 from pathlib import Path
 

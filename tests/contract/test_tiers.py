@@ -1,4 +1,4 @@
-"""Every test is in one tier; five fifths are all extended tests; what is quarantined is listed where people look."""
+"""Every test is in one tier; five fifths are all extended tests; CONTRIBUTING.md lists quarantined tests."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.core
 
 
 def collect(folder: Path, source: str, *options: str) -> "subprocess.CompletedProcess[str]":
-    """What pytest with the plugin says of a file with this text."""
+    """Returns pytest's output, with the plugin, on a file with this text."""
     (folder / "test_it.py").write_text(source)
     plugins = ["-p", "support.plugin.tiers", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *plugins, "--collect-only", "-q"]
@@ -69,7 +69,7 @@ def test_quarantined_tests_are_few_and_listed(repository: Path) -> None:
 
 
 def test_files_stay_whole_on_a_worker_and_those_with_an_engine_share_it(tmp_path: Path) -> None:
-    """Else a run that a file's tests look at is made once for each worker."""
+    """Otherwise each worker would make the run that a file's tests share."""
     engine = [
         "services/explorer/tests/engine/test_engine_on_real_vllm.py",
         "tests/integration/test_weights_on_real_vllm.py",

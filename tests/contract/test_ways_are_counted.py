@@ -53,7 +53,7 @@ def test_generated_words_are_counted_apart(tmp_path: Path) -> None:
 
 
 def test_lines_have_at_most_120_characters() -> None:
-    """Tables, links to images and code apart, which cannot be broken."""
+    """Tables, links to images and code may be longer, because they cannot be broken."""
     long = []
     for page in count_ways.pages():
         prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL).splitlines()
@@ -62,7 +62,7 @@ def test_lines_have_at_most_120_characters() -> None:
 
 
 def test_every_table_has_a_head() -> None:
-    """A blank line inside a table, or rows in one line, show as text."""
+    """A blank line inside a table, or rows in one line, would show as text."""
     broken = []
     for page in count_ways.pages():
         prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)

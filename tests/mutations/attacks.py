@@ -1,4 +1,4 @@
-"""The mends of the attacks that once ended a run: without one, the script that replays its attack says so."""
+"""The fixes of attacks that once ended a run: without a fix, the script that replays its attack fails."""
 
 from mutations.mutation import Mutation
 

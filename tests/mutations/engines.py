@@ -1,4 +1,4 @@
-"""What tests on the shared vLLM engine guard (support/servers/shared_engine.py), and the counter of starts."""
+"""Lines that tests on the shared vLLM engine guard (support/servers/shared_engine.py), and the counter of starts."""
 
 from mutations.mutation import Mutation
 

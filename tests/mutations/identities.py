@@ -1,4 +1,4 @@
-"""What demands an identity of a caller, and compares its role."""
+"""Lines that require a caller's identity and compare its role."""
 
 from mutations.mutation import Mutation
 

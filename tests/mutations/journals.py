@@ -1,4 +1,4 @@
-"""The guards of episodes that continue elsewhere: without one, its test sees a token that was not sampled so."""
+"""The guards of episodes that continue elsewhere: without a guard, its test finds a token that was not sampled."""
 
 from mutations.mutation import Mutation
 

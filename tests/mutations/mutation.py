@@ -1,4 +1,4 @@
-"""A line of product code that a test guards, and what it is replaced by to see the test fail."""
+"""A line of product code that a test guards, and its replacement that makes the test fail."""
 
 from dataclasses import dataclass
 
@@ -14,5 +14,5 @@ class Mutation:
 
     @property
     def name(self) -> str:
-        """For tables and for -k."""
+        """A name for tables and for -k."""
         return f"{self.test}: {self.path}: {' '.join(self.old.split())} -> {' '.join(self.new.split()) or 'nothing'}"

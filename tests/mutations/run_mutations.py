@@ -1,4 +1,4 @@
-"""Whether tests notice that the code they guard is broken: each mutation in a copy of the tree, and its test there.
+"""Checks that tests find broken code: applies each mutation in a copy of the tree, and runs its test there.
 
     python tests/mutations/run_mutations.py [--list] [-k PART] [--seconds N]
 
@@ -24,17 +24,17 @@ sys.path.insert(0, str(FOLDER.parent))
 
 from mutations.mutation import Mutation  # noqa: E402 - from this tree, wherever the script is called
 
-_PASSED, _FAILED = 0, 1  # exit codes of pytest; the others say that it has not run
+_PASSED, _FAILED = 0, 1  # exit codes of pytest; other codes mean that no test ran
 
 
 def mutations() -> list[Mutation]:
-    """Of all lists."""
+    """Returns the mutations of all lists."""
     others = sorted(path for path in FOLDER.glob("*.py") if path.stem not in ("mutation", "run_mutations"))
     return [mutation for path in others for mutation in runpy.run_path(str(path))["MUTATIONS"]]
 
 
 def problem(mutation: Mutation, root: Path = ROOT) -> str:
-    """Why it cannot be applied; empty if it can."""
+    """Returns the reason why a mutation cannot be applied; "" if it can."""
     path, test = root / mutation.path, root / mutation.test.partition("::")[0]
     for file in (path, test):
         if not file.is_file():
@@ -44,7 +44,7 @@ def problem(mutation: Mutation, root: Path = ROOT) -> str:
 
 
 def mutate(mutation: Mutation, root: Path) -> None:
-    """Raises ValueError if `old` is not there, or is there twice."""
+    """Applies the mutation. Raises ValueError if `old` does not occur exactly once."""
     if found := problem(mutation, root):
         raise ValueError(found)
     path = root / mutation.path
@@ -53,7 +53,7 @@ def mutate(mutation: Mutation, root: Path) -> None:
 
 @contextmanager
 def copy_of_the_tree() -> Iterator[Path]:
-    """Files that git knows, as they are now."""
+    """Copies the tracked files as they are now."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout.decode()
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         root = Path(folder)
@@ -65,13 +65,13 @@ def copy_of_the_tree() -> Iterator[Path]:
 
 
 def sources(root: Path) -> list[Path]:
-    """Where Python finds the tree's packages: all folders `src`, and the stubs."""
+    """Returns Python's path of the tree's packages: all folders `src`, and the stubs."""
     parts = sorted(path.parent for path in root.rglob("pyproject.toml") if path.parent != root)
     return [part / "src" if (part / "src").is_dir() else part for part in parts] + [root / "tests"]
 
 
 def outcome(tests: Sequence[str], root: Path, seconds: float) -> tuple[int | None, str]:
-    """pytest's exit code, None if it had to be ended, and what it printed last."""
+    """Returns pytest's exit code, or None if it was ended, and its last output."""
     path = os.pathsep.join([*map(str, sources(root)), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", *tests]
@@ -83,7 +83,7 @@ def outcome(tests: Sequence[str], root: Path, seconds: float) -> tuple[int | Non
 
 
 def check(mutation: Mutation, seconds: float) -> str:
-    """What came of it: "caught", or why it is not."""
+    """Returns "caught", or the reason why the test did not catch the mutation."""
     with copy_of_the_tree() as root:
         mutate(mutation, root)
         code, told = outcome([mutation.test], root, seconds)
@@ -109,7 +109,7 @@ def main() -> int:
 
 
 def run(found: list[Mutation], seconds: float) -> bool:
-    """Whether all are caught. All tests are run once first, as the tree is."""
+    """Returns True if tests catch all mutations. Runs all tests once on the unchanged tree first."""
     tests = list(dict.fromkeys(mutation.test for mutation in found))
     with copy_of_the_tree() as root:
         code, told = outcome(tests, root, seconds * len(tests))

@@ -1,4 +1,4 @@
-"""Of tests whose processes are forked, with transformers where vLLM was: the trainer's side."""
+"""Mutations for tests with forked processes and transformers instead of vLLM: the trainer's side."""
 
 from mutations.mutation import Mutation
 

@@ -1,6 +1,6 @@
-"""Every name of vLLM and DeepSpeed that the product uses, and what it uses of the internals of other libraries.
+"""Every name of vLLM and DeepSpeed that the product uses, and the internals of other libraries that it uses.
 
-One `Border` for each purpose (those of vLLM in vllm_symbols.py): where the names are used, what to look at when one of
+One `Border` for each purpose (vLLM's in vllm_symbols.py): modules that use the names, things to check when one of
 them moves, and the names. A name is "module:attribute.path", with the parameters that are passed in brackets, and with
 the versions that have it where not all supported ones do. "module:*.name" is set on objects of any class in that
 module.

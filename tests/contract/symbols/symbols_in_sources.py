@@ -1,4 +1,4 @@
-"""Names looked up in the sources of a library, without importing it; and the names that the product takes from one."""
+"""Looks names up in a library's sources without importing it, and lists the names that the product takes."""
 
 import ast
 import importlib.util
@@ -14,7 +14,7 @@ _NAME = re.compile(
 )
 _FOLLOWED = 8  # imports from one module to the next, until a name's definition
 _FOREIGN = ("torch", "transformers", "peft")
-_PUBLIC = {"_replace", "_asdict", "_exit"}  # documented, in spite of the underscore
+_PUBLIC = {"_replace", "_asdict", "_exit"}  # documented despite the underscore
 _OURSELVES = (("self",), ("cls",))
 _BY_STRING = ("getattr", "hasattr", "setattr")
 
@@ -27,7 +27,7 @@ class Name(NamedTuple):
     until: str
 
     def exists_in(self, version: str) -> bool:
-        """Whether it should: `since` and `until` are minor versions, both included."""
+        """Returns True if this version should have the name; `since` and `until` are minor versions, both included."""
         minor = _minor(version)
         return _minor(self.since or "0") <= minor <= _minor(self.until or "999")
 
@@ -50,15 +50,15 @@ def _minor(version: str) -> tuple[int, ...]:
 
 
 def installed(library: str) -> Path | None:
-    """The folder that has the library's package."""
+    """Returns the folder of the library's package."""
     found = importlib.util.find_spec(library)
     return None if found is None or found.origin is None else Path(found.origin).parents[1]
 
 
 def problem_of(text: str, sources: Path) -> str | None:
-    """What of a name is not in the sources below the folder; None if it is all there."""
+    """Returns the part of a name that the sources below the folder lack, or None."""
     name = parse(text)
-    if name.module.startswith("torch.ops."):  # operators of C++: no source in Python has them
+    if name.module.startswith("torch.ops."):  # C++ operators are in no Python source
         import torch
 
         operators = getattr(torch.ops, name.module.removeprefix("torch.ops."))
@@ -91,7 +91,7 @@ def _files(sources: Path, module: str) -> list[Path]:
 
 @cache
 def _nodes(tree: ast.Module) -> list[ast.AST]:
-    """All of a file's, walked once."""
+    """Returns all nodes of a file, walked once."""
     return list(ast.walk(tree))
 
 
@@ -101,7 +101,7 @@ def _tree(file: Path) -> ast.Module:
 
 
 def _definition(sources: Path, module: str, name: str, depth: int = 0) -> ast.AST | None:
-    """Where a module defines or assigns a name at its top level, behind the imports that bring it there."""
+    """Finds the definition of a name at a module's top level, following imports."""
     if depth > _FOLLOWED:
         return None
     for file in _files(sources, module):
@@ -121,7 +121,7 @@ def _definition(sources: Path, module: str, name: str, depth: int = 0) -> ast.AS
 
 
 def _top_level(tree: ast.AST) -> Iterator[ast.stmt]:
-    """Statements of a module or class, also those under `if` and `try`; annotated definitions first of all."""
+    """Yields the statements of a module or class, also under `if` and `try`; annotated definitions come first."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.stmt):
             yield node
@@ -141,7 +141,7 @@ def _bound(node: ast.stmt) -> set[str]:
 
 
 def _globals_set(node: ast.FunctionDef) -> set[str]:
-    """What a module makes when it is first asked for: globals()["name"] = ..."""
+    """Returns the names that a module makes on first access: globals()["name"] = ..."""
     return {
         str(inner.slice.value)
         for inner in ast.walk(node)
@@ -158,7 +158,7 @@ def _absolute(node: ast.ImportFrom, package: str) -> str:
 
 
 def _member(node: ast.AST, name: str) -> ast.AST | None:
-    """Of a class: what its body binds, or what a method of it sets on self."""
+    """Finds a name that a class's body binds or a method sets on self."""
     if not isinstance(node, ast.ClassDef):
         return None
     for statement in _top_level(node):
@@ -180,7 +180,7 @@ def _missing_parameters(node: ast.AST, wanted: Iterable[str]) -> list[str]:
 
 
 def names_taken(tree: ast.Module, own: Collection[str] = ()) -> set[str]:
-    """What a file takes from libraries: dotted names of vLLM and DeepSpeed, private ones of torch and its like.
+    """Returns the names that a file takes from libraries: dotted names of vLLM and DeepSpeed, private names of others.
 
     An attribute that begins with an underscore, of something that is not `self`, is given as "*._name", unless it is
     one of the product's `own`.
@@ -206,7 +206,7 @@ def names_taken(tree: ast.Module, own: Collection[str] = ()) -> set[str]:
 
 
 def own_names(tree: ast.Module) -> set[str]:
-    """What a file defines, and sets on self."""
+    """Returns the names that a file defines or sets on self."""
     found = set()
     for node in _nodes(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -219,14 +219,14 @@ def own_names(tree: ast.Module) -> set[str]:
 
 
 def _chain(node: ast.AST) -> tuple[str, ...]:
-    """("a", "b", "c") of a.b.c; what is called or subscripted on the way has an empty name."""
+    """Returns ("a", "b", "c") for a.b.c; calls and subscripts have an empty name."""
     if isinstance(node, ast.Attribute):
         return (*_chain(node.value), node.attr)
     return (node.id if isinstance(node, ast.Name) else "",)
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """The name in the file, and the dotted name that it stands for."""
+    """Yields each imported name of the file with its dotted name."""
     for node in _nodes(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:

@@ -1,11 +1,11 @@
-"""Names of vLLM that the product uses: see private_symbols.py."""
+"""The names of vLLM that the product uses: see private_symbols.py."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Border:
-    """`used_in` are modules of the product; `tests` are files that fail when the behaviour behind a name changes."""
+    """`used_in` names modules of the product, `tests` the files that fail when the behaviour behind a name changes."""
 
     title: str
     used_in: tuple[str, ...]

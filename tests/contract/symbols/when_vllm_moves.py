@@ -1,4 +1,4 @@
-"""What a version of vLLM or DeepSpeed that is not installed lacks of the private names.
+"""Names the private names that a not installed version of vLLM or DeepSpeed lacks.
 
 Run in tests/: `python -m contract.symbols.when_vllm_moves --sources FOLDER --version 0.33.0 [--library vllm]` names
 what an unpacked wheel lacks, and exits with 1.
@@ -13,7 +13,7 @@ from contract.symbols.symbols_in_sources import parse, problem_of
 
 
 def main() -> None:
-    """Name what an unpacked wheel lacks."""
+    """Prints the names that an unpacked wheel lacks."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--sources", type=Path, required=True, help="a folder that has the library's package")
     parser.add_argument("--library", default="vllm")
