@@ -1,7 +1,7 @@
 """The exceptions that gRPC codes stand for, in every distribution, and how they look to a caller.
 
 Errors travel; they are caught where there is a decision. At the edge of a service `status_of` turns them into a gRPC
-status whose message names the field and the fix.
+status whose message names the field and the fix; at the edge of a caller `error_of` turns the status into an error.
 """
 
 import grpc
@@ -82,3 +82,24 @@ def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
     if isinstance(code, grpc.StatusCode) and code is not grpc.StatusCode.OK:
         return code, str(error)
     return grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"
+
+
+_KINDS: dict[grpc.StatusCode, type[TrinityError]] = {
+    kind.code: kind
+    for kind in (
+        NotFound, AlreadyExists, Conflict, Full, Unavailable, Unauthenticated, PermissionDenied, DataLoss, TimedOut
+    )
+}  # fmt: skip
+
+
+def error_of(code: grpc.StatusCode, message: str) -> TrinityError:
+    """The error that a gRPC status stands for; the inverse of `status_of`.
+
+    `code` of the error is always the given one, also where no class stands for it.
+    """
+    if code is grpc.StatusCode.INVALID_ARGUMENT:
+        field, colon, problem = message.partition(": ")
+        return InvalidInput(field, problem) if colon else InvalidInput("request", message)
+    error = _KINDS.get(code, TrinityError)(message)
+    error.code = code
+    return error

@@ -16,6 +16,7 @@ from trinity.api.errors import (
     TrinityError,
     Unauthenticated,
     Unavailable,
+    error_of,
     status_of,
 )
 
@@ -35,6 +36,7 @@ __all__ = [
     "TrinityError",
     "Unauthenticated",
     "Unavailable",
+    "error_of",
     "to_status",
 ]
 

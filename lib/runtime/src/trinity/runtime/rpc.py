@@ -1,11 +1,29 @@
-"""gRPC as every service uses it: channels, identities, errors as statuses, trace context, durations."""
+"""gRPC as every service uses it: channels, calls, identities, errors as statuses, trace context, durations.
+
+A caller opens a channel and sends each request by `ask`, or by `ask_blocking` from a thread:
+
+    async with rpc.channel(address) as channel:
+        stub = sync_pb2_grpc.SyncServiceStub(channel)
+        answer = await rpc.ask(stub.ListVersions, request, seconds=10)
+
+A stream is read within `translate`, which raises the same errors:
+
+    with rpc.translate(stub.Watch):
+        async for answer in stub.Watch(request):
+            ...
+
+Both raise the TrinityError of the gRPC code (trinity.api.errors). A refusal has the service's own message, which names
+field, value and fix. Any other failure names service, address, method and fix. NO_ANSWER are the errors after which the
+same call may succeed later.
+"""
 
 import asyncio
 import contextlib
 import functools
 import inspect
+import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Literal, TypeVar
 
 import grpc
@@ -15,7 +33,15 @@ from google.protobuf.message import DecodeError, Message
 from opentelemetry.context import get_current
 
 from trinity.runtime import tracing
-from trinity.runtime.errors import InvalidInput, TrinityError, Unauthenticated, to_status
+from trinity.runtime.errors import (
+    InvalidInput,
+    TimedOut,
+    TrinityError,
+    Unauthenticated,
+    Unavailable,
+    error_of,
+    to_status,
+)
 from trinity.runtime.metrics import RPC_SECONDS
 from trinity.runtime.trust import identity as trust
 from trinity.runtime.trust.gate import Gate
@@ -56,6 +82,13 @@ ADMIT_AGAIN_SECONDS = 5.0
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 Shown = Identity | None | Literal["own"]
 _Channel = TypeVar("_Channel", grpc.Channel, grpc.aio.Channel)
+_Answer = TypeVar("_Answer")
+
+NO_ANSWER = (Unavailable, TimedOut)
+# Pauses before a call is sent again: the first, doubled each time up to the second; seconds.
+RETRY_SECONDS = (0.1, 2.0)
+# gRPC's own details for a message to a stream that has ended, mostly with its connection. No server sends them.
+_WRITTEN_TOO_LATE = "Internal error from Core"
 
 
 def channel(address: str, *, identity: Shown = "own") -> grpc.aio.Channel:
@@ -69,8 +102,8 @@ def channel(address: str, *, identity: Shown = "own") -> grpc.aio.Channel:
         secure: grpc.aio.Channel = TlsChannel(
             shown.tls, lambda credentials: grpc.aio.secure_channel(address, credentials, options=CLIENT_OPTIONS)
         )
-        return _with_metadata(secure, shown)
-    return _with_metadata(grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS), shown)
+        return _with_metadata(secure, shown, address)
+    return _with_metadata(grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS), shown, address)
 
 
 def blocking_channel(address: str, *, identity: Shown = "own") -> grpc.Channel:
@@ -80,8 +113,8 @@ def blocking_channel(address: str, *, identity: Shown = "own") -> grpc.Channel:
         secure: grpc.Channel = BlockingTlsChannel(
             shown.tls, lambda credentials: grpc.secure_channel(address, credentials, options=CLIENT_OPTIONS)
         )
-        return _with_metadata(secure, shown)
-    return _with_metadata(grpc.insecure_channel(address, options=CLIENT_OPTIONS), shown)
+        return _with_metadata(secure, shown, address)
+    return _with_metadata(grpc.insecure_channel(address, options=CLIENT_OPTIONS), shown, address)
 
 
 def _shown(identity: Shown, address: str) -> Identity | None:
@@ -91,21 +124,113 @@ def _shown(identity: Shown, address: str) -> Identity | None:
     return shown
 
 
-def _with_metadata(channel: _Channel, identity: Identity | None) -> _Channel:
-    """Not by interceptors: those of grpc.aio put a queue and a task of their own between a stream and its caller."""
+def _with_metadata(channel: _Channel, identity: Identity | None, address: str) -> _Channel:
+    """Wraps methods instead of intercepting: interceptors of grpc.aio put a queue and a task into every stream."""
     for kind in _KINDS:
-        setattr(channel, kind, functools.partial(_method, getattr(channel, kind), identity))
+        setattr(channel, kind, functools.partial(_Method, getattr(channel, kind), identity, address))
     return channel
 
 
-def _method(make: Callable[..., Any], identity: Identity | None, *of: Any, **options: Any) -> Callable[..., Any]:
-    method = make(*of, **options)
+class _Method:
+    """A method of a stub, which adds identity and trace context to each call, and knows where it is sent."""
 
-    def call(*arguments: Any, **given: Any) -> Any:
-        shown = identity.metadata() if identity is not None else []
-        return method(*arguments, metadata=[*shown, *tracing.inject().items()], **given)
+    def __init__(
+        self, make: Callable[..., Any], identity: Identity | None, address: str, path: str, *of: Any, **options: Any
+    ) -> None:
+        self._send = make(path, *of, **options)
+        self._identity = identity
+        self.address = address
+        self.path = path  # /trinity.api.sync.v1.SyncService/Publish
 
-    return call
+    def __call__(self, *arguments: Any, **given: Any) -> Any:
+        shown = self._identity.metadata() if self._identity is not None else []
+        return self._send(*arguments, metadata=[*shown, *tracing.inject().items()], **given)
+
+
+async def ask(
+    method: Callable[..., Awaitable[_Answer]],
+    request: Any,
+    *,
+    seconds: float,
+    waits: bool = False,
+    again: Callable[[], bool] | None = None,
+) -> _Answer:
+    """Sends a request to a stub's method and returns the answer, or raises a TrinityError (see above).
+
+    `seconds`: deadline of one attempt. `waits`: an attempt waits within its deadline for a service that is not there
+    yet. `again` is called after each of NO_ANSWER: while it returns True the call is repeated after a pause that grows
+    from 0.1 to 2 seconds; without it the first error is raised.
+    """
+    pause, longest = RETRY_SECONDS
+    while True:
+        try:
+            with translate(method):
+                return await method(request, timeout=seconds, wait_for_ready=waits)
+        except NO_ANSWER as error:
+            if again is None or not again():
+                raise
+            log.info("rpc.call.repeated", reason=str(error))
+        await asyncio.sleep(pause * random.uniform(0.5, 1))
+        pause = min(2 * pause, longest)
+
+
+def ask_blocking(
+    method: Callable[..., _Answer],
+    request: Any,
+    *,
+    seconds: float,
+    waits: bool = False,
+    again: Callable[[], bool] | None = None,
+) -> _Answer:
+    """`ask` for threads, with a stub of a blocking channel."""
+    pause, longest = RETRY_SECONDS
+    while True:
+        try:
+            with translate(method):
+                return method(request, timeout=seconds, wait_for_ready=waits)
+        except NO_ANSWER as error:
+            if again is None or not again():
+                raise
+            log.info("rpc.call.repeated", reason=str(error))
+        time.sleep(pause * random.uniform(0.5, 1))
+        pause = min(2 * pause, longest)
+
+
+@contextlib.contextmanager
+def translate(method: Callable[..., Any]) -> Iterator[None]:
+    """Raises gRPC's errors in the block, which come from calls of a stub's method, as TrinityErrors."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise failure(error, method) from None
+    except grpc.aio.UsageError as error:
+        service, address, name = _destination(method)
+        raise Unavailable(f"the connection to {service}{address} was closed before {name}: {error}") from None
+
+
+def failure(error: Any, method: Callable[..., Any]) -> TrinityError:
+    """The TrinityError of a grpc.RpcError that a call of a stub's method raised or returned."""
+    code, details = error.code(), str(error.details())
+    if code is grpc.StatusCode.CANCELLED or details == _WRITTEN_TOO_LATE:  # the server ended, or the connection
+        code = grpc.StatusCode.UNAVAILABLE
+    service, address, name = _destination(method)
+    if code is grpc.StatusCode.UNAVAILABLE:
+        details = f"{service}{address} does not answer {name} ({details}); check that it runs and can be reached"
+    elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        details = f"{service}{address} did not answer {name} in time ({details}); check that it runs and can be reached"
+    elif code is grpc.StatusCode.UNIMPLEMENTED:
+        details = f"{service}{address} has no {name} ({details}); install the same version of Trinity on both sides"
+    elif code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
+        details = f"{service}{address} failed in {name} ({details}); its log says why"
+    return error_of(code, details)
+
+
+def _destination(method: Any) -> tuple[str, str, str]:
+    """Service, address and name of a stub's method: ("the sync service", " at 10.0.0.1:4000", "Publish")."""
+    package, _, name = getattr(method, "path", "").rpartition("/")
+    service = package.split(".")[2] if package.startswith("/trinity.api.") else ""
+    address = getattr(method, "address", "")
+    return f"the {service} service" if service else "the service", f" at {address}" if address else "", name or "a call"
 
 
 class _RefusalLog:
