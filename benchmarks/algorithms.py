@@ -141,7 +141,7 @@ def write_table(results: list[dict[str, Any]], document: Path) -> None:
 
 def shares(device: str, jobs: int) -> list[dict[str, str]]:
     """The environment of each job: its part of the GPUs, or none of them."""
-    from trinity.cli.supervise.devices import visible_gpus
+    from trinity.runtime.devices import visible_gpus
 
     cards = [] if device == "cpu" else visible_gpus()
     if device == "cuda" and not cards:

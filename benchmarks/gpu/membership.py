@@ -103,7 +103,7 @@ def _cards(args: argparse.Namespace) -> list[str]:
     """The GPUs; the last one is the trainer's."""
     if args.cpu:
         return []
-    from trinity.cli.supervise.devices import visible_gpus
+    from trinity.runtime.devices import visible_gpus
 
     if len(cards := visible_gpus()) < 2:
         raise SystemExit(f"two GPUs are needed, {len(cards)} are visible; --cpu needs none")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from trinity.cli.commands.plan_text import describe
 from trinity.cli.main import app
 from trinity.cli.supervise import services
-from trinity.cli.supervise.devices import place, visible_gpus
+from trinity.cli.supervise.devices import place
 from trinity.config import Plan, load, make_plan
 from trinity.config.load import parse
 from trinity.config.run_record import Addresses
@@ -155,12 +155,6 @@ def test_ranks_that_do_not_fit_are_refused_with_their_key() -> None:
         place(plan_of(*engines(2), "trainer.num_ranks=3"), list("0123"))
     assert str(refused.value) == "trainer.num_ranks: is 3, but 2 of the 4 GPU(s) free here are left for the trainer"
     assert place(plan_of(*engines(2), "trainer.num_ranks=3", "mode=explore"), list("0123")).trainer == []
-
-
-@pytest.mark.parametrize(("value", "cards"), [("", []), ("-1", []), ("2", ["2"]), (" 3, 1 ,3", ["3", "1"])])
-def test_cuda_visible_devices_is_respected(monkeypatch: pytest.MonkeyPatch, value: str, cards: list[str]) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    assert visible_gpus() == cards
 
 
 def rows_of(text: str) -> dict[str, str]:

@@ -9,12 +9,14 @@ import yaml
 from typer.testing import CliRunner
 
 from trinity.cli.main import app
+from trinity.cli.supervise import preflight
 from trinity.cli.supervise.preflight import machine_problems
 from trinity.cli.supervise.task_environments import missing_packages
-from trinity.config import devices, load, make_plan
+from trinity.config import load, make_plan
 from trinity.environments.extras import needs
 from trinity.plugins.environments import built_in_environments
 from trinity.runtime import leases
+from trinity.runtime.devices import TorchBuild
 
 pytestmark = pytest.mark.core
 
@@ -49,7 +51,7 @@ def seen(monkeypatch: pytest.MonkeyPatch, folder: Path, gib: int, count: int) ->
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(devices, "torch_build", lambda: devices.TorchBuild("2.11.0+cu130", "13.0"))
+    monkeypatch.setattr(preflight, "torch_build", lambda: TorchBuild("2.11.0+cu130", "13.0"))
 
 
 def test_check_says_what_does_not_fit_and_what_would(

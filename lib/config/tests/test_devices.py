@@ -1,4 +1,4 @@
-"""What GPUs are seen, and what of a plan they cannot take: with the numbers, and the next best choice."""
+"""Problems of a plan that this machine's GPUs cannot take name the numbers and the next best choice."""
 
 import json
 from pathlib import Path
@@ -6,22 +6,10 @@ from pathlib import Path
 import pytest
 
 from trinity.config import Plan, make_plan
-from trinity.config.devices import (
-    Gpu,
-    MemorySplit,
-    TorchBuild,
-    describe_sharing,
-    detect_gpus,
-    device_of,
-    mismatch,
-    problems,
-    ranks_sharing,
-    split_memory,
-    torch_build,
-    visible,
-)
+from trinity.config.devices import MemorySplit, describe_sharing, problems, ranks_sharing, split_memory
 from trinity.config.load import parse
 from trinity.config.memory import Sharding, cache_gib, certain_gib, host_gib
+from trinity.runtime.devices import Gpu, TorchBuild, mismatch
 
 pytestmark = pytest.mark.core
 
@@ -34,9 +22,6 @@ buffer:
 """
 CUDA_13 = TorchBuild("2.11.0+cu130", "13.0")
 HOST = 2000.0
-LISTING = """0, GPU-aaaa1111, NVIDIA H200, 143771, 143155, 580.65.06
-1, GPU-bbbb2222, NVIDIA H200, 143771, 100, 580.65.06
-"""
 
 
 def plan_of(*overrides: str, text: str = BASE) -> Plan:
@@ -51,76 +36,9 @@ def found(plan: Plan, cards: list[Gpu], torch: TorchBuild | None = CUDA_13, host
     return {problem.path: problem.message for problem in problems(plan, cards, torch, host)}
 
 
-def test_cuda_visible_devices_says_which_and_in_what_order() -> None:
-    both = visible(LISTING, None)
-    assert [(gpu.index, gpu.name, gpu.driver) for gpu in both] == [("0", "NVIDIA H200", "580.65.06"),
-                                                                   ("1", "NVIDIA H200", "580.65.06")]  # fmt: skip
-    assert both[1].total_gib == pytest.approx(140.4, abs=0.1)
-    assert both[1].free_gib < 0.1
-    assert [gpu.index for gpu in visible(LISTING, "1,0")] == ["1", "0"]
-    assert [gpu.index for gpu in visible(LISTING, "GPU-bbbb")] == ["1"]
-    assert visible(LISTING, "") == visible(LISTING, "-1") == []
-
-
-def test_a_card_that_does_not_say_its_memory_is_left_out() -> None:
-    assert visible("0, GPU-a, Orin, [N/A], [N/A], 540.4\n", None) == []
-
-
-def test_a_machine_without_a_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert detect_gpus() == []
-
-
-def test_the_drivers_tool_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text(f"#!/bin/sh\nprintf '{LISTING}'\n".replace("\n0", "0", 1))
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    assert [gpu.index for gpu in detect_gpus({})] == ["0", "1"]
-    tool.write_text("#!/bin/sh\necho 'Failed to initialize NVML: Driver/library version mismatch'; exit 18\n")
-    assert detect_gpus({}) == []
-
-
-def test_the_installed_torch_is_read_without_its_import() -> None:
-    import torch
-
-    build = torch_build()
-    assert build is not None
-    assert (build.version, build.cuda) == (torch.__version__, torch.version.cuda or "")
-
-
-@pytest.mark.parametrize(
-    ("driver", "torch", "said"),
-    [
-        ("580.65", CUDA_13, ""),
-        ("610.1", CUDA_13, ""),
-        ("550.54.15", CUDA_13, "built for CUDA 13.0, which needs driver 580 or newer, and this machine has 2 GPU(s) "
-                               "(NVIDIA Some, driver 550.54.15); install a newer driver, a build of torch for CUDA 12"),
-        ("550.54.15", TorchBuild("2.6.0", "12.4"), ""),
-        ("580.65", TorchBuild("2.13.0+cpu", ""), "torch 2.13.0+cpu is built without CUDA, and this machine has 2 GPU"),
-        ("580.65", None, ""),
-    ],
-)  # fmt: skip
-def test_a_torch_that_cannot_use_the_driver_is_found(driver: str, torch: TorchBuild | None, said: str) -> None:
-    why = mismatch(gpus(2, driver=driver), torch)
-    assert said in why if said else why == ""
-    assert (found(plan_of(), gpus(2, driver=driver), torch).get("cluster.gpu_per_node", "") == why) or not why
-
-
-def test_gpus_that_torch_cannot_use_are_not_passed_over_in_silence() -> None:
-    field, two = "TRINITY_TRAINER_DEVICE", gpus(2)
-    assert device_of("auto", field, True, two, CUDA_13) == "cuda"
-    assert device_of("auto", field, False, [], CUDA_13) == "cpu"
-    assert device_of("cpu", field, True, two, CUDA_13) == "cpu"
-    for asked, cards, torch, said in (
-        ("cuda", [], CUDA_13, "this machine shows no GPU"),
-        ("auto", two, TorchBuild("2.13.0+cpu", ""), "is built without CUDA"),
-        ("auto", two, CUDA_13, "torch finds none of the 2 GPU(s) that nvidia-smi lists"),
-    ):
-        with pytest.raises(ValueError, match=f"^is {asked}, but ") as refused:
-            device_of(asked, field, False, cards, torch)
-        assert said in str(refused.value)
-        assert str(refused.value).endswith(f"or set {field}=cpu")
+def test_a_torch_that_cannot_use_the_driver_is_a_problem() -> None:
+    old = gpus(2, driver="550.54.15")
+    assert found(plan_of(), old) == {"cluster.gpu_per_node": mismatch(old, CUDA_13)}
 
 
 @pytest.mark.parametrize(
@@ -181,10 +99,6 @@ def test_the_cache_of_all_rollouts_is_the_most_a_sharing_engine_takes(tmp_path: 
         split = split_memory(plan, gpus(1, gib=140)[0], 1)
         assert isinstance(split, MemorySplit)
         assert split.engine == pytest.approx(1 + 4 + 2 * (1 + offset), abs=0.01)
-
-
-def test_a_gpu_that_is_named_twice_is_one() -> None:
-    assert [gpu.index for gpu in visible(LISTING, "0,0,GPU-aaaa")] == ["0"]
 
 
 def test_what_fits_is_no_problem() -> None:

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from trinity.config import Plan, make_plan
-from trinity.config.devices import Gpu, TorchBuild
 from trinity.config.load import parse
+from trinity.runtime import devices as probes
+from trinity.runtime.devices import Gpu, TorchBuild
 from trinity.runtime.errors import InvalidInput, Unavailable
 from trinity.trainer.process import devices
 from trinity.trainer.process.ranks import Ranks
@@ -30,7 +31,7 @@ def plan_of(name: str) -> Plan:
 @pytest.fixture
 def no_cuda(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr(devices, "detect_gpus", list)
+    monkeypatch.setattr(probes, "detect_gpus", list)
     return monkeypatch
 
 
@@ -41,8 +42,8 @@ def test_without_gpus_the_cpu_is_taken_unless_gpus_were_asked_for(no_cuda: pytes
 
 
 def test_a_torch_that_cannot_use_the_gpus_here_is_an_error_and_no_slow_run(no_cuda: pytest.MonkeyPatch) -> None:
-    no_cuda.setattr(devices, "detect_gpus", lambda: [Gpu("0", "NVIDIA Some", 80.0, 80.0, "550.54")])
-    no_cuda.setattr(devices, "torch_build", lambda: TorchBuild("2.11.0+cu130", "13.0"))
+    no_cuda.setattr(probes, "detect_gpus", lambda: [Gpu("0", "NVIDIA Some", 80.0, 80.0, "550.54")])
+    no_cuda.setattr(probes, "torch_build", lambda: TorchBuild("2.11.0+cu130", "13.0"))
     with pytest.raises(InvalidInput, match="needs driver 580 or newer, and this machine has 1 GPU"):
         devices.choose("auto", ONE)
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from trinity.config.devices import Gpu, TorchBuild
 from trinity.explorer.engine import devices
 from trinity.explorer.types import EngineFailed, EngineOptions
+from trinity.runtime.devices import Gpu
 from trinity.runtime.errors import InvalidInput
 
 pytestmark = pytest.mark.core
@@ -54,16 +54,6 @@ def test_an_engine_that_shares_its_gpu_has_a_cache_of_a_fixed_size(tmp_path: Pat
     assert devices.memory_arguments(replace(shared, model="owner/unknown"), [card(0, 95)]) == {
         "gpu_memory_utilization": 0.3
     }
-
-
-def test_gpus_that_torch_cannot_use_are_an_error_and_no_slow_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr(devices, "detect_gpus", list)
-    assert devices.choose("auto") == devices.choose("cpu") == "cpu"
-    monkeypatch.setattr(devices, "detect_gpus", lambda: [card(0, 95)])
-    monkeypatch.setattr(devices, "torch_build", lambda: TorchBuild("2.13.0+cpu", ""))
-    with pytest.raises(InvalidInput, match=r"TRINITY_EXPLORER_DEVICE: is auto, but torch 2.13.0.cpu is built without"):
-        devices.choose("auto")
 
 
 def test_what_the_bits_of_samples_depend_on_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

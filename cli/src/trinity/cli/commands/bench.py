@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity.cli.supervise import services
-from trinity.cli.supervise.devices import place, visible_gpus
+from trinity.cli.supervise.devices import place
 from trinity.cli.supervise.display import Display, make_display
 from trinity.cli.supervise.preflight import check_inputs
 from trinity.cli.supervise.supervisor import ended_by_signals
@@ -29,6 +29,7 @@ from trinity.reading.errors import RunError
 from trinity.reading.processes import open_nats
 from trinity.reading.render import table
 from trinity.runtime import files, names, rpc
+from trinity.runtime.devices import visible_gpus
 from trinity.weights import Manifest, manifest_of_folder
 from trinity.weights.checkpoint_manifest import verify, verify_model
 from trinity.weights.checkpoints import checkpoint_folder, has_weights, model_folder, step_of

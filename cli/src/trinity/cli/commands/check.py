@@ -11,9 +11,10 @@ from trinity.cli.commands.plan_text import describe
 from trinity.commands import Arguments, ConfigOption, PluginDirs, command, group
 from trinity.commands.request import request, say_notices
 from trinity.config import Config, dump, expand, make_plan
-from trinity.config.devices import describe_sharing, detect_gpus
+from trinity.config.devices import describe_sharing
 from trinity.plugins.environments import installed_environments
 from trinity.reading.job import make_folder
+from trinity.runtime.devices import detect_gpus
 
 app = group()
 

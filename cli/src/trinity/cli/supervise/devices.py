@@ -1,27 +1,12 @@
-"""Which GPUs this machine has, without importing torch, and their assignment to processes."""
+"""The assignment of this machine's GPUs to processes."""
 
-import os
-import subprocess
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from trinity.config import Plan, Problem, devices
 from trinity.config.devices import MemorySplit
 from trinity.reading.errors import RunError
-
-
-def visible_gpus() -> list[str]:
-    """GPU indices this process may use; CUDA_VISIBLE_DEVICES is respected. Empty on a machine without GPUs."""
-    limited = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if limited is not None:  # one that is named twice is one
-        return list(dict.fromkeys(card.strip() for card in limited.split(",") if card.strip() not in ("", "-1")))
-    try:
-        listing = subprocess.run(
-            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], capture_output=True, text=True, timeout=20
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return listing.stdout.split() if listing.returncode == 0 else []
+from trinity.runtime.devices import detect_gpus
 
 
 @dataclass(frozen=True)
@@ -75,7 +60,7 @@ def place(plan: Plan, gpus: list[str], taken: Collection[str] = ()) -> Placement
 def _share(plan: Plan, cards: list[str]) -> Placement:
     """The trainer on the engines' GPUs; the smallest says how each one's memory is divided."""
     ranks = devices.ranks_sharing(plan)
-    shared = devices.detect_gpus({"CUDA_VISIBLE_DEVICES": ",".join(cards[: plan.gpus.explorer])})
+    shared = detect_gpus({"CUDA_VISIBLE_DEVICES": ",".join(cards[: plan.gpus.explorer])})
     if not shared:  # nvidia-smi does not say how much memory it has
         problem = "engine and trainer would share a GPU whose memory nvidia-smi does not report; use another"
         raise RunError(f"explorer.rollout_model.engine_num: {problem}")

@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from trinity.cli.supervise import services
-from trinity.cli.supervise.devices import place, visible_gpus
+from trinity.cli.supervise.devices import place
 from trinity.cli.supervise.display import Display, make_display
 from trinity.cli.supervise.endpoint import endpoint_problems, endpoint_settings
 from trinity.cli.supervise.join_config import joined_config
@@ -28,6 +28,7 @@ from trinity.reading.job import Job, SupervisorRecord
 from trinity.reading.nats import NatsAccess
 from trinity.reading.run_record import local_addresses, look_for_run
 from trinity.runtime import files
+from trinity.runtime.devices import visible_gpus
 from trinity.runtime.logs import without_credentials
 
 _FINISHED_SECONDS = 30.0  # an explorer that is started before the trainer of a longer run waits so long

@@ -25,6 +25,7 @@ from trinity.data.datasets import DatasetError, Row, check_columns, features, re
 from trinity.data.task_pipeline import TaskPipelineResult, previewed
 from trinity.data.vision import image_rules, sees
 from trinity.runtime import files
+from trinity.runtime.devices import detect_gpus, host_memory, torch_build
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.process import time_limit
 from trinity.weights import manifest_of_folder
@@ -122,8 +123,8 @@ def check_deeper(plan: Plan, source: str, job: Path) -> list[str]:
 
 def machine_problems(plan: Plan) -> list[Problem]:
     """Problems of running a stage on this machine's GPUs, or on its CPU if it has none."""
-    gpus = devices.detect_gpus()
-    return list(devices.problems(plan, gpus, devices.torch_build(), devices.host_memory()))
+    gpus = detect_gpus()
+    return list(devices.problems(plan, gpus, torch_build(), host_memory()))
 
 
 def _not_repeatable(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence[Row]) -> list[Problem]:

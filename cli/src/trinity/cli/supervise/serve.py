@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from trinity.cli.supervise import services
-from trinity.cli.supervise.devices import place, visible_gpus
+from trinity.cli.supervise.devices import place
 from trinity.cli.supervise.display import make_display
 from trinity.cli.supervise.endpoint import endpoint_settings
 from trinity.cli.supervise.join_config import check_identity, own_model
@@ -22,6 +22,7 @@ from trinity.reading.job import Job, SupervisorRecord, identify
 from trinity.reading.nats import NatsAccess, wait_until_open
 from trinity.reading.run_record import local_addresses, look_for_run
 from trinity.runtime import files
+from trinity.runtime.devices import visible_gpus
 
 _STOP_SECONDS = 6.0
 _POLL_SECONDS = 0.5

@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from trinity.cli.supervise.devices import Placement, place, visible_gpus
+from trinity.cli.supervise.devices import Placement, place
 from trinity.cli.supervise.display import Display, Pages, make_display
 from trinity.cli.supervise.preflight import check_inputs, machine_problems
 from trinity.cli.supervise.stage import EXIT_SPENT, Stage
@@ -26,6 +26,7 @@ from trinity.reading.errors import RunError
 from trinity.reading.nats import NatsAccess
 from trinity.reading.processes import open_nats
 from trinity.runtime import files
+from trinity.runtime.devices import visible_gpus
 from trinity.weights.checkpoint_manifest import verify_model
 from trinity.weights.checkpoints import newest_model
 

@@ -1,15 +1,10 @@
-"""Whether this machine's GPUs can hold a plan, checked before the start. Problems are text with numbers and a fix.
+"""Checks before the start that this machine's GPUs can hold a plan. Problems are text with numbers and a fix.
 
-detect_gpus -> problems. Nothing here imports torch, or touches a GPU: nvidia-smi is asked, and torch's folder is read.
+trinity.runtime.devices finds the GPUs.
 """
 
-import importlib.util
-import os
-import re
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from trinity.config.errors import Problem
 from trinity.config.memory import (
@@ -28,117 +23,13 @@ from trinity.config.memory import (
 )
 from trinity.config.plan import Plan
 from trinity.config.schema.explorer import RolloutModelConfig
+from trinity.runtime.devices import Gpu, TorchBuild, mismatch
 
-_QUERY = "index,uuid,name,memory.total,memory.free,driver_version"
 _ZERO = "trainer.deepspeed.zero_stage"
-# The oldest driver for each major version of CUDA: https://docs.nvidia.com/deploy/cuda-compatibility
-_OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
 _HIGHEST_UTILIZATION = 0.95
 # Of a GPU that engine and trainer share: what neither takes, and the engine's part where the model's size is not known.
 _UNUSED_GIB, _PART_OF_UNKNOWN = 1.0, 0.35
 _MOST_SEQUENCES = 1024  # that vLLM runs at once on a large GPU
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """`index` is what CUDA_VISIBLE_DEVICES calls it."""
-
-    index: str
-    name: str
-    total_gib: float
-    free_gib: float
-    driver: str
-
-    def __str__(self) -> str:
-        return f"GPU {self.index} ({self.name}, {self.total_gib:.1f} GiB)"
-
-
-@dataclass(frozen=True)
-class TorchBuild:
-    """cuda: the version it was built for; empty: none."""
-
-    version: str
-    cuda: str
-
-
-def detect_gpus(environment: Mapping[str, str] = os.environ) -> list[Gpu]:
-    """The GPUs that this process may use, in its order. Empty without an NVIDIA driver."""
-    command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
-    try:
-        listing = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return visible(listing.stdout, environment.get("CUDA_VISIBLE_DEVICES")) if listing.returncode == 0 else []
-
-
-def visible(listing: str, limited: str | None) -> list[Gpu]:
-    """Of nvidia-smi's lines, those that CUDA_VISIBLE_DEVICES names by index or by the beginning of their uuid."""
-    found: list[tuple[str, Gpu]] = []
-    for line in listing.splitlines():
-        index, uuid, name, total, free, driver = (cell.strip() for cell in line.split(","))
-        if total.isdigit() and free.isdigit():
-            found.append((uuid, Gpu(index, name, int(total) / 1024, int(free) / 1024, driver)))
-    if limited is None:
-        return [gpu for _, gpu in found]
-    named = [name.strip() for name in limited.split(",") if name.strip()]
-    matching = (
-        gpu for name in named for uuid, gpu in found if name == gpu.index or (len(name) > 4 and uuid.startswith(name))
-    )
-    return list(dict.fromkeys(matching))  # one that is named twice is one
-
-
-def torch_build() -> TorchBuild | None:
-    """Of the torch that is installed here, read and not imported; None if there is none."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
-    try:
-        text = Path(spec.origin).with_name("version.py").read_text()
-    except OSError:
-        return None
-    found = {name: re.search(rf"^{name}\b[^=\n]*= *'([^']*)'", text, re.MULTILINE) for name in ("__version__", "cuda")}
-    version, cuda = found["__version__"], found["cuda"]
-    return TorchBuild(version[1] if version else "", cuda[1] if cuda else "")
-
-
-def mismatch(gpus: Sequence[Gpu], torch: TorchBuild | None) -> str:
-    """Why torch cannot use the GPUs that are here, and what to do; empty if it can."""
-    if not gpus or torch is None:
-        return ""
-    here = f"this machine has {len(gpus)} GPU(s) ({gpus[0].name}, driver {gpus[0].driver})"
-    otherwise = "or set CUDA_VISIBLE_DEVICES to nothing, to run on the CPU"
-    if not torch.cuda:
-        return (
-            f"torch {torch.version} is built without CUDA, and {here}; install a build of torch with CUDA, {otherwise}"
-        )
-    major, driver = int(torch.cuda.split(".")[0]), int(gpus[0].driver.split(".")[0] or 0)
-    oldest = _OLDEST_DRIVERS.get(major, 0)
-    if driver and driver < oldest:
-        fits = [cuda for cuda, least in _OLDEST_DRIVERS.items() if least <= driver]
-        older = f", a build of torch for CUDA {max(fits)}" if fits else ""
-        return (
-            f"torch {torch.version} is built for CUDA {torch.cuda}, which needs driver {oldest} or newer, and {here}; "
-            f"install a newer driver{older}, {otherwise}"
-        )
-    return ""
-
-
-def device_of(asked: str, field: str, available: bool, gpus: Sequence[Gpu], torch: TorchBuild | None) -> str:
-    """ "cpu" or "cuda", of a service whose setting `field` is `asked` (auto, cpu, cuda). `available`: what torch says.
-
-    GPUs that torch cannot use are never passed over in silence: ValueError with the reason.
-    """
-    if asked == "cpu" or (asked == "auto" and not available and not gpus):
-        return "cpu"
-    if available:
-        return "cuda"
-    why = mismatch(gpus, torch)
-    if not why and gpus:
-        why = (
-            f"torch finds none of the {len(gpus)} GPU(s) that nvidia-smi lists; see `python -m torch.utils.collect_env`"
-        )
-    why = why or "this machine shows no GPU (nvidia-smi finds none, or CUDA_VISIBLE_DEVICES hides them)"
-    raise ValueError(f"is {asked}, but {why}; or set {field}=cpu")
 
 
 def problems(plan: Plan, gpus: Sequence[Gpu], torch: TorchBuild | None, host_memory_gib: float) -> Iterator[Problem]:
@@ -247,16 +138,6 @@ def _check_shared(plan: Plan, cards: Sequence[Gpu], host_memory_gib: float) -> I
         if isinstance(split := split_memory(plan, card, ranks, host_memory_gib), Problem):
             yield split
             return
-
-
-def host_memory() -> float:
-    """Free host memory in GiB; 0 if the system does not report it."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 0.0
-    found = next((line for line in lines if line.startswith("MemAvailable")), "MemAvailable: 0")
-    return int(found.split()[1]) / 2**20
 
 
 def _too_few(plan: Plan, here: int, wanted: int, trains: bool) -> Problem:

@@ -14,7 +14,7 @@ from trinity.data.experience import Limits
 from trinity.data.vision import ImageRules, image_rules
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
-from trinity.explorer.engine.devices import choose, has_nccl, platform_of
+from trinity.explorer.engine.devices import has_nccl, platform_of
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.environments.client import READS_NONE, EnvironmentClient
 from trinity.explorer.journal.journal import Journals
@@ -31,6 +31,7 @@ from trinity.explorer.weights.follower import WeightFollower
 from trinity.explorer.weights.member import Activity
 from trinity.explorer.workflows.environments import refuse_rewritten_history
 from trinity.runtime.broker import Broker
+from trinity.runtime.devices import choose
 from trinity.runtime.names import RunNames
 from trinity.runtime.trust.keys import KeyFile
 from trinity.weights.client import Membership
@@ -53,7 +54,10 @@ class ExplorerBuilder:
         return Limits(self._plan.lengths.model, vocabulary_of(path), images=image_rules(path))
 
     def engine_options(self) -> EngineOptions:
-        model, device = self._config.model, choose(self._settings.device)
+        import torch
+
+        model = self._config.model
+        device = choose(self._settings.device, "TRINITY_EXPLORER_DEVICE", torch.cuda.is_available())
         return EngineOptions.of(
             self._explorer.rollout_model,
             model=model.model_path,

@@ -44,7 +44,7 @@ def train(plan: Plan, settings: TrainerSettings, ranks: Ranks, control: Control)
     """
     import torch
 
-    from trinity.config.devices import host_memory
+    from trinity.runtime.devices import host_memory
     from trinity.trainer.engine import TrainEngine
     from trinity.trainer.process import devices
     from trinity.trainer.process.exchange import Exchange

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity.cli.supervise import services
-from trinity.cli.supervise.devices import place, visible_gpus
+from trinity.cli.supervise.devices import place
 from trinity.config import Config, dump, make_plan
 from trinity.config.run_record import Addresses
 from trinity.data.experience import Task
@@ -22,6 +22,7 @@ from trinity.reading.errors import RunError
 from trinity.reading.job import identify
 from trinity.reading.nats import NatsAccess, wait_until_open
 from trinity.runtime import files
+from trinity.runtime.devices import visible_gpus
 from trinity.runtime.process import as_parent
 from trinity.runtime.settings import NO_RUN, split_address
 

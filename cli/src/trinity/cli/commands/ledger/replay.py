@@ -25,7 +25,7 @@ from trinity.cli.commands.ledger.bisect import bisect
 from trinity.cli.commands.ledger.replay_report import Report, Step, Weights, circumstances, render
 from trinity.cli.commands.run import run
 from trinity.cli.supervise import services
-from trinity.cli.supervise.devices import Placement, visible_gpus
+from trinity.cli.supervise.devices import Placement
 from trinity.cli.supervise.preflight import check_model_folder
 from trinity.commands import AsJson, Overrides, command, group
 from trinity.config import Config, ConfigError, dump, load, make_plan
@@ -37,6 +37,7 @@ from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage, any_buffer, ask, find_trained, named_stage, read_only_buffer
 from trinity.reading.render import to_json
 from trinity.runtime import files
+from trinity.runtime.devices import visible_gpus
 from trinity.weights.checkpoints import checkpoint_folder, complete_steps
 
 app = group()

@@ -3,24 +3,10 @@
 import os
 from collections.abc import Sequence
 
-from trinity.config.devices import Gpu, detect_gpus, device_of, torch_build
 from trinity.config.memory import ENGINE_BESIDE_GIB, parameters_of
 from trinity.explorer.types import EngineFailed, EngineOptions
+from trinity.runtime.devices import Gpu, detect_gpus
 from trinity.runtime.errors import InvalidInput
-
-FIELD = "TRINITY_EXPLORER_DEVICE"
-
-
-def choose(asked: str) -> str:
-    """ "cpu" or "cuda". InvalidInput if GPUs are asked for, or are here, and torch cannot use them."""
-    import torch
-
-    available = torch.cuda.is_available()
-    gpus = [] if available or asked == "cpu" else detect_gpus()
-    try:
-        return device_of(asked, FIELD, available, gpus, torch_build())
-    except ValueError as error:
-        raise InvalidInput(FIELD, str(error)) from None
 
 
 def has_nccl() -> bool:

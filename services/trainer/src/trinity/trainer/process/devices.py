@@ -5,8 +5,10 @@ import os
 import torch
 
 from trinity.config import Plan
-from trinity.config.devices import Gpu, detect_gpus, device_of, suggest_fix, torch_build
+from trinity.config.devices import suggest_fix
 from trinity.config.memory import Sharding, parameters_of, training_gib
+from trinity.runtime import devices
+from trinity.runtime.devices import Gpu
 from trinity.runtime.errors import InvalidInput, TrinityError, Unavailable
 from trinity.trainer.process.ranks import Ranks
 
@@ -15,12 +17,7 @@ FIELD = "TRINITY_TRAINER_DEVICE"
 
 def choose(asked: str, ranks: Ranks) -> str:
     """ "cpu" or "cuda". Raises InvalidInput if GPUs are configured, or present, and this rank cannot use one."""
-    available = torch.cuda.is_available()
-    gpus = [] if available or asked == "cpu" else detect_gpus()
-    try:
-        device = device_of(asked, FIELD, available, gpus, torch_build())
-    except ValueError as error:
-        raise InvalidInput(FIELD, str(error)) from None
+    device = devices.choose(asked, FIELD, torch.cuda.is_available())
     if device == "cuda":
         check_rank(ranks, torch.cuda.device_count(), torch.distributed.is_nccl_available())
     return device
