@@ -20,7 +20,7 @@ from trinity.buffer.settings import BufferSettings
 from trinity.buffer.state.context import RunContext
 from trinity.config import load, make_plan
 from trinity.data.experience import AttemptFailure, Outcome, Task
-from trinity.explorer.rollout import still_queued
+from trinity.explorer.rollout import task_queue
 from trinity.explorer.rollout.loop import Progress, RolloutLoop
 from trinity.runtime import headers, names
 from trinity.runtime.broker import Broker, Bucket, connect
@@ -110,7 +110,7 @@ async def queued(broker: Broker, run: BufferRun) -> set[int]:
 async def test_a_step_goes_without_its_slowest_tasks_and_they_end(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(still_queued, "_LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(task_queue, "_LOOK_SECONDS", 0.2)
     async with started(steps=3, **over_rollout()) as (run, trainer), exploring(run, {2, 3}) as (explorer, broker):
         batches = [await trainer.batch(step) for step in (1, 2, 3)]
         entries = [await trainer.entry(step) for step in (1, 2, 3)]

@@ -10,7 +10,7 @@ from trinity.config.schema.buffer import FormatConfig
 from trinity.config.schema.explorer import DynamicTimeoutConfig
 from trinity.data.experience import AttemptFailure, Experience, Group, Task, TaskKind
 from trinity.explorer.rollout import attempt
-from trinity.explorer.rollout.patience import Patience
+from trinity.explorer.rollout.attempt import Patience
 from trinity.explorer.workflows import WORKFLOWS
 from trinity.explorer.workflows.base import Workflow
 from trinity.runtime.errors import FailureCause

@@ -8,7 +8,7 @@ import pytest
 
 from support.fakes.data.experience import make_group, make_task
 from trinity.data.experience import AttemptFailure, TaskKind
-from trinity.explorer.rollout.account import Account, keep
+from trinity.explorer.rollout.account import Account, fate_of, keep
 from trinity.runtime.errors import FailureCause
 
 pytestmark = pytest.mark.core
@@ -32,7 +32,8 @@ def test_attempts_share_the_seconds_by_their_rollouts() -> None:
     account.enter(large)
     clock.now = 16.0
     account.leave(small)
-    account.end(small, one, make_group(one))
+    small.fate = "stored"
+    account.end(small)
     assert account.seconds == {"stored": pytest.approx(2.0 + 1.0)}
     clock.now = 18.0
     assert account.running_seconds() == pytest.approx(8.0 + 2.0)
@@ -41,7 +42,7 @@ def test_attempts_share_the_seconds_by_their_rollouts() -> None:
     account.enter(large)
     clock.now = 31.0
     account.leave(large)
-    account.end(large, eight, None)
+    account.end(large)
     assert account.seconds == {"stored": pytest.approx(3.0), "aborted": pytest.approx(11.0)}
     assert account.running_seconds() == 0.0
 
@@ -55,15 +56,9 @@ def test_attempts_share_the_seconds_by_their_rollouts() -> None:
     ],
 )
 def test_each_outcome_has_its_fate(kind: TaskKind, final: bool | None, fate: str) -> None:
-    clock = Clock()
-    account, task = Account(clock), make_task(kind=kind)
-    attempt = account.attempt(task)
-    account.enter(attempt)
-    clock.now = 1.0
-    account.leave(attempt)
+    task = make_task(kind=kind)
     failure = AttemptFailure(task, 1, "one", FailureCause.TIMEOUT, "late", bool(final), 0.0)
-    account.end(attempt, task, make_group(task) if final is None else failure)
-    assert account.seconds == {fate: 1.0}
+    assert fate_of(task, make_group(task) if final is None else failure) == fate
 
 
 async def test_the_file_is_written_at_once_and_at_the_end_and_a_disk_that_refuses_ends_nothing(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 from support.fakes.data.experience import make_group, make_task
 from trinity.data.experience import Outcome, Task, TaskKind
 from trinity.explorer.rollout import loop as loop_module
-from trinity.explorer.rollout import still_queued
+from trinity.explorer.rollout import task_queue
 from trinity.explorer.rollout.attempt import Receipt
 from trinity.explorer.rollout.loop import Progress, RolloutLoop
-from trinity.explorer.rollout.still_queued import TaskEnded, while_queued
+from trinity.explorer.rollout.task_queue import TaskEnded, while_queued
 from trinity.runtime.broker import StoredMessage
 from trinity.runtime.errors import NotFound, PermissionDenied, Unavailable
 from trinity.runtime.names import RunNames
@@ -39,7 +39,7 @@ class Queue:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(still_queued, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(task_queue, "_LOOK_SECONDS", 0.01)
 
 
 def queue(*answers: Exception | StoredMessage) -> Any:

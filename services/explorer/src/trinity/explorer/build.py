@@ -20,7 +20,6 @@ from trinity.explorer.environments.client import READS_NONE, EnvironmentClient
 from trinity.explorer.journal.journal import Journals
 from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.loop import Progress, RolloutLoop
-from trinity.explorer.rollout.patience import Patience
 from trinity.explorer.rollout.toolbox import ExplorerTools
 from trinity.explorer.sessions.server import AgentGateway, OpenTo
 from trinity.explorer.settings import ExplorerSettings
@@ -158,7 +157,7 @@ class ExplorerBuilder:
         keeps = self._explorer.durable_episodes and not self._config.reproducible
         flush = self._explorer.flush_tokens
         journals = Journals(broker, names, mine, limits, usable, follower.gates.reaches_step, flush, keeps)
-        patience = Patience(self._explorer.dynamic_timeout, self._config.buffer.batch_size)
+        patience = attempt.Patience(self._explorer.dynamic_timeout, self._config.buffer.batch_size)
         explore = partial(
             attempt.explore, explorer_id=mine, tools=tools, limits=limits, journals=journals, patience=patience
         )

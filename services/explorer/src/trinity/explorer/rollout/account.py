@@ -28,6 +28,7 @@ class Attempt:
     """The share of one attempt. `weight`: rollouts that it samples at once."""
 
     weight: int
+    fate: str = "aborted"
     seconds: float = 0.0
     entered_at: float | None = None  # of the account's clock; None while it does not run
 
@@ -61,10 +62,9 @@ class Account:
         self._weight -= attempt.weight
         self._running.remove(attempt)
 
-    def end(self, attempt: Attempt, task: Task, outcome: Outcome | None, was_cut: bool = False) -> None:
-        """Charge what it took. `outcome`: None if it was ended from outside; `was_cut`: as its task had ended."""
-        fate = "cut" if was_cut else _fate(task, outcome)
-        self.seconds[fate] = self.seconds.get(fate, 0.0) + attempt.seconds
+    def end(self, attempt: Attempt) -> None:
+        """Charge what it took to its fate."""
+        self.seconds[attempt.fate] = self.seconds.get(attempt.fate, 0.0) + attempt.seconds
 
     def running_seconds(self) -> float:
         """Of attempts that have not ended."""
@@ -82,9 +82,7 @@ class Account:
         self._at = now
 
 
-def _fate(task: Task, outcome: Outcome | None) -> str:
-    if outcome is None:
-        return "aborted"
+def fate_of(task: Task, outcome: Outcome) -> str:
     if not isinstance(outcome, Group):
         return "dead_letter" if outcome.final else "failed"
     return "evaluated" if task.kind is TaskKind.EVALUATION else "stored"

@@ -7,6 +7,7 @@ task is attempted again elsewhere, and the log's deduplication keeps the first g
 import asyncio
 import time
 import zlib
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from trinity.config.schema.explorer import DynamicTimeoutConfig
 from trinity.data.experience import (
     UNLIMITED,
     AttemptFailure,
@@ -30,7 +32,6 @@ from trinity.data.wire import encode_outcome, encode_reference
 from trinity.explorer.environments import slots as episode_slots
 from trinity.explorer.environments.client import EnvironmentCause, EnvironmentFailed, ScorerFailed
 from trinity.explorer.journal.journal import Journals, TaskJournal
-from trinity.explorer.rollout.patience import Patience
 from trinity.explorer.types import EngineFailed
 from trinity.explorer.weights.load_history import WeightsWithdrawn
 from trinity.explorer.workflows import WORKFLOWS, Toolbox, find_workflow, seeds
@@ -86,6 +87,33 @@ class Receipt:
     sequence: int
     crc32: int
     duplicate: bool
+
+
+class Patience:
+    """Limits the attempts at tasks of a taskset to a multiple of the mean that this explorer's took.
+
+    An attempt that was cut counts with its limit, so limits that became too short grow again. Evaluations are never
+    cut, because their accuracy would be that of short answers.
+    """
+
+    def __init__(self, config: DynamicTimeoutConfig, tasks_per_step: int) -> None:
+        self._ratio = config.ratio if config.enable else None
+        self._first = max(1, config.warmup_min_steps * tasks_per_step)
+        self._attempts: dict[str, int] = defaultdict(int)
+        self._seconds: dict[str, float] = defaultdict(float)
+
+    def limit_seconds(self, task: Task) -> float:
+        """The longest attempt at this task from now on."""
+        attempts = self._attempts[task.taskset]
+        if self._ratio is None or task.kind is TaskKind.EVALUATION or attempts < self._first:
+            return task.timeout_seconds
+        return min(task.timeout_seconds, self._ratio * self._seconds[task.taskset] / attempts)
+
+    def count(self, task: Task, seconds: float) -> None:
+        """An attempt has ended with a group, or at its limit, after `seconds`."""
+        if task.kind is not TaskKind.EVALUATION:
+            self._attempts[task.taskset] += 1
+            self._seconds[task.taskset] += seconds
 
 
 async def explore(

@@ -7,7 +7,7 @@ attempted again elsewhere, and the log's deduplication keeps the first group. At
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Protocol
@@ -17,10 +17,9 @@ import structlog
 from trinity.data.experience import Group, Outcome, Task, TaskKind
 from trinity.data.wire import decode_task
 from trinity.explorer.rollout import task_queue
-from trinity.explorer.rollout.account import Account, Attempt
+from trinity.explorer.rollout.account import Account, Attempt, fate_of
 from trinity.explorer.rollout.attempt import store
-from trinity.explorer.rollout.still_queued import TaskEnded, while_queued
-from trinity.explorer.rollout.task_queue import TaskQueue
+from trinity.explorer.rollout.task_queue import TaskEnded, TaskQueue, while_queued
 from trinity.runtime import tracing
 from trinity.runtime.broker import Broker, Message
 from trinity.runtime.errors import InvalidInput
@@ -94,40 +93,80 @@ class RolloutLoop:
 
     async def work(self, task: Task, message: Message) -> None:
         """Work on a leased task."""
-        progress = self._progress
         if not await self._gates.reaches_step(task.gate_step):
             log.warning("explorer.task.returned", task=task.task_id, gate_step=task.gate_step, reason="no weights")
             await self._give_back(message, _RETURN_SECONDS)
             return
-        share, outcome, was_cut = progress.account.attempt(task), None, False
-        await self._count(task, +1)
-        progress.account.enter(share)
         try:
-            with tracing.span("task.attempt", parent=tracing.extract(message.headers)):
-                async with self._while_queued(task, message):
-                    outcome = await self._explore(task, message.deliveries, aside=partial(self._aside, task, share))
-                    receipt = await store(self._broker, self._run, outcome, self._note_room)
-                if isinstance(outcome, Group):
-                    told = {"task": task.task_id, "ordinal": task.ordinal, "kind": str(task.kind), **asdict(receipt)}
-                    log.debug("explorer.group.stored", **told)
+            async with self._counted(task) as attempt:
+                outcome = await self._explore_and_store(task, message, attempt)
         except TaskEnded:
-            outcome, was_cut = None, True
-        finally:
-            progress.account.leave(share)
-            progress.account.end(share, task, outcome, was_cut)
-            await self._count(task, -1)
-        if outcome is None:
             log.info("explorer.attempt.abandoned", task=task.task_id, attempt=message.deliveries, reason="task was cut")
-            await message.retry(_RETURN_SECONDS)  # what is gone from the queue is not delivered again
+            await message.retry(_RETURN_SECONDS)  # a task that is gone from the queue is not delivered again
             return
         if isinstance(outcome, Group):
-            progress.groups_stored += 1
+            self._progress.groups_stored += 1
         else:
-            progress.failed_attempts += 1
+            self._progress.failed_attempts += 1
         if isinstance(outcome, Group) or outcome.final:
             await message.ack()
         else:
             await message.retry(_RETRY_SECONDS * message.deliveries)
+
+    async def _explore_and_store(self, task: Task, message: Message, attempt: Attempt) -> Outcome:
+        """Raises TaskEnded once the task is cut. Evaluations are never cut."""
+        may_end = task.kind is not TaskKind.EVALUATION
+        queued = while_queued(self._broker, self._run.tasks_stream, message.sequence) if may_end else nullcontext()
+        with tracing.span("task.attempt", parent=tracing.extract(message.headers)):
+            async with queued:
+                outcome = await self._explore(task, message.deliveries, aside=partial(self._aside, task, attempt))
+                attempt.fate = fate_of(task, outcome)
+                receipt = await store(self._broker, self._run, outcome, self._note_room)
+            if isinstance(outcome, Group):
+                told = {"task": task.task_id, "ordinal": task.ordinal, "kind": str(task.kind), **asdict(receipt)}
+                log.debug("explorer.group.stored", **told)
+        return outcome
+
+    @contextlib.asynccontextmanager
+    async def _counted(self, task: Task) -> AsyncIterator[Attempt]:
+        """The task counts as running in the body, and the body's seconds are charged to the attempt's fate."""
+        account = self._progress.account
+        attempt = account.attempt(task)
+        self._enter(task, attempt)
+        try:
+            await self._notify()
+            yield attempt
+        except TaskEnded:
+            attempt.fate = "cut"
+            raise
+        finally:
+            self._leave(task, attempt)
+            account.end(attempt)
+            await self._notify()
+
+    def _enter(self, task: Task, attempt: Attempt) -> None:
+        self._progress.account.enter(attempt)
+        self._progress.running_tasks += 1
+        self._progress.evaluations += task.kind is TaskKind.EVALUATION
+
+    def _leave(self, task: Task, attempt: Attempt) -> None:
+        self._progress.account.leave(attempt)
+        self._progress.running_tasks -= 1
+        self._progress.evaluations -= task.kind is TaskKind.EVALUATION
+
+    @contextlib.asynccontextmanager
+    async def _aside(self, task: Task, attempt: Attempt) -> AsyncIterator[None]:
+        """The task waits for a provider that is away. It does not count as running, and its slot is free for others."""
+        self._progress.waiting_tasks += 1
+        self._leave(task, attempt)
+        try:
+            await self._notify()
+            async with task_queue.aside():
+                yield
+        finally:
+            self._progress.waiting_tasks -= 1
+            self._enter(task, attempt)
+            await self._notify()
 
     async def _give_back(self, message: Message, delay_seconds: float = 0.0) -> None:
         """Return a lease that was no attempt at its task."""
@@ -135,32 +174,6 @@ class RolloutLoop:
             with contextlib.suppress(InvalidInput):  # else it is no task
                 await self._note_return(decode_task(message.data), message.deliveries)
         await message.retry(delay_seconds)
-
-    def _while_queued(self, task: Task, message: Message) -> AbstractAsyncContextManager[None]:
-        if task.kind is TaskKind.EVALUATION:
-            return contextlib.nullcontext()  # none is taken out of their queue
-        return while_queued(self._broker, self._run.tasks_stream, message.sequence)
-
-    async def _count(self, task: Task, change: int) -> None:
-        """Newer weights wait while an evaluation runs, so the follower hears of its begin and end. An evaluation
-        that waits, for its gate or a provider, is not counted: newer weights may come meanwhile."""
-        self._progress.running_tasks += change
-        self._progress.evaluations += change * (task.kind is TaskKind.EVALUATION)
-        await self._notify()
-
-    @contextlib.asynccontextmanager
-    async def _aside(self, task: Task, share: Attempt) -> AsyncIterator[None]:
-        """The task waits for a provider that is away, and its slot is free for others."""
-        self._progress.waiting_tasks += 1
-        self._progress.account.leave(share)
-        await self._count(task, -1)
-        try:
-            async with task_queue.aside():
-                yield
-        finally:
-            self._progress.waiting_tasks -= 1
-            self._progress.account.enter(share)
-            await self._count(task, +1)
 
     def _note_room(self, waits: bool) -> None:
         self._progress.waits_for_log = waits

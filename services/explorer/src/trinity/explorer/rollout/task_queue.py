@@ -1,7 +1,7 @@
 """Leases tasks from the shared queue, renews leases while tasks run, and returns or acknowledges them at the end.
 
 A task that waits for something beyond this run, such as a provider that is away, is put aside: it keeps its lease, and
-its slot goes to the next task.
+its slot goes to the next task. The buffer removes tasks that have ended, such as cut ones; attempts at them end too.
 """
 
 import asyncio
@@ -15,13 +15,16 @@ import structlog
 from trinity.data.experience import Task
 from trinity.data.wire import decode_task
 from trinity.runtime.broker import Broker, Message, PullConsumer
-from trinity.runtime.errors import InvalidInput, Unavailable
+from trinity.runtime.errors import InvalidInput, NotFound, PermissionDenied, Unavailable
 from trinity.runtime.names import TASK_LEASE_SECONDS, TASKS_CONSUMER
 
 log = structlog.get_logger(__name__)
 
 _REQUEST_SECONDS = 2.0
 _PAUSE_SECONDS = 0.5
+_LOOK_SECONDS = 5.0
+_BYTES_A_SECOND = 64 * 1024  # that an attempt reads for it: a task may have images of some MiB
+_LOOKS = 2  # a replica of the stream may be behind, and lack a task that was fed just now
 
 _queue: ContextVar["TaskQueue | None"] = ContextVar("queue", default=None)
 
@@ -190,3 +193,40 @@ async def _lease_heartbeat(message: Message) -> AsyncIterator[None]:
         yield
     finally:
         extending.cancel()
+
+
+class TaskEnded(Exception):
+    """The task is not in the queue any more: no step waits for its group."""
+
+
+@contextlib.asynccontextmanager
+async def while_queued(broker: Broker, stream: str, sequence: int) -> AsyncIterator[None]:
+    """Run the body while a message of the queue is there. Else cancel it and raise TaskEnded."""
+    try:
+        async with asyncio.timeout(None) as limit:
+            watching = asyncio.create_task(_until_gone(broker, stream, sequence, limit))
+            try:
+                yield
+            finally:
+                watching.cancel()
+    except TimeoutError:
+        if limit.expired():
+            raise TaskEnded from None
+        raise
+
+
+async def _until_gone(broker: Broker, stream: str, sequence: int, limit: asyncio.Timeout) -> None:
+    missed, seconds = 0, _LOOK_SECONDS
+    while missed < _LOOKS:
+        await asyncio.sleep(seconds)
+        try:
+            task = await broker.get(stream, sequence)
+            missed, seconds = 0, max(_LOOK_SECONDS, len(task.data) / _BYTES_A_SECOND)
+        except NotFound:
+            missed += 1
+        except Unavailable:
+            continue
+        except PermissionDenied as error:  # an identity that an earlier release issued
+            log.info("explorer.queue.not_read", reason=str(error))
+            return
+    limit.reschedule(asyncio.get_running_loop().time())
