@@ -7,7 +7,7 @@ import numpy as np
 
 from support.fakes.explorers.member_engine import MemberEngine, logprobs, read_weights
 from trinity.data.experience import SamplingParams
-from trinity.explorer.weights.fetch import base_folder
+from trinity.explorer.weights.loader import base_folder
 
 
 class SamplesByTheModelItStartedWith(MemberEngine):

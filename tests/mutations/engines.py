@@ -59,13 +59,13 @@ MUTATIONS = [
         f"{_WEIGHTS}::test_a_canary_does_not_queue_behind_rollouts",
     ),
     Mutation(
-        f"{_ENGINE}/pool.py",
+        f"{_ENGINE}/engine.py",
         "        await self.loads.usable()\n        async with self.least_busy(sampling.n)",
         "        async with self.least_busy(sampling.n)",
         f"{_WEIGHTS}::test_responses_are_held_back_until_their_weights_are_known_to_be_good",
     ),
     Mutation(
-        "services/explorer/src/trinity/explorer/weights/fetch.py",
+        "services/explorer/src/trinity/explorer/weights/loader.py",
         '        folder, transport = base_folder(base_model), "folder"\n',
         '        return {"files": [], "tensors": []}, "folder"\n',
         f"{_WEIGHTS}::test_version_0_comes_back_from_the_base_models_own_files",

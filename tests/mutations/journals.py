@@ -45,7 +45,7 @@ MUTATIONS = [
         f"{_ELSEWHERE}::test_a_failed_attempt_is_not_continued",
     ),
     Mutation(
-        f"{_JOURNAL}/continued.py",
+        f"{_JOURNAL}/journal.py",
         "known = self._journal.answer(self._last.turn + 1)",
         "known = None",
         f"{_STATES}::test_the_state_is_restored_and_no_action_is_played_again",

@@ -74,7 +74,7 @@ MUTATIONS = [
         f"{_SFT}::test_it_trains_and_leaves_a_model",
     ),
     Mutation(
-        "services/explorer/src/trinity/explorer/weights/fetch.py",
+        "services/explorer/src/trinity/explorer/weights/loader.py",
         '"scale": lora.scale',
         '"scale": 2 * lora.scale',
         f"{_LORA}::test_the_run_ends_well_and_every_version_is_loaded_and_computes_its_canary",

@@ -22,7 +22,7 @@ from trinity.data import images
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.engine import Engine
 from trinity.explorer.types import EngineOptions
-from trinity.explorer.weights.fetch import base_of
+from trinity.explorer.weights.loader import base_of
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data.batch import TrainSequence
 from trinity.trainer.data.images import ImageReader

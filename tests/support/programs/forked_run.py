@@ -116,11 +116,11 @@ def _service(
     module: str, arguments: list[str], environment: dict[str, str], output: Path, engine: type[TorchEngine], run: int
 ) -> None:
     """What runs in the process of a service."""
-    from trinity.explorer.engine import pool
+    from trinity.explorer.engine import engine as engines
 
     os.setsid()
     _end_with(run)
-    pool.Engine = engine  # type: ignore[assignment,misc]
+    engines.Engine = engine  # type: ignore[assignment,misc]
     run_module(module, arguments, environment, output)
 
 

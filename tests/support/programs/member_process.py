@@ -22,7 +22,7 @@ ENGINE = "support.fakes.explorers.member_engine:MemberEngine"
 def serve(settings: dict[str, Any], environment: dict[str, str], folder: Path, engine: str) -> None:
     """What runs in the process. `engine` as module:class."""
     from support.fakes.explorers.member_engine import Marks, MemberEngine
-    from trinity.explorer.engine import pool
+    from trinity.explorer.engine import engine as engines
     from trinity.explorer.service import ExplorerService
     from trinity.explorer.settings import ExplorerSettings
     from trinity.explorer.weights import loader
@@ -32,7 +32,7 @@ def serve(settings: dict[str, Any], environment: dict[str, str], folder: Path, e
     write_to(folder / "explorer.out")
     marks = MemberEngine.marks = Marks(folder / "marks.jsonl")
     module, _, name = engine.partition(":")
-    pool.Engine = getattr(importlib.import_module(module), name)  # type: ignore[assignment,misc]
+    engines.Engine = getattr(importlib.import_module(module), name)  # type: ignore[assignment,misc]
     fetch = loader.fetch
 
     def noted(cache: Any, manifest: Any, base_model: str) -> Any:

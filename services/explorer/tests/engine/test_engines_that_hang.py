@@ -8,8 +8,8 @@ import pytest
 from trinity.explorer.engine import engine
 from trinity.explorer.engine.engine import Engine
 from trinity.explorer.types import EngineFailed, EngineOptions
-from trinity.explorer.weights import collective
-from trinity.explorer.weights.collective import CollectiveMember
+from trinity.explorer.weights import member as members
+from trinity.explorer.weights.member import CollectiveMember
 from trinity.weights.pointer import Epoch, EpochMember
 
 pytestmark = pytest.mark.core
@@ -76,7 +76,7 @@ async def test_engines_that_cannot_enter_a_group_leave_the_explorer_to_storage(m
         entered.set()
         raise EngineFailed("its core is gone")
 
-    monkeypatch.setattr(collective, "Store", Store)
+    monkeypatch.setattr(members, "Store", Store)
     member = CollectiveMember("a", enter, 5.0)
     member.epoch(Epoch(1, "gloo", "127.0.0.1:1", (EpochMember("a", 1, 1),)))
     await asyncio.wait_for(entered.wait(), 10)

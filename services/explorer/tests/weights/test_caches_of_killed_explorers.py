@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from trinity.explorer.weights.fetch import cache_folder
+from trinity.explorer.weights.loader import cache_folder
 
 pytestmark = pytest.mark.core
 
 HOLDER = """
 import sys, time
-from trinity.explorer.weights.fetch import cache_folder
+from trinity.explorer.weights.loader import cache_folder
 with cache_folder(None, "x") as folder:
     (folder / "run/v1").mkdir(parents=True)
     (folder / "run/v1/part.safetensors").write_bytes(b"weights")

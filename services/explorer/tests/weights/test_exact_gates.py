@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from support.fakes.explorers.follower import Explorer
-from trinity.explorer.weights.exact import ExactGates
+from trinity.explorer.weights.choice import ExactGates
 from trinity.weights import VersionState
 
 pytestmark = pytest.mark.core

@@ -17,7 +17,7 @@ from trinity.data.experience import Task
 from trinity.data.wire import task_to_proto
 from trinity.explorer.rollout.loop import Progress, RolloutLoop
 from trinity.explorer.rollout.task_queue import TaskQueue
-from trinity.explorer.weights import fetch, follower, gates
+from trinity.explorer.weights import follower, gates, loader
 from trinity.explorer.weights.gates import Gates
 from trinity.runtime.broker import StreamSpec, connect, ensure_consumer, ensure_streams
 from trinity.runtime.errors import Unavailable
@@ -119,7 +119,7 @@ async def test_a_fetch_that_hangs_counts_as_an_unreachable_store(
     explorer: Explorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
-    monkeypatch.setattr(fetch, "_FETCH_SECONDS", 0.1)
+    monkeypatch.setattr(loader, "_FETCH_SECONDS", 0.1)
     storage: Any = explorer.cache
     monkeypatch.setattr(storage, "fetch", lambda manifest: go_on.wait(60))
     await explorer.sync.show(explorer.version(1))

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.explorer.types import EngineFailed
-from trinity.explorer.weights.exact import ExactGates
+from trinity.explorer.weights.choice import ExactGates
 from trinity.explorer.weights.follower import WeightFollower
 from trinity.explorer.weights.load_history import LoadHistory, Verdict
 from trinity.explorer.weights.member import Activity

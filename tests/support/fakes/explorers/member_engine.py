@@ -21,7 +21,7 @@ from safetensors import safe_open
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.engine import spans_from
 from trinity.explorer.types import Completion, EngineFailed, EngineOptions, EngineUsage
-from trinity.explorer.weights.fetch import base_folder
+from trinity.explorer.weights.loader import base_folder
 from trinity.weights import TensorInfo
 from trinity.weights.collective import Group, Store, receive
 

@@ -15,7 +15,7 @@ from trinity.data.vision import ImageRules, image_rules
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.devices import has_nccl, platform_of
-from trinity.explorer.engine.pool import EnginePool
+from trinity.explorer.engine.engine import EnginePool
 from trinity.explorer.environments.client import READS_NONE, EnvironmentClient
 from trinity.explorer.journal.journal import Journals
 from trinity.explorer.rollout import attempt
@@ -24,10 +24,9 @@ from trinity.explorer.rollout.toolbox import ExplorerTools
 from trinity.explorer.sessions.server import AgentGateway, OpenTo
 from trinity.explorer.settings import ExplorerSettings
 from trinity.explorer.types import EngineOptions
-from trinity.explorer.weights.collective import CollectiveMember
-from trinity.explorer.weights.exact import ExactGates
+from trinity.explorer.weights.choice import ExactGates
 from trinity.explorer.weights.follower import WeightFollower
-from trinity.explorer.weights.member import Activity
+from trinity.explorer.weights.member import Activity, CollectiveMember
 from trinity.explorer.workflows.environments import refuse_rewritten_history
 from trinity.runtime.broker import Broker
 from trinity.runtime.devices import choose

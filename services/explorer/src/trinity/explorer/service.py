@@ -13,7 +13,7 @@ import structlog
 from trinity.config.service import load_plan
 from trinity.explorer.build import ExplorerBuilder
 from trinity.explorer.chat import ChatTokenizer
-from trinity.explorer.engine.pool import EnginePool
+from trinity.explorer.engine.engine import EnginePool
 from trinity.explorer.rollout.account import keep
 from trinity.explorer.rollout.loop import Progress, RolloutLoop
 from trinity.explorer.rollout.toolbox import ExplorerTools
@@ -22,8 +22,8 @@ from trinity.explorer.servicer import ExplorerServicer
 from trinity.explorer.serving import endpoint
 from trinity.explorer.settings import ExplorerSettings
 from trinity.explorer.types import EngineOptions
-from trinity.explorer.weights.fetch import cache_folder
 from trinity.explorer.weights.follower import WeightFollower
+from trinity.explorer.weights.loader import cache_folder
 from trinity.explorer.weights.member import Activity
 from trinity.runtime import names, process
 from trinity.runtime.broker import connect

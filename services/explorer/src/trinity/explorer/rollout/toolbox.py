@@ -11,7 +11,7 @@ from trinity.data.experience import SamplingParams, Task
 from trinity.data.images import PlacedImage
 from trinity.explorer.chat import ChatTokenizer, Message
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
-from trinity.explorer.engine.pool import EnginePool
+from trinity.explorer.engine.engine import EnginePool
 from trinity.explorer.environments.client import Answer, EnvironmentClient, Score
 from trinity.explorer.journal.journal import EpisodeJournal, current_episode
 from trinity.explorer.sessions.agents import AgentSession

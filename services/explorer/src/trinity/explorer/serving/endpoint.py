@@ -12,8 +12,7 @@ from typing import Any
 
 import structlog
 
-from trinity.explorer.engine.engine import Engine
-from trinity.explorer.engine.pool import EnginePool
+from trinity.explorer.engine.engine import Engine, EnginePool
 from trinity.explorer.serving.asgi import App, Refused, is_preflight, send_error
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.settings import LOOPBACK, split_address

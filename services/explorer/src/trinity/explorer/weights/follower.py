@@ -17,11 +17,9 @@ import structlog
 
 from trinity.explorer.types import EngineFailed
 from trinity.explorer.weights import loader
-from trinity.explorer.weights.choice import Choice
-from trinity.explorer.weights.exact import ExactGates
-from trinity.explorer.weights.fetch import Cache
+from trinity.explorer.weights.choice import Choice, ExactGates
 from trinity.explorer.weights.gates import Gates
-from trinity.explorer.weights.loader import Engines, Loaded, Loader
+from trinity.explorer.weights.loader import Cache, Engines, Loaded, Loader
 from trinity.explorer.weights.member import Activity, Reports, SyncMember
 from trinity.runtime.errors import InvalidInput, TrinityError, Unavailable
 from trinity.runtime.metrics import Gauge

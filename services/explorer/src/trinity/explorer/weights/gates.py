@@ -3,8 +3,7 @@
 import asyncio
 import time
 
-from trinity.explorer.weights.choice import Choice
-from trinity.explorer.weights.exact import ExactGates
+from trinity.explorer.weights.choice import Choice, ExactGates
 from trinity.explorer.weights.load_history import Verdict
 from trinity.explorer.weights.loader import Loader
 

@@ -13,8 +13,7 @@ from trinity.data.images import MOST_IMAGES, observed
 from trinity.explorer.chat import Message
 from trinity.explorer.environments.client import EnvironmentFailed
 from trinity.explorer.environments.types import StateRefused
-from trinity.explorer.journal.continued import Continued
-from trinity.explorer.journal.journal import EpisodeJournal
+from trinity.explorer.journal.journal import Continued, EpisodeJournal
 from trinity.explorer.journal.turns import OPEN, digest
 from trinity.explorer.types import Completion
 from trinity.explorer.workflows.base import Toolbox
