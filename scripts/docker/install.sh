@@ -1,7 +1,7 @@
 #!/bin/sh
 # install.sh DEVICE REQUIREMENT...: the build stage of every image. Makes the virtual environment /opt/trinity.
 # DEVICE is cpu or cuda, or none for services without torch. Versions and hashes are those of requirements/; a package
-# that is in no lock fails the build. /opt/trinity/sbom.cdx.json lists what is installed (CycloneDX).
+# that is in no lock fails the build. /opt/trinity/sbom.cdx.json lists the installed packages (CycloneDX).
 set -eu
 device=$1
 shift

@@ -28,7 +28,7 @@ def constants(node: ast.AST) -> set[str]:
 
 
 def said_by_trainer() -> Iterator[str]:
-    """Returns the values of every keyword `state`, and of the field's default."""
+    """Yields the values of every keyword `state`, and of the field's default."""
     for path in (ROOT / "services/trainer/src/trinity/trainer").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):

@@ -91,7 +91,7 @@ async def address(folder: Path) -> AsyncIterator[str]:
 
 
 async def _answer(channel: grpc.aio.Channel, path: str) -> tuple[grpc.StatusCode, str]:
-    """Returns the code that answers an empty message; OK after the first message of a stream."""
+    """Returns the code and text that answer an empty message; OK after the first message of a stream."""
     method = ALL[path]
     streams_in, streams_out = method.client_streaming, method.server_streaming
     kind = f"{'stream' if streams_in else 'unary'}_{'stream' if streams_out else 'unary'}"
@@ -106,7 +106,7 @@ async def _answer(channel: grpc.aio.Channel, path: str) -> tuple[grpc.StatusCode
 
 
 async def _shown(address: str, path: str, token: str) -> tuple[grpc.StatusCode, str]:
-    """Returns the code that answers a call with this token."""
+    """Returns the code and text that answer a call with this token."""
     async with grpc.aio.insecure_channel(address) as channel:
         call = channel.unary_unary(path, _plain, _plain)(b"", metadata=[("authorization", token)], timeout=20)
         return await call.code(), str(await call.details())

@@ -45,7 +45,7 @@ def service(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 async def called(channel: grpc.aio.Channel, path: str) -> tuple[grpc.StatusCode, str]:
-    """Returns the code that answers an empty request."""
+    """Returns the code and text that answer an empty request."""
     async with channel:
         call = channel.unary_unary(path)(b"", timeout=20)
         return await call.code(), str(await call.details())

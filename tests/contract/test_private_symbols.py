@@ -77,7 +77,7 @@ def test_the_installed_libraries_have_every_name(border: Border) -> None:
 
 
 def text_of(module: str) -> str:
-    """Returns the file of a module, in any distribution."""
+    """Returns the source of a module of any distribution."""
     (file,) = (file for file in product() if file.endswith(f"/{module.replace('.', '/')}.py"))
     return (ROOT / file).read_text(encoding="utf-8")
 
