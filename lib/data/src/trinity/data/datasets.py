@@ -1,6 +1,6 @@
-"""Rows of a dataset: jsonl, json, parquet, a folder of them or of tasks in Harbor's form, or a hub name.
+"""Reads rows of a dataset: jsonl, json, parquet, a folder of such files or of tasks in Harbor's form, or a hub name.
 
-They are checked completely before the start.
+All rows are checked before a run starts.
 """
 
 import json
@@ -15,7 +15,7 @@ from trinity.data.task_folders import read_task, task_folders
 
 Messages = list[dict[str, Any]]
 
-# Columns of datasets as they are published.
+# Columns of published datasets.
 _TEXTS = ("text", "content")
 _MESSAGES = ("messages", "conversations", "conversation")
 _PAIRS = (("question", "answer"), ("prompt", "completion"), ("instruction", "output"), ("problem", "solution"))
@@ -29,7 +29,7 @@ def read(path: str, split: str = "train", subset: str | None = None) -> Sequence
         return _read(path, split, subset)
     except DatasetError:
         raise
-    except (OSError, ValueError) as error:  # no permission; a split or subset that is no name of a file
+    except (OSError, ValueError) as error:  # no permission; a split or subset that is no file name
         raise DatasetError(f"{path!r} cannot be read: {error}") from None
 
 
@@ -37,7 +37,7 @@ def _read(path: str, split: str, subset: str | None) -> Sequence[Row]:
     place = Path(path).expanduser()
     if place.is_dir():
         rows: list[Row] = [read_task(folder) for folder in task_folders(place, split)]
-        for file in [] if rows else _files_of_split(place, split, subset):
+        for file in [] if rows else files_of_split(place, split, subset):
             rows.extend(_read_file(file))
     elif place.is_file():
         rows = _read_file(place)
@@ -51,7 +51,7 @@ def _read(path: str, split: str, subset: str | None) -> Sequence[Row]:
 
 
 def read_buffer(config: ExperienceBufferConfig) -> Sequence[Row]:
-    """The rows of an experience buffer that is a dataset: files, a hub name, or a table. Raises DatasetError."""
+    """The rows of an experience buffer that is a dataset (files, hub name, table). Raises DatasetError."""
     if not config.path:
         raise DatasetError(f"{config.name}: path is missing")
     if config.storage_type == "sql":
@@ -62,9 +62,9 @@ def read_buffer(config: ExperienceBufferConfig) -> Sequence[Row]:
 
 
 def sft_format(form: FormatConfig, row: Row) -> FormatConfig:
-    """The format of an SFT dataset, judged by its first row: as the YAML says, or in a usual form if it says nothing.
+    """The format of an SFT dataset: the YAML's format, or a common format that fits the first row.
 
-    Raises DatasetError naming the columns if neither fits.
+    A common format is only tried if the YAML names no columns. Raises DatasetError with the columns if none fits.
     """
     if form.prompt_type == "messages" and isinstance(row.get(form.messages_key), list):
         return form
@@ -116,7 +116,7 @@ def _system_message(row: Row, form: FormatConfig, number: int) -> Messages:
 
 
 def text_key(form: FormatConfig, row: Row) -> str:
-    """The column of plain text (cpt) by the first row: format.prompt_key or a usual one. Raises DatasetError."""
+    """The column of plain text (cpt) in the first row: format.prompt_key or a common name. Raises DatasetError."""
     for key in (form.prompt_key, *_TEXTS):
         if isinstance(row.get(key), str):
             return key
@@ -133,9 +133,9 @@ def plain_text(row: Row, key: str, number: int) -> str:
 
 
 def preference_pair(row: Row, form: FormatConfig, number: int) -> tuple[Messages, Messages]:
-    """A row's two conversations, the chosen one first; both end with the assistant's message. Raises DatasetError.
+    """A row's chosen and rejected conversation, both ending with an assistant message. Raises DatasetError.
 
-    Each is the reply to the prompt, which is text or messages, or a whole conversation.
+    Each column has a reply to the prompt, which is text or messages, or a whole conversation.
     """
     prompt = row.get(form.prompt_key)
     if isinstance(prompt, str):
@@ -158,7 +158,7 @@ def preference_pair(row: Row, form: FormatConfig, number: int) -> tuple[Messages
 
 
 def _check_messages(messages: list[Any], key: str, number: int) -> None:
-    """DatasetError unless each has a role, and the last one, which is trained, text."""
+    """Raises DatasetError unless every message has a role and the last one, which is trained, has text."""
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise DatasetError(f"row {number}: {key!r} has {message!r:.100}, must be a message with a role")
@@ -174,9 +174,9 @@ def _is_assistants(message: Any) -> bool:
 
 
 def reader(kind: str, form: FormatConfig, first: Row) -> Callable[[Row, int], dict[str, str]]:
-    """The function from a row and its number to the fields of an Example, for this kind of rows (AlgorithmPlan.rows).
+    """A function from a row and its number to the fields of an Example, for rows of a kind (AlgorithmPlan.rows).
 
-    It, and the judgement of the first row, raise DatasetError naming the column, and the row.
+    Raises DatasetError if the first row does not fit. The function raises DatasetError naming row and column.
     """
     if kind == "text":
         key = text_key(form, first)
@@ -193,8 +193,7 @@ def reader(kind: str, form: FormatConfig, first: Row) -> Callable[[Row, int], di
 
 
 def _dumped(messages: Messages, number: int) -> str:
-    """As JSON, which has no times and decimals of parquet: those beside a message's content become text. DatasetError
-    for bytes, as of a picture."""
+    """Messages as JSON. Times and decimals of parquet become text. Raises DatasetError for bytes, such as a picture."""
 
     def as_text(value: Any) -> str:
         if isinstance(value, bytes):
@@ -205,7 +204,7 @@ def _dumped(messages: Messages, number: int) -> str:
 
 
 def check_columns(form: FormatConfig, rows: Sequence[Row]) -> None:
-    """DatasetError for an optional column that the format names and no row has: it would never be read."""
+    """Raises DatasetError for an optional column of the format that no row has: it would never be read."""
     for key in ("system_prompt_key", "workflow_key", "reward_fn_key"):
         column = getattr(form, key)
         if column and not any(column in row for row in rows):
@@ -214,7 +213,7 @@ def check_columns(form: FormatConfig, rows: Sequence[Row]) -> None:
 
 
 def features(rows: Sequence[Row], keys: Sequence[str]) -> list[list[float]]:
-    """Columns of numbers, for selectors. Raises DatasetError naming row and column."""
+    """Values of numeric columns, for selectors. Raises DatasetError naming row and column."""
     return [[_number(row, number, key) for key in keys] for number, row in enumerate(rows)]
 
 
@@ -226,7 +225,7 @@ def _number(row: Row, number: int, key: str) -> float:
 
 
 def finite(value: Any) -> float | None:
-    """A number of a row; None for what is none, is not finite, or fits into no float, as JSON's integers may."""
+    """A finite number as a float. Returns None for other values, and for integers beyond float64."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -236,8 +235,8 @@ def finite(value: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def _files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
-    """<folder>/[<subset>/|data/]<split>{.,-}*, the first place that has any."""
+def files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
+    """Files <split>{.,-}* of the first of <folder>/<subset>, <folder>, <folder>/data that has any."""
     others = [path.name for path in sorted(folder.iterdir()) if path.is_dir() and _split_files(path, split)]
     others = [name for name in others if name != "data"]
     if subset and others and subset not in others:
@@ -301,18 +300,18 @@ def _read_parquet(file: Path) -> list[Row]:
         raise DatasetError(f"{file}: parquet needs pyarrow; pip install -e '.[parquet]'") from None
     try:
         rows: list[Row] = parquet.read_table(file).to_pylist()
-    except (OSError, ValueError, OverflowError) as error:  # pyarrow's errors are kinds of these; dates after 9999
+    except (OSError, ValueError, OverflowError) as error:  # base classes of pyarrow's errors; dates after 9999
         raise DatasetError(f"{file}: cannot be read: {error}") from None
     return rows
 
 
 def _read_hub(path: str, split: str, subset: str | None) -> list[Row]:
-    """Of a hub that cannot be reached, what the datasets library has in its cache."""
+    """Rows of a hub dataset. If the hub does not answer, the cache of the datasets library is read."""
     try:
         from huggingface_hub import constants
 
         reached = _hub_answers(constants.ENDPOINT)
-        constants.HF_HUB_OFFLINE = not reached  # else each request is tried six times, in 25 s
+        constants.HF_HUB_OFFLINE = not reached  # otherwise each request is tried six times, in 25 s
         import datasets
     except ImportError:
         raise DatasetError(
@@ -321,11 +320,11 @@ def _read_hub(path: str, split: str, subset: str | None) -> list[Row]:
         ) from None
     try:
         found = datasets.load_dataset(path, subset, split=split)
-        if "Image(" in repr(found.features):  # their files, not what the library decodes them to
+        if "Image(" in repr(found.features):  # the files, not the decoded images
             rows: list[Row] = found.with_format("arrow")[:].to_pylist()
             return rows
         return [dict(row) for row in found]
-    except Exception as error:  # datasets raises anything, from ConnectionError to ValueError
+    except Exception as error:  # datasets raises many types, from ConnectionError to ValueError
         if not reached:
             what = f"is no file or folder here, and the hub at {constants.ENDPOINT} (HF_ENDPOINT) does not answer"
             raise DatasetError(f"{path!r} {what}; give a local path") from None
@@ -333,11 +332,11 @@ def _read_hub(path: str, split: str, subset: str | None) -> list[Row]:
 
 
 def _hub_answers(endpoint: str, seconds: float = 5) -> bool:
-    """By the hub's own client, which knows of proxies and of HF_HUB_OFFLINE."""
+    """Returns True if the hub answers. Its client honours proxies and HF_HUB_OFFLINE."""
     from huggingface_hub import get_session
 
     try:
         get_session().head(endpoint, timeout=seconds)
-    except Exception:  # of the client's library, which may change
+    except Exception:  # the client's library, and so its errors, may change
         return False
     return True

@@ -1,7 +1,7 @@
-"""The domain types that all services share: tasks and their outcomes. Frozen; converted at the edges by `wire`.
+"""Domain types that all services share: tasks and their outcomes. They are frozen; `wire` converts them at the edges.
 
-Life of a task: fed by the buffer -> leased by an explorer -> ended as exactly one of a stored Group, a dead letter (an
-AttemptFailure with `final`), or cut by a step that did not wait for it. Dimensions: P prompt tokens, R response tokens.
+Life of a task: fed by the buffer -> leased by an explorer -> stored as a Group, or a dead letter (an AttemptFailure
+with `final`), or cut by a step that did not wait for it. Dimensions: P prompt tokens, R response tokens.
 """
 
 import math
@@ -18,17 +18,17 @@ from trinity.data.outcome_checks import LONGEST_NAME, check_header, check_rollou
 from trinity.data.vision import ImageRules
 from trinity.runtime.errors import FailureCause, InvalidInput
 
-MOST_ROLLOUTS = 65_536  # of one task, and completions of one request
-MOST_METRICS = 1000  # of one experience; each becomes a series of the monitor
+MOST_ROLLOUTS = 65_536  # of one task; also completions of one request
+MOST_METRICS = 1000  # of one experience; each is a series of the monitor
 # Rewards and metrics are summed and squared: the largest float32 leaves room for both in float64.
 LARGEST_NUMBER = 3.4e38
-# Larger than any model's: with an id of an unknown vocabulary no process allocates or indexes out of all proportion.
+# Above every model's vocabulary. The limit bounds what a process allocates for an id of an unknown vocabulary.
 LARGEST_VOCABULARY = 2**24
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to sample; see task.proto for ranges."""
+    """Sampling settings. task.proto has their ranges."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -65,8 +65,8 @@ class TaskKind(StrEnum):
 class Task:
     """One prompt or environment instance, explored `repeat_times` as one group.
 
-    `greedy_baseline`: the last rollout is sampled at temperature 0, as the baseline of the others (ReMax). `images`:
-    files of images, each as its bytes.
+    With `greedy_baseline`, the last rollout is sampled at temperature 0, as the baseline of the others (ReMax).
+    `images` has the bytes of image files.
     """
 
     run: str
@@ -109,11 +109,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a run allows of one experience: `tokens` in all, and token ids below `vocabulary`. 0: not known.
+    """A run's limits for one experience.
 
-    `numbers`: entries of info that are numbers where they are given, since the advantage calculates with them.
-    `teacher`: the advantage compares each sampled token with a teacher. `images`: how the model reads them; None: not
-    at all, or not known.
+    tokens: most tokens, 0 if unknown.
+    vocabulary: token ids are below it, 0 if unknown.
+    numbers: entries of info that must be numbers if present, because the advantage calculates with them.
+    teacher: the advantage compares each sampled token with a teacher.
+    images: rules by which the model reads images; None for a text model or unknown rules.
     """
 
     tokens: int = 0
@@ -124,7 +126,7 @@ class Limits:
 
     @property
     def ids_below(self) -> int:
-        """Token ids are below this number, whether the vocabulary is known or not."""
+        """Token ids are below this number, also for an unknown vocabulary."""
         return self.vocabulary or LARGEST_VOCABULARY
 
 
@@ -148,11 +150,11 @@ class Truncation(IntEnum):
 
 @dataclass(frozen=True)
 class Experience:
-    """One trajectory (or one step of it) as it was sampled.
+    """One sampled trajectory, or one step of it.
 
-    token_ids int32 [P + R], logprobs float32 [R], action_mask bool [R]; reward in the environment's own unit.
-    teacher_logprobs float32 [R], of the same tokens; None without a teacher. images: those among its tokens, in order;
-    the policy sampled none of their placeholders.
+    token_ids int32 [P + R], logprobs float32 [R], action_mask bool [R]; reward in the environment's unit.
+    teacher_logprobs float32 [R], of the same tokens; None without a teacher. images: the images among the tokens, in
+    order; the policy sampled none of their placeholders.
     """
 
     rollout: int
@@ -177,12 +179,12 @@ class Experience:
 
     @property
     def moved(self) -> dict[str, Any]:
-        """{"moved": info.moved} where its episode came to another explorer, else nothing."""
+        """{"moved": info.moved} if the episode moved to another explorer, else empty."""
         moves = json_object(self.info_json, "info_json").get("moved")
         return {"moved": moves} if moves else {}
 
     def check(self, name: str, limits: Limits = UNLIMITED) -> None:
-        """Raise InvalidInput naming the first field of this experience that cannot be right (invariants I5, I8)."""
+        """Raise InvalidInput naming the first invalid field (invariants I5, I8)."""
         length = self.response_length
         for part, number in (("rollout", self.rollout), ("step", self.step)):
             if number < 0:
@@ -226,7 +228,7 @@ class Experience:
             raise InvalidInput(f"{name}.images", f"are {len(self.images)}, at most {MOST_IMAGES}")
         if limits.images is None:
             return
-        # A token that was trained is none of an image's.
+        # A trained token is no placeholder of an image.
         shown = np.concatenate([np.ones(self.prompt_length, bool), ~self.action_mask])
         tokens = np.where(shown, self.token_ids, -1).tolist()
         check_placeholders(f"{name}.token_ids", tokens, self.images, limits.images)
@@ -255,12 +257,12 @@ class Experience:
 
 
 def is_number(value: float) -> bool:
-    """Whether a reward or a metric can be calculated with: NaN and infinity cannot."""
+    """Returns True for a finite reward or metric within the range of float32."""
     return -LARGEST_NUMBER <= value <= LARGEST_NUMBER
 
 
 def check_metric_names(name: str, metrics: Collection[str]) -> None:
-    """Raise InvalidInput where there are more metrics, or longer names, than a monitor can show."""
+    """Raise InvalidInput for more metrics, or longer names, than a monitor can show."""
     if len(metrics) > MOST_METRICS:
         raise InvalidInput(name, f"are {len(metrics)}; an experience has at most {MOST_METRICS}")
     if metrics and (longest := max(map(len, metrics))) > LONGEST_NAME:
@@ -268,7 +270,7 @@ def check_metric_names(name: str, metrics: Collection[str]) -> None:
 
 
 class KeptExperience(Protocol):
-    """An experience after the operators: a LedgerExperience, or the buffer's own kind of it."""
+    """An experience after the operators: a LedgerExperience, or the buffer's type for it."""
 
     @property
     def index(self) -> int: ...
@@ -292,7 +294,7 @@ class Group:
     finished_at_seconds: float
 
     def check(self, limits: Limits = UNLIMITED) -> None:
-        """Raise InvalidInput unless this group may enter the log."""
+        """Raise InvalidInput for a group that may not enter the log."""
         if not self.experiences:
             raise InvalidInput("group.experiences", "is empty")
         check_header(self)
@@ -301,9 +303,9 @@ class Group:
             experience.check(f"group.experiences[{index}]", limits)
 
     def as_kept(self, kept: Iterable[KeptExperience]) -> "Group":
-        """The group as the ledger has it: what is kept, with its reward; no token of a masked one is trained.
+        """The group with the ledger's experiences and rewards. No token of a masked experience is trained.
 
-        Nothing kept stands for a group that is trained as it was stored.
+        An empty `kept` stands for a group that is trained as stored.
         """
         experiences = []
         for item in kept:
@@ -315,7 +317,7 @@ class Group:
 
     @property
     def versions(self) -> tuple[int, int]:
-        """Oldest and newest weight version that sampled a token; (0, 0) if no token was sampled."""
+        """Oldest and newest weight version that sampled a token. (0, 0) without a sampled token."""
         seen = [span.version for experience in self.experiences for span in experience.version_spans] or [0]
         return min(seen), max(seen)
 
@@ -325,7 +327,7 @@ class Group:
 
     @property
     def sampled_tokens(self) -> int:
-        """Response tokens without what environments and templates wrote."""
+        """Number of response tokens without those of environments and templates."""
         return sum(int(np.count_nonzero(experience.action_mask)) for experience in self.experiences)
 
     @property
@@ -335,7 +337,7 @@ class Group:
 
 @dataclass(frozen=True)
 class AttemptFailure:
-    """One attempt that did not end in a group. With `final` it is the task's dead letter."""
+    """An attempt without a group. With `final`, it is the task's dead letter."""
 
     task: Task
     attempt: int

@@ -1,7 +1,7 @@
-"""Images behind http(s) URLs, where the YAML lists how they begin (format.image_urls).
+"""Reads images from http(s) URLs with a prefix that the YAML lists (format.image_urls).
 
-Rows are data of others. So neither a row, nor a redirect, nor a name server can lead to an address that the YAML does
-not list: a private address must be the host of a listed URL itself.
+Rows are untrusted. Neither a row, nor a redirect, nor a name server can lead to an address that the YAML does not list:
+a private address must be the host of a listed URL.
 """
 
 import contextlib
@@ -24,21 +24,21 @@ _REDIRECTS = 5
 _KEPT_BYTES = 256 * 1024 * 1024
 _PORTS = {"http": 80, "https": 443}
 _REDIRECTED = (301, 302, 303, 307, 308)
-_AGAIN = (408, 429, 500, 502, 503, 504)  # statuses that may be others a moment later
+_AGAIN = (408, 429, 500, 502, 503, 504)  # temporary statuses
 _HEADERS = {"User-Agent": "trinity-rl", "Accept": "image/*", "Connection": "close"}
 
-_kept: OrderedDict[str, bytes] = OrderedDict()  # by URL, the last used at the end
+_kept: OrderedDict[str, bytes] = OrderedDict()  # by URL, the most recently used at the end
 _keeping = threading.Lock()
 
 
 class _Passing(DatasetError):
-    """What another try may not meet."""
+    """A temporary error, after which the request is repeated."""
 
 
 class UrlReader:
-    """Reads the URLs of one row, together at most `most_bytes` in `seconds`. `prefixes`: how they may begin.
+    """Reads the URLs of one row, together at most `most_bytes` in `seconds`. URLs must begin with one of `prefixes`.
 
-    What was fetched is kept for the next time, up to 256 MiB in a process. Connects directly, never through a proxy.
+    Fetched files are cached, up to 256 MiB in a process. Connects directly, never through a proxy.
     """
 
     def __init__(self, prefixes: Sequence[str], most_bytes: int, seconds: float = SECONDS) -> None:
@@ -49,7 +49,7 @@ class UrlReader:
         self._deadline = time.monotonic() + seconds
 
     def read(self, url: str) -> bytes:
-        """What is behind a URL. DatasetError without the URL."""
+        """The file at a URL. Raises DatasetError, without the URL."""
         url = self._allowed(url)
         with _keeping:
             if (found := _kept.get(url)) is not None:
@@ -66,7 +66,7 @@ class UrlReader:
             raise DatasetError(f"has more than the {self._left:,} bytes that its task has room for; make it smaller")
 
     def _allowed(self, url: str) -> str:
-        """The URL in the form of the prefixes. DatasetError unless one of them is its beginning."""
+        """The URL, normalized like the prefixes. Raises DatasetError unless it begins with one of them."""
         if not self._prefixes:
             raise DatasetError("URLs are not fetched. List its beginning in format.image_urls, or download it")
         try:
@@ -97,12 +97,12 @@ class UrlReader:
                 return found
             try:
                 url = self._allowed(urljoin(url, found))
-            except ValueError as error:  # a DatasetError, or no URL
+            except ValueError as error:  # a DatasetError, or a malformed URL
                 raise DatasetError(f"is redirected to {found:.200}: {error}") from None
         raise DatasetError(f"is redirected more than {_REDIRECTS} times")
 
     def _answer(self, url: str) -> bytes | str:
-        """A file, or where else it is."""
+        """A file, or the location to which the server redirects."""
         where = urlsplit(url)
         try:
             with self._connection(where) as connection:
@@ -136,14 +136,14 @@ class UrlReader:
 
     @contextlib.contextmanager
     def _connection(self, where: SplitResult) -> Iterator[HTTPConnection]:
-        """To the address that was judged, not to what its name may mean a moment later. Cut at the deadline."""
+        """Connects to the checked address, since its name may resolve differently later. Shut down at the deadline."""
         host, port = _endpoint(where)
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
         plain = socket.create_connection((self._address(host, port), port), timeout=left)
         with contextlib.closing(_wrapped(plain, where.scheme, host)) as link:
-            # A timeout of a socket is for each read: of a server that sends byte by byte it never ends.
+            # A socket's timeout applies to each read, so a server that sends byte by byte would never time out.
             cut = threading.Timer(max(0.0, self._deadline - time.monotonic()), _shut, [link])
             cut.daemon = True
             cut.start()
@@ -157,7 +157,7 @@ class UrlReader:
                 cut.cancel()
 
     def _address(self, host: str, port: int) -> str:
-        """One of a host's. DatasetError if it has one that is private, and not listed."""
+        """The first address of a host. Raises DatasetError if one of its addresses is private and not listed."""
         found = [str(one[4][0]) for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
         for address in found:
             if not self._may_be_called(address, host, port):
@@ -169,7 +169,7 @@ class UrlReader:
         judged = ipaddress.ip_address(address.partition("%")[0])
         judged = getattr(judged, "ipv4_mapped", None) or judged
         if host == "localhost" and judged.is_loopback:
-            return True  # it is listed, or the URL were not allowed
+            return True  # it is listed: other URLs were refused before
         return judged.is_global or (str(judged), port) in self._listed
 
 

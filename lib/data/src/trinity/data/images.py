@@ -1,10 +1,10 @@
-"""Images of tasks and of environments: found in a row's column, checked, decoded to RGB, placed among tokens.
+"""Images of tasks and environments: read from a row's column, checked, decoded to RGB, placed among tokens.
 
-They travel as the files they were, known by their digest. Explorer and trainer decode them with `rgb`, so both give
-their processor the same pixels.
+Images travel as their original files and are identified by digest. Explorer and trainer decode them with `rgb`, so both
+give their processor the same pixels.
 
-A policy may sample the token that stands for a piece of an image. Only the place of an image tells its placeholders
-from such tokens.
+A policy may sample the placeholder token of images. Only an image's position distinguishes its placeholders from such
+tokens.
 """
 
 import base64
@@ -22,12 +22,12 @@ from trinity.data.tables import DatasetError, Row
 from trinity.data.vision import ImageRules
 from trinity.runtime.errors import InvalidInput
 
-MARKER = "<image>"  # where an image stands in a prompt; without markers images come before the text
+MARKER = "<image>"  # place of an image in a prompt; without markers, images precede the text
 LARGEST_BYTES = 6 * 1024 * 1024  # of one task's images: a task is one message of NATS
 LARGEST_PIXELS = 64_000_000
 MOST_IMAGES = 128  # of one sequence of tokens
 _IMAGE_PARTS = ("image_url", "image")  # types of parts of a message
-# Others hold more than 8 bits a channel, or colours that are not red, green and blue.
+# Other modes have more than 8 bits a channel, or other colours than red, green and blue.
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
 
 
@@ -38,7 +38,7 @@ def digest(image: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class PlacedImage:
-    """An image among tokens: its file, and the position of the first of its placeholders."""
+    """An image among tokens: its file, and the position of its first placeholder."""
 
     start: int
     file: bytes
@@ -53,18 +53,18 @@ class PlacedImage:
 
 @lru_cache(maxsize=256)  # it keeps the files
 def size(image: bytes) -> tuple[int, int]:
-    """(width, height) in pixels, by its header alone. Raises InvalidInput for what `rgb` cannot take."""
+    """(width, height) in pixels, read from the header. Raises InvalidInput for an image that `rgb` refuses."""
     found = _opened(image)
     return int(found.width), int(found.height)
 
 
 def form(image: bytes) -> str:
-    """Of its file, as a suffix: png, jpeg, ... Raises InvalidInput."""
+    """The file format as a suffix: png, jpeg, ... Raises InvalidInput."""
     return str(_opened(image).format).lower()
 
 
 def rgb(image: bytes) -> Any:
-    """The image as a PIL.Image in RGB, on white where it is transparent. Raises InvalidInput."""
+    """The image as a PIL.Image in RGB, with white for transparency. Raises InvalidInput."""
     from PIL import Image
 
     found = _opened(image)
@@ -99,11 +99,11 @@ def _opened(image: bytes) -> Any:
 
 
 def of_row(row: Row, key: str, folder: Path, urls: Sequence[str] = ()) -> tuple[bytes, ...]:
-    """The images in a row's column: one or a list of paths, bytes, {bytes, path}, or OpenAI's image parts; or messages
-    with such parts, in their order.
+    """The images in a row's column, in order. The column has one image, a list of images, or messages with image parts.
 
-    Paths are relative to `folder`, the dataset's; `urls` are format.image_urls. Raises DatasetError naming column and
-    file; what is not decoded here is judged by `check`.
+    An image is a path, bytes, {bytes, path}, or OpenAI's image part. Paths are relative to `folder`, the dataset's
+    folder. `urls` are format.image_urls. Raises DatasetError naming column and file. Images are decoded by `check`, not
+    here.
     """
     value = row.get(key)
     if value is None or value == "":
@@ -123,14 +123,14 @@ def of_row(row: Row, key: str, folder: Path, urls: Sequence[str] = ()) -> tuple[
 
 
 def is_conversation(value: Any) -> bool:
-    """Whether a column holds messages."""
+    """Returns True for a list of messages."""
     return isinstance(value, list | tuple) and any(isinstance(one, dict) and "role" in one for one in value)
 
 
 def as_text(value: Any, key: str) -> list[Any]:
-    """Messages whose content is a list of parts, with text in its place: MARKER stands for an image.
+    """The messages with lists of parts converted to text, in which MARKER stands for an image.
 
-    DatasetError for no messages, and for parts that are neither text nor an image.
+    Raises DatasetError for a value without messages, and for parts other than text and images.
     """
     if not is_conversation(value):
         what = "is the column of the prompt and of its images; it must hold messages, with OpenAI's parts"
@@ -155,7 +155,7 @@ def _part_as_text(part: Any, key: str, number: int) -> str:
 
 
 def _of_messages(value: Any, key: str) -> list[Any]:
-    """The image parts of messages, in order. DatasetError as `as_text`."""
+    """The image parts of messages, in order. Raises DatasetError as `as_text` does."""
     as_text(value, key)
     contents = [message.get("content") for message in value if isinstance(message, dict)]
     parts = [part for content in contents if isinstance(content, list | tuple) for part in content]
@@ -196,7 +196,7 @@ def check(
     most_tokens: int,
     urls: Sequence[str] = (),
 ) -> None:
-    """Decode every image of a row. DatasetError naming row and file unless all fit into `most_tokens` together."""
+    """Decode every image of a row. Raises DatasetError naming row and file if they need more than `most_tokens`."""
     try:
         images = of_row(row, key, folder, urls)
         for image in images:
@@ -212,7 +212,7 @@ def check(
 
 
 def _named(value: Any) -> str:
-    """Of a column, for people: its path, or how many bytes there are."""
+    """A column's value for messages: its path or its number of bytes."""
     if isinstance(value, list | tuple):
         return ", ".join(map(_named, value))[:200]
     if isinstance(value, dict):
@@ -221,9 +221,9 @@ def _named(value: Any) -> str:
 
 
 def parts(prompt: str, count: int) -> list[dict[str, str]]:
-    """A prompt with `count` images as parts of a message: at its markers, or before the text where it has none.
+    """A prompt with `count` images as parts of a message. Images are at the markers; without markers, before the text.
 
-    Raises InvalidInput if there are other markers than images.
+    Raises InvalidInput if the numbers of markers and images differ.
     """
     pieces = prompt.split(MARKER)
     if len(pieces) == 1:
@@ -237,24 +237,26 @@ def parts(prompt: str, count: int) -> list[dict[str, str]]:
 
 
 def observed(text: str, count: int) -> list[dict[str, str]]:
-    """As `parts`, for a text of an environment, which may repeat markers that a policy wrote: where there are other
-    markers than images, these come first and no marker counts."""
+    """Like `parts`, for a text of an environment, which may repeat markers that a policy wrote.
+
+    If the numbers of markers and images differ, markers are plain text and the images precede the text.
+    """
     if text.count(MARKER) == count:
         return parts(text, count)
     return [*({"type": "image"} for _ in range(count)), {"type": "text", "text": text}]
 
 
 def plain(content: Any) -> str:
-    """A message's content for people: a text, or parts with MARKER for an image."""
+    """A message's content as text, with MARKER for each image."""
     if isinstance(content, str):
         return content
     return "".join(part["text"] if part["type"] == "text" else MARKER for part in content)
 
 
 def expanded(prompt: Sequence[int], images: Sequence[bytes], rules: ImageRules) -> list[int]:
-    """The prompt with as many placeholder tokens as each image takes, in place of its one.
+    """The prompt with each image's single placeholder replaced by one placeholder for each of its tokens.
 
-    Raises InvalidInput if there are other placeholders than images, as where the text holds one.
+    Raises InvalidInput if the numbers of placeholders and images differ, for example for a placeholder in the text.
     """
     places = sum(token == rules.token for token in prompt)
     if places != len(images):
@@ -266,7 +268,7 @@ def expanded(prompt: Sequence[int], images: Sequence[bytes], rules: ImageRules) 
 
 
 def collapsed(tokens: Sequence[int], images: Iterable[PlacedImage], rules: ImageRules) -> list[int]:
-    """As a processor takes them: one placeholder for each image, and another token for each that is none of theirs."""
+    """Tokens for a processor: one placeholder for each image. Placeholder ids without an image become another token."""
     other = int(rules.token == 0)
     found: list[int] = []
     at = 0
@@ -277,9 +279,9 @@ def collapsed(tokens: Sequence[int], images: Iterable[PlacedImage], rules: Image
 
 
 def placed(tokens: Sequence[int], images: Sequence[bytes], rules: ImageRules) -> tuple[PlacedImage, ...]:
-    """The places of images among tokens that no policy sampled, as `expanded` gives them: all placeholders are theirs.
+    """The positions of images among tokens that no policy sampled, such as `expanded` returns.
 
-    Raises InvalidInput if they are not.
+    Raises InvalidInput for a placeholder without an image.
     """
     found, at = [], 0
     for image in images:
@@ -293,9 +295,9 @@ def placed(tokens: Sequence[int], images: Sequence[bytes], rules: ImageRules) ->
 
 
 def check_placeholders(name: str, tokens: Sequence[int], images: Iterable[PlacedImage], rules: ImageRules) -> None:
-    """InvalidInput unless each image has as many placeholders as it takes at its place, after those of the one before.
+    """Raises InvalidInput unless each image has all its placeholders at its position, after the previous image's.
 
-    Other tokens with the placeholder's id are the policy's, or a text's.
+    Other tokens with the placeholder's id belong to the policy or to a text.
     """
     at = 0
     for image in images:

@@ -1,16 +1,16 @@
-"""JSON of other processes: an object, nested no deeper than every reader of it can follow."""
+"""Reads JSON objects of other processes, with a limit on nesting that all readers support."""
 
 import json
 from typing import Any
 
 from trinity.runtime.errors import InvalidInput
 
-# json fails at about 1000 levels less the caller's own frames: what one process can read, another could not.
+# json fails at about 1000 levels minus the caller's frames, so an object near that limit has readers that fail.
 DEEPEST = 100
 
 
 def json_object(text: str, name: str) -> dict[str, Any]:
-    """The object in a text; empty for an empty one. Raises InvalidInput."""
+    """The object in a text. Empty text is an empty object. Raises InvalidInput."""
     try:
         value = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
@@ -23,7 +23,7 @@ def json_object(text: str, name: str) -> dict[str, Any]:
 
 
 def is_too_deep(text: str, value: Any) -> bool:
-    """Whether a value is nested deeper than `DEEPEST`; `text` is its JSON."""
+    """Returns True if a value is nested deeper than `DEEPEST`. `text` is its JSON."""
     if text.count("{") + text.count("[") <= DEEPEST:
         return False
     level = [value]

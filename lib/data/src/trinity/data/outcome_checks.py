@@ -1,4 +1,4 @@
-"""What is checked of an outcome beside its experiences' own fields, of the domain's types and of messages alike."""
+"""Checks of an outcome's header and rollouts, for domain types and messages. Experience.check has its fields."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -11,7 +11,7 @@ LATEST_SECONDS = 1e11  # Unix time of the year 5138
 
 
 class Numbered(Protocol):
-    """An Experience, or the message of one."""
+    """An Experience or its message."""
 
     @property
     def rollout(self) -> int: ...
@@ -21,7 +21,7 @@ class Numbered(Protocol):
 
 
 class Attempted(Protocol):
-    """A Group, an AttemptFailure, or the message of one."""
+    """A Group, an AttemptFailure, or their messages."""
 
     @property
     def attempt(self) -> int: ...
@@ -31,7 +31,7 @@ class Attempted(Protocol):
 
 
 class Timed(Attempted, Protocol):
-    """A Group, or the message of one."""
+    """A Group or its message."""
 
     @property
     def started_at_seconds(self) -> float: ...
@@ -41,9 +41,9 @@ class Timed(Attempted, Protocol):
 
 
 def check_rollouts(repeat_times: int, experiences: Iterable[Numbered]) -> None:
-    """Raise InvalidInput unless the rollouts are about as many as the task asks for, each of its steps once.
+    """Raise InvalidInput for more than twice the task's rollouts, or for a step that occurs twice.
 
-    A workflow may fail to make all of them, or add one experience to each: R3L keeps what led to a second attempt.
+    A workflow may fail to make all rollouts, or add an experience to each: R3L keeps the first of two attempts.
     """
     most = ROLLOUTS_PER_REPEAT * repeat_times
     seen = set()
@@ -57,7 +57,7 @@ def check_rollouts(repeat_times: int, experiences: Iterable[Numbered]) -> None:
 
 
 def check_attempt(name: str, outcome: Attempted) -> None:
-    """Raise InvalidInput unless the attempt and the explorer that made it can be told."""
+    """Raise InvalidInput unless attempt and explorer are given."""
     if outcome.attempt < 1:
         raise InvalidInput(f"{name}.attempt", f"is {outcome.attempt}, must be >= 1")
     if not 1 <= len(outcome.explorer_id) <= LONGEST_NAME:
@@ -66,7 +66,7 @@ def check_attempt(name: str, outcome: Attempted) -> None:
 
 
 def check_header(group: Timed) -> None:
-    """Raise InvalidInput naming a field of the group that is no experience's."""
+    """Raise InvalidInput naming the first wrong field of the group, experiences excluded."""
     check_attempt("group", group)
     for name in ("started_at_seconds", "finished_at_seconds"):
         if not 0 <= getattr(group, name) <= LATEST_SECONDS:

@@ -1,4 +1,4 @@
-"""Prompts that are conversations: veRL's preprocessing writes a list of messages into the prompt column."""
+"""Prompts as conversations. veRL's preprocessing writes a list of messages into the prompt column."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ _ROLES = ("system", "user", "assistant")
 
 
 def prompt_messages(value: list[Any]) -> list[dict[str, str]]:
-    """The messages as {role, content}. Raises ValueError for what no model can be asked."""
+    """The messages as {role, content}. Raises ValueError unless they end with a user's text."""
     found = []
     for number, message in enumerate(value):
         role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
@@ -19,5 +19,5 @@ def prompt_messages(value: list[Any]) -> list[dict[str, str]]:
 
 
 def prompt_text(value: list[Any]) -> str:
-    """The contents, as judges and reward functions read the question. Raises ValueError."""
+    """The joined contents, as the question for judges and reward functions. Raises ValueError."""
     return "\n\n".join(message["content"] for message in prompt_messages(value))

@@ -1,7 +1,7 @@
 """The order in which rows of a taskset are fed.
 
-Selectors are pure functions of the position, so that a restart needs no other state; diff_based alone learns from the
-rewards, which it is told again from the ledger after a restart.
+Selectors are pure functions of the position, so a restart needs no other state. Only diff_based learns from rewards; a
+restart repeats them from the ledger.
 """
 
 import math
@@ -18,7 +18,7 @@ from trinity.plugins.declarations import SELECTORS
 class Selector(ABC):
     """select(position), with positions counted from 0 over all epochs.
 
-    rows: how many there are; features: of each row the columns in feature_keys, for those with the trait.
+    rows: number of rows. features: the columns in feature_keys of each row, for selectors with the trait.
     """
 
     def __init__(self, rows: int, seed: int = 0, features: Sequence[Sequence[float]] = ()) -> None:
@@ -30,11 +30,11 @@ class Selector(ABC):
         """The row at a position."""
 
     def observe(self, row: int, reward: float) -> None:
-        """A group of this row was stored, with this mean reward."""
+        """A group of this row was stored with this mean reward."""
         return
 
     def taken(self, position: int, row: int) -> None:
-        """After a restart: this row was taken at this position."""
+        """Called after a restart: this row was taken at this position."""
         return
 
 
@@ -56,7 +56,7 @@ class Random(Selector):
 
 @selector("shuffle")
 class Shuffle(Selector):
-    """Every row once an epoch, in another order each."""
+    """Every row once an epoch, in a new random order each epoch."""
 
     def __init__(self, rows: int, seed: int = 0, features: Sequence[Sequence[float]] = ()) -> None:
         super().__init__(rows, seed)
@@ -73,7 +73,7 @@ class Shuffle(Selector):
 
 @selector("offline_easy2hard", traits=["features"])
 class EasyToHard(Selector):
-    """By the columns in feature_keys, the higher the easier, the first column first; equal rows in their order."""
+    """Sorted by the columns in feature_keys, highest (easiest) first. Equal rows keep their order."""
 
     def __init__(self, rows: int, seed: int, features: Sequence[Sequence[float]]) -> None:
         super().__init__(rows, seed)
@@ -85,12 +85,12 @@ class EasyToHard(Selector):
 
 @selector("diff_based", traits=["features", "rewards"])
 class DifficultyBased(Selector):
-    """Every row once an epoch, those first whose pass rate is expected nearest to `target_reward`.
+    """Every row once an epoch, in the order of the distance between expected pass rate and `target_reward`.
 
-    A Beta posterior for each row: `m` pseudo-counts at the mean of its features (0.5 without), and one count for each
-    reward seen, clipped to [0, 1]; older counts fade by 1 - `rho` at each. As the policy gets better everywhere, every
-    expectation is moved by `lamb` times the running mean of how far rewards were above what was expected. With
-    `do_sample` rows are drawn with weights exp(-distance / `tau`), else the nearest is taken.
+    Each row has a Beta posterior: `m` pseudo-counts at the mean of its features (0.5 without features), and one count
+    for each reward, clipped to [0, 1]. Each reward scales older counts by 1 - `rho`. Since the policy improves on all
+    rows, every expectation is shifted by `lamb` times the running mean of reward minus expectation. With `do_sample`,
+    rows are drawn with weights exp(-distance / `tau`); otherwise the nearest row is taken.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class DifficultyBased(Selector):
 
     def select(self, position: int) -> int:
         self._enter(position // self.rows)
-        if not self._left:  # more rows are known to be taken than positions passed: groups fed again
+        if not self._left:  # groups that were fed again took more rows than positions passed
             self._left = set(range(self.rows))
         rows = sorted(self._left)
         distances = [abs(self.expected(row) - self._target) for row in rows]

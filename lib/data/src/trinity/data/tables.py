@@ -1,4 +1,4 @@
-"""Rows of datasets, what is raised where one cannot be read, and rows of an SQL table.
+"""Rows and errors of datasets, and rows of an SQL table.
 
 SQLAlchemy is imported when a table is read.
 """
@@ -36,10 +36,10 @@ def sql_url(path: str) -> str:
 
 
 def read_table(path: str, name: str) -> Sequence[Row]:
-    """All rows of a table or view, as JSON has them. Raises DatasetError, which never shows a password.
+    """All rows of a table or view, as JSON values. Raises DatasetError, which never shows a password.
 
-    In the order of the primary key; without one in sqlite's order of insertion, or else sorted by content: the same
-    rows always come in the same order. Dates are ISO text; text that is a list of chat messages is that list.
+    The order is always the same: by primary key, else by sqlite's order of insertion, else sorted by content. Dates
+    become ISO text. Text with a JSON list of chat messages becomes the list.
     """
     try:
         import sqlalchemy as sa
@@ -47,7 +47,7 @@ def read_table(path: str, name: str) -> Sequence[Row]:
         raise DatasetError("storage_type sql needs SQLAlchemy: pip install -e '.[sql]'") from None
     try:
         url = sa.make_url(sql_url(path))
-    except (sa.exc.ArgumentError, ValueError):  # a port that is no number
+    except (sa.exc.ArgumentError, ValueError):  # the port is no number
         raise DatasetError("the path is no URL of a database; write sqlite:///file.db or postgresql://...") from None
     shown = url.render_as_string(hide_password=True)
     if url.drivername == "sqlite" and not Path(url.database or "").is_file():
@@ -69,7 +69,7 @@ def read_table(path: str, name: str) -> Sequence[Row]:
 
 
 def _all_rows(connection: Any, name: str, shown: str) -> tuple[list[Row], bool]:
-    """The rows, and whether they have an order of their own."""
+    """The rows, and True if the table defines their order."""
     import sqlalchemy as sa
 
     inspector = sa.inspect(connection)

@@ -1,7 +1,7 @@
 """Folders of tasks in Harbor's form, as rows: https://www.harborframework.com/docs/tasks.
 
 A task is a folder with `task.toml`, `instruction.md`, `tests/test.sh`, and often `environment/` and `solution/`. A row
-has all of it, so that it can be played on machines that do not have the folder.
+has the content of all files, so machines without the folder can play it.
 """
 
 import base64
@@ -18,7 +18,7 @@ _MOST_BYTES = 4 * 1024**2
 
 
 def task_folders(place: Path, split: str) -> list[Path]:
-    """<place>/<split>/*/task.toml, else <place>/*/task.toml; none if it is another kind of folder."""
+    """Folders of <place>/<split>/*/task.toml, else of <place>/*/task.toml. Empty for another kind of folder."""
     for parent in (place / split, place):
         if found := sorted(path.parent for path in parent.glob(f"*/{MARK}")):
             return found
@@ -36,7 +36,7 @@ def read_task(folder: Path) -> Row:
     try:
         config = tomllib.loads((folder / MARK).read_text(encoding="utf-8"))
         instruction = (folder / "instruction.md").read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:  # of TOML and of UTF-8 too
+    except (OSError, ValueError) as error:  # includes errors of TOML and UTF-8
         raise DatasetError(f"{folder}: {MARK} or instruction.md cannot be read: {error}") from None
     row: Row = {"task": folder.name, "instruction": instruction, "config": config}
     left = _MOST_BYTES

@@ -1,4 +1,4 @@
-"""From the rows of a taskset to its tasks. The task at a position never changes."""
+"""Makes tasks from the rows of a taskset. The task at a position never changes."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -39,12 +39,12 @@ class TaskSource:
         return self.train_task_later(position, ordinal, gate_step)()
 
     def train_task_later(self, position: int, ordinal: int, gate_step: int) -> Callable[[], Task]:
-        """Chooses the row. The call reads its images, in any thread: they may be far away."""
+        """Chooses the row. The returned call reads its images, which may be remote, in any thread."""
         epoch, row = position // len(self.rows), self.selector.select(position)
         return partial(self._task, f"{self.taskset.name}/{epoch}/{position}/{row}", ordinal, epoch, row, gate_step, 0)
 
     def observe(self, task_id: str, reward: float | None) -> bool:
-        """Tell the selector what a group was worth, None: not known yet. Whether the task is of this taskset."""
+        """Tell the selector the reward of a group, None if still unknown. Returns False for another taskset's task."""
         name, *numbers = task_id.rsplit("/", 3)
         if name != self.taskset.name or len(numbers) != 3 or not all(number.isdigit() for number in numbers):
             return False
@@ -97,20 +97,20 @@ class TaskSource:
 
 
 def _as_text(value: Any) -> str:
-    """For what JSON does not have; of bytes their number, as they may be a picture's."""
+    """Text for values that JSON lacks. Bytes, which may be a picture, become their number."""
     return f"{len(value)} bytes" if isinstance(value, bytes) else str(value)
 
 
 def folder_of(path: str) -> Path:
-    """Where the files of images lie that rows of a dataset name: its folder."""
+    """The dataset's folder, to which the image paths of its rows are relative."""
     place = Path(path).expanduser()
     return place if place.is_dir() else place.parent
 
 
 def _with_images(row: Row, taskset: TasksetConfig) -> tuple[Row, tuple[bytes, ...]]:
-    """The row with digests in place of its images, and these. One that cannot be read leaves its problem there.
+    """(row with digests in place of its images, images). An unreadable image is replaced by its problem.
 
-    Messages with images are messages of text afterwards, with a marker for each.
+    Messages with images become messages of text, with a marker for each image.
     """
     key = taskset.format.image_key
     if key is None:

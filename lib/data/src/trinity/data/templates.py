@@ -1,4 +1,4 @@
-"""The chat template of a model, as explorers, trainer and checks use it: one text from all the ways to give it."""
+"""The chat template of a model: one text from all settings, for explorers, trainer and checks."""
 
 from pathlib import Path
 from typing import Any
@@ -8,16 +8,16 @@ from trinity.runtime.errors import InvalidInput
 
 
 def template_key(model: ModelConfig) -> str:
-    """The key of the YAML that gives the chat template; model.model_path where it is the tokenizer's own."""
+    """The YAML key that gives the chat template. model.model_path stands for the tokenizer's template."""
     if model.chat_template_path:
         return "model.chat_template_path"
     return "model.custom_chat_template" if model.custom_chat_template else "model.model_path"
 
 
 def chat_template(model: ModelConfig, own: Any) -> str:
-    """The template of a model whose tokenizer brings `own`, with model.enable_thinking set in it.
+    """The template of a model, with model.enable_thinking set in it. `own` is the tokenizer's template.
 
-    Raises InvalidInput if there is none, or its file cannot be read.
+    Raises InvalidInput for a missing template or an unreadable file.
     """
     template = model.custom_chat_template or own
     if model.chat_template_path:
@@ -29,7 +29,7 @@ def chat_template(model: ModelConfig, own: Any) -> str:
         except (OSError, ValueError) as error:
             what = f"{model.chat_template_path!r} cannot be read: {error}"
             raise InvalidInput("model.chat_template_path", what) from None
-    if isinstance(template, dict):  # several by name, of which transformers takes this one
+    if isinstance(template, dict):  # named templates; transformers takes the default
         template = template.get("default")
     if not template:
         raise InvalidInput(

@@ -1,4 +1,4 @@
-"""How a vision-language model cuts images into tokens, from the files of its folder.
+"""Rules by which a vision-language model cuts images into tokens, read from the model's folder.
 
 Qwen2.5-VL and the dense models of Qwen3-VL are supported.
 """
@@ -12,14 +12,14 @@ from trinity.config.memory import model_folder
 from trinity.runtime.errors import InvalidInput
 
 SUPPORTED = ("qwen2_5_vl", "qwen3_vl")
-_NARROWEST = 200  # longer side over shorter side: the processor refuses more
+_NARROWEST = 200  # greatest ratio of the sides that the processor accepts
 
 
 @dataclass(frozen=True)
 class ImageRules:
-    """An image is scaled to patches of `patch` pixels a side; `merge` x `merge` of them are a token, `token` its id.
+    """An image is scaled to patches of `patch` pixels a side. `merge` x `merge` patches are one token, with id `token`.
 
-    The scaled image has least_pixels to most_pixels pixels.
+    The scaled image has between least_pixels and most_pixels pixels.
     """
 
     token: int
@@ -45,20 +45,20 @@ class ImageRules:
         return 1, rows // self.patch, columns // self.patch
 
     def tokens(self, width: int, height: int) -> int:
-        """How many tokens of a prompt such an image takes. Raises InvalidInput."""
+        """Number of tokens of an image of width x height pixels. Raises InvalidInput."""
         _, rows, columns = self.grid(width, height)
         return rows * columns // self.merge**2
 
 
 def sees(model_path: str) -> bool:
-    """Whether the model's config.json, where it is on this machine, has a part for images."""
+    """Returns True if the model's config.json is on this machine and has a vision_config."""
     return "vision_config" in _read(model_path, "config.json")
 
 
 def image_rules(model_path: str) -> ImageRules | None:
-    """The rules of a model on this machine; None of one that reads text alone, or is not here.
+    """The rules of a model on this machine. Returns None for a text model, or for a model that is not here.
 
-    Raises InvalidInput for a model that reads images and is not supported, or lacks files.
+    Raises InvalidInput for an unsupported model with images, and for missing files.
     """
     config = _read(model_path, "config.json")
     if "vision_config" not in config:

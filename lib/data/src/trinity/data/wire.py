@@ -1,4 +1,4 @@
-"""Between the shared domain types and their protobuf messages. Decoding checks what it reads (invariant I8).
+"""Converts the shared domain types to and from protobuf messages. Decoding validates its input (invariant I8).
 
 Arrays travel as dtype + shape + bytes (invariant I9).
 """
@@ -38,14 +38,14 @@ _DTYPES = {name: np.dtype(name) for name in ("int32", "int64", "float32", "float
 
 
 def to_tensor(array: np.ndarray) -> tensor_pb2.Tensor:
-    """A Tensor with the array's own dtype, which must be one of int32, int64, float32, float64, bool."""
+    """A Tensor with the array's dtype, which must be int32, int64, float32, float64 or bool."""
     tensor = tensor_pb2.Tensor()
     fill_tensor(tensor, array)
     return tensor
 
 
 def fill_tensor(tensor: tensor_pb2.Tensor, array: np.ndarray) -> None:
-    """As `to_tensor`, into a message that is there."""
+    """Like `to_tensor`, into an existing message."""
     name = array.dtype.name
     if name not in _DTYPES:
         raise TypeError(f"dtype {name} cannot be sent; use one of {', '.join(_DTYPES)}")
@@ -55,7 +55,7 @@ def fill_tensor(tensor: tensor_pb2.Tensor, array: np.ndarray) -> None:
 
 
 def from_tensor(tensor: tensor_pb2.Tensor, field: str, dtype: str, ndim: int = 1) -> np.ndarray:
-    """The array of a Tensor (read-only, no copy). InvalidInput naming `field` unless it is of `dtype` and `ndim`."""
+    """The array of a Tensor (read-only, no copy). Raises InvalidInput naming `field` for another dtype or ndim."""
     if tensor.dtype != dtype:
         raise InvalidInput(f"{field}.dtype", f"is {tensor.dtype!r}, must be {dtype!r}")
     shape = tuple(tensor.shape)
@@ -70,7 +70,7 @@ def from_tensor(tensor: tensor_pb2.Tensor, field: str, dtype: str, ndim: int = 1
 
 
 def is_boolean(data: bytes) -> bool:
-    """Whether numpy and torch read these bytes alike as bool: other values than 0 and 1 have no defined meaning."""
+    """Returns True if all bytes are 0 or 1: numpy and torch give other values no defined meaning."""
     return not data.translate(None, b"\0\1")
 
 
@@ -83,7 +83,7 @@ def task_to_proto(task: Task) -> task_pb2.Task:
 
 
 def task_from_proto(message: task_pb2.Task) -> Task:
-    """Raises InvalidInput naming the field that is missing or out of range."""
+    """Raises InvalidInput naming a field that is missing or out of range."""
     if message.kind not in _KINDS_BACK:
         raise InvalidInput("task.kind", f"is {message.kind}, must be TRAIN or EVALUATION")
     if not message.task_id:
@@ -110,12 +110,12 @@ def task_from_json(values: dict[str, Any]) -> Task:
     """Inverse of task_to_json. Raises InvalidInput."""
     try:
         return task_from_proto(json_format.ParseDict(values, task_pb2.Task()))
-    except (json_format.ParseError, OverflowError, SystemError) as error:  # the last: half a surrogate pair in a key
+    except (json_format.ParseError, OverflowError, SystemError) as error:  # SystemError: half a surrogate pair in a key
         raise InvalidInput("task", str(error)) from None
 
 
 def decode_task(data: bytes) -> Task:
-    """As `task_from_proto`. Raises InvalidInput also for bytes that are no task."""
+    """Like `task_from_proto`. Raises InvalidInput also for bytes that are no task."""
     try:
         return task_from_proto(task_pb2.Task.FromString(data))
     except DecodeError as error:
@@ -123,7 +123,7 @@ def decode_task(data: bytes) -> Task:
 
 
 def _fill_experience(message: experience_pb2.Experience, experience: Experience) -> None:
-    """In place: a message that is put into another one is copied, tensors and all."""
+    """Fills the message in place, because protobuf copies a message that is added to another one."""
     message.rollout, message.step = experience.rollout, experience.step
     message.prompt_length, message.reward = experience.prompt_length, experience.reward
     fill_tensor(message.token_ids, experience.token_ids)
@@ -144,9 +144,9 @@ def _fill_experience(message: experience_pb2.Experience, experience: Experience)
 def experience_from_proto(
     message: experience_pb2.Experience, name: str = "experience", files: Mapping[bytes, bytes] | None = None
 ) -> Experience:
-    """Decode without judging the content: see Experience.check. `files`: of images, by digest.
+    """Decode; Experience.check validates the content. `files` has the images by digest.
 
-    Raises InvalidInput for a malformed array or enum, and for an image that is not there.
+    Raises InvalidInput for a malformed array or enum, and for a missing image.
     """
     if message.truncation not in TRUNCATIONS:
         raise InvalidInput(f"{name}.truncation", f"is {message.truncation}, must be one of {sorted(TRUNCATIONS)}")
@@ -184,8 +184,10 @@ def fill_group(message: experience_pb2.Group, group: Group) -> None:
 
 
 def group_from_proto(message: experience_pb2.Group) -> Group:
-    """Raises InvalidInput if the task or an array is malformed, or an image is missing or in no experience; the content
-    is judged by Group.check."""
+    """Decode; Group.check validates the content.
+
+    Raises InvalidInput for a malformed task or array, for a missing image, and for an image without an experience.
+    """
     files = {digest(file): file for file in (*message.task.images, *message.images)}
     used = {image.digest for item in message.experiences for image in item.images}
     for index, file in enumerate(message.images):
@@ -204,7 +206,7 @@ def failure_to_proto(failure: AttemptFailure) -> experience_pb2.AttemptFailure:
 
 
 def failure_from_proto(message: experience_pb2.AttemptFailure) -> AttemptFailure:
-    """Raises InvalidInput if the task is malformed, the cause unknown, the text too long or the time none."""
+    """Raises InvalidInput for a malformed task, an unknown cause, a text that is too long, or an impossible time."""
     if message.cause not in _CAUSES:
         raise InvalidInput("failure.cause", f"is {message.cause[:80]!r}, must be one of {', '.join(sorted(_CAUSES))}")
     if len(message.error) > LONGEST_ERROR:
@@ -225,7 +227,7 @@ def encode_outcome(outcome: Outcome) -> bytes:
 
 
 def encode_fence(versions: Iterable[int]) -> bytes:
-    """The entry of the experience log that withdraws these weight versions."""
+    """An entry of the experience log that withdraws these weight versions."""
     return experience_pb2.Outcome(fence=experience_pb2.Fence(versions=sorted(versions))).SerializeToString()
 
 
@@ -242,12 +244,12 @@ def parse_outcome(data: bytes) -> experience_pb2.Outcome:
 
 
 def decode_outcome(data: bytes) -> Outcome:
-    """Inverse of encode_outcome. Raises InvalidInput for anything else, a blob reference included."""
+    """Inverse of encode_outcome. Raises InvalidInput for other messages, including blob references."""
     return outcome_from_proto(parse_outcome(data))
 
 
 def outcome_from_proto(message: experience_pb2.Outcome) -> Outcome:
-    """A group or a failure. Raises InvalidInput for anything else."""
+    """A group or a failure. Raises InvalidInput for other messages."""
     kind = message.WhichOneof("outcome")
     if kind == "group":
         return group_from_proto(message.group)

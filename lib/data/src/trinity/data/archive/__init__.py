@@ -46,7 +46,7 @@ def open_archive(path: str, name: str, run: str) -> Archive:
     Args:
         path: a URL (sqlite:///file.db, postgresql://user:password@host/database); a file .db, .sqlite or .jsonl;
             or a folder for parquet, ending in .parquet or /.
-        name: the buffer's name; in SQL it names the table, and `<name>_position` beside it.
+        name: the buffer's name. In SQL, the tables are `<name>` and `<name>_position`.
         run: the run's id. In SQL and parquet several runs may share an archive, a jsonl file is of one.
 
     Raises:

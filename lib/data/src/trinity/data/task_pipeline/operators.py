@@ -41,7 +41,7 @@ class WordsNumFilter(TextFilter):
 
 
 class AlphanumericFilter(TextFilter):
-    """Rows whose share of letters and digits among all characters lies in [min_ratio, max_ratio]."""
+    """Rows whose share of letters and digits in all characters is within [min_ratio, max_ratio]."""
 
     min_ratio: float = Field(0.25, ge=0, le=1)
     max_ratio: float = Field(1.0, ge=0, le=1)

@@ -256,7 +256,7 @@ def _input(place: _Place, work: _Work) -> Input:
         raise _Refused(Problem(place.key, f"{place.path!r} is neither a file nor a folder"))
     with _naming(place.key):
         folder = path.is_dir()
-        files = datasets._files_of_split(path, place.split or "train", place.subset or None) if folder else [path]
+        files = datasets.files_of_split(path, place.split or "train", place.subset or None) if folder else [path]
         digest, changed = output.digest_of(files), max(file.stat().st_mtime for file in files)
     if folder and work.output.parent.resolve() in {file.parent.resolve() for file in files}:
         what = f"{str(work.output)!r} would lie among the files of {place.path!r} and might be read with them; "
