@@ -1,13 +1,13 @@
-"""What the recording gateway costs an agent: the same prompts by `self.tools.generate`, and by OpenAI's client.
+"""Cost of the recording gateway for an agent: the same prompts by `self.tools.generate` and by OpenAI's client.
 
     python benchmarks/agents.py [--tiny] [--device cuda] [--hidden 1536 --layers 28 ...]
 
-One engine, and five sides that take turns in every round, each warmed up: the toolbox's own generate; a session's
-asynchronous client, whole replies and streamed; a session over HTTP, as agents in other processes have it, whose client
-is in this process too; and vLLM's own HTTP application, without a session and with nothing recorded, so that it shows
-which part of the difference is HTTP. `--parallel` calls run at a time, of
-`--response` tokens each. The limit is for the whole replies of a session: at most 5 % longer than generate. Beside the
-seconds stands the CPU time of this process, where all but the engine's core runs: other work does not change it.
+Five sides of one engine, each warmed up, take turns in every round: the toolbox's generate; a session's asynchronous
+client, with whole and with streamed replies; a session over HTTP, the way of agents in other processes, with the client
+in this process; and vLLM's HTTP application without session and recording, which shows the share of HTTP. `--parallel`
+calls of `--response` tokens run at a time. The limit holds for whole replies of a session: at most 5 % longer than
+generate. The table also has the CPU time of this process, which runs everything but the engine's core. Other work on
+the machine does not change it.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def client_of(url: str, key: str) -> Any:
 
 
 def by_client(client: Any, args: argparse.Namespace, streamed: bool) -> Ask:
-    """Asks one prompt; returns the tokens of the reply."""
+    """Samples a reply to one prompt and returns its tokens."""
     options: dict[str, Any] = {"max_tokens": args.response, "temperature": 1.0, "extra_body": {"ignore_eos": True}}
 
     async def ask(text: str) -> int:
@@ -56,7 +56,7 @@ def by_client(client: Any, args: argparse.Namespace, streamed: bool) -> Ask:
 
 
 async def seconds_of(ask: Ask, args: argparse.Namespace, salt: str) -> float:
-    """Of `--calls` calls, `--parallel` at a time. The salt keeps prompts out of the prefix cache."""
+    """Seconds of `--calls` calls, `--parallel` at a time. The salt keeps prompts out of the prefix cache."""
     free = asyncio.Semaphore(args.parallel)
 
     async def one(index: int) -> int:
@@ -71,7 +71,7 @@ async def seconds_of(ask: Ask, args: argparse.Namespace, salt: str) -> float:
 
 
 async def while_it_serves(gateway: Any, asking: Awaitable[float]) -> float:
-    """Its result. Raises what ended the gateway, whose callers would wait for their time limit."""
+    """The result of the calls. Raises the error that ended the gateway, instead of waiting for the time limit."""
     task = asyncio.ensure_future(asking)
     try:
         while not (await asyncio.wait([task], timeout=1))[0]:
@@ -108,7 +108,7 @@ async def measure(model: str, args: argparse.Namespace) -> tuple[dict[str, list[
     seconds: dict[str, list[float]] = {side: [] for side in SIDES}
     cpu: dict[str, list[float]] = {side: [] for side in SIDES}
     try:
-        for number in range(args.rounds + 1):  # the first one warms up
+        for number in range(args.rounds + 1):  # the first round warms up
             async with (
                 gateway.session(sampling, 600) as whole,
                 gateway.session(sampling, 600) as streamed,
@@ -123,7 +123,7 @@ async def measure(model: str, args: argparse.Namespace) -> tuple[dict[str, list[
                     by_client(over_http, args, False),
                     by_client(plain, args, False),
                 )
-                turn = number % len(SIDES)  # no side is always the first of a round
+                turn = number % len(SIDES)  # each side is the first of some rounds
                 sides = list(zip(SIDES, asks, strict=True))
                 for side, ask in [*sides[turn:], *sides[:turn]]:
                     before = time.process_time()
@@ -142,7 +142,7 @@ async def measure(model: str, args: argparse.Namespace) -> tuple[dict[str, list[
 
 
 def table(seconds: dict[str, list[float]], cpu: dict[str, list[float]], args: argparse.Namespace) -> bool:
-    """Print medians, and of every round the ratio to generate of the same round; whether the limit is kept.
+    """Print medians and each round's ratio to generate. Returns True if the limit is kept.
 
     `at best`: the ratio of the two sides' fastest rounds, which other work on the machine changes least.
     """

@@ -1,10 +1,10 @@
-"""What the journal costs an episode of ten turns: the same tasks with it and without, in rounds that alternate.
+"""Cost of the journal for episodes of ten turns: the same tasks with and without it, in alternating rounds.
 
     python benchmarks/agents_journal.py [--tiny] [--device cuda] [--hidden 1536 --layers 28 ...]
 
 Real parts: vLLM, a whole attempt, the environment service, and a nats-server that syncs each write. A turn is written
-while its episode plays the next one. Two figures: the seconds of rounds with the journal, of those without beside them;
-and the time that episodes wait for writes, of their whole time. The limit of both is 2 %.
+while its episode plays the next one. Two figures: the seconds of rounds with the journal over those of rounds without;
+and the share of an episode's time spent waiting for writes. The limit of both is 2 %.
 """
 
 import argparse
@@ -30,7 +30,7 @@ LAKE = ["SFFF", "FFFF", "FFFF", "FFFG"]
 
 
 async def measure(folder: Path, args: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of each round with the journal and without; and of each wait for a write."""
+    """Seconds of each round with and without the journal, and of each wait for a write."""
     from support.fakes.data.experience import make_task
     from support.servers.nats import NatsServer
     from support.servers.service import ServiceProcess
@@ -86,7 +86,7 @@ async def measure(folder: Path, args: argparse.Namespace) -> dict[str, list[floa
         async with await connect(nats.url, "bench") as broker:
             await ensure_streams(broker, stream_specs(names, log_bytes=2**30, replicas=1))
             journals = Journals(broker, names, "bench", Limits(4096, 0), lambda _: True, reaches)
-            for number in range(args.rounds + 1):  # the first one warms up
+            for number in range(args.rounds + 1):  # the first round warms up
                 sides = [("without", None), ("with", journals)]
                 for side, kept in sides if number % 2 else reversed(sides):
                     if number == 1 and side == "with":
@@ -107,7 +107,7 @@ async def measure(folder: Path, args: argparse.Namespace) -> dict[str, list[floa
 
 
 def table(seconds: dict[str, list[float]], args: argparse.Namespace) -> bool:
-    """Print both figures; whether the limit is kept."""
+    """Print both figures. Returns True if the limits are kept."""
     without, kept, waits = seconds["without"], seconds["with"], seconds["waits"]
     ratios = [one / other for one, other in zip(kept, without, strict=True)]
     part = sum(waits) / (sum(kept) * args.tasks * args.rollouts)

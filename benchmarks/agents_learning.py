@@ -1,11 +1,11 @@
-"""Whether an agent on OpenAI's SDK learns as the built-in workflow with the same tool does.
+"""Compares the learning of an agent on OpenAI's SDK with the built-in workflow that has the same tool.
 
     python benchmarks/agents_learning.py [--steps 30 --seeds 2] [--folder FOLDER --runs 1]
 
 The quickstart's model learns to call a tool by SFT, once, on sums of two numbers below `--limit`. From these weights
 GRPO runs with `sums_agent` of examples/agents, by the recording gateway, and with `tool_call_workflow`, whose tool is
-the same function. Prompts, tasks and their order are equal, so the rewards of each step may be compared. Each runs with
-every seed of the sampling, in turns: what two seeds of one workflow differ by is noise.
+the same function. Prompts, tasks and their order are equal, so the rewards of each step may be compared. Both run with
+every sampling seed, in turns. The difference between two seeds of one workflow is noise.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def measure(folder: Path, args: argparse.Namespace) -> dict[str, list[list[float]]]:
-    """Of each workflow, for each seed: accuracy before, rewards of all steps, accuracy after."""
+    """For each workflow and seed: accuracy before, rewards of all steps, accuracy after."""
     python(EXAMPLES / "quickstart/make_model.py", folder / "model")
     test = ["--test-size", min(128, args.limit**2 // 5)]
     python(EXAMPLES / "quickstart/make_data.py", folder / "sums", "--limit", args.limit, *test)
@@ -102,7 +102,7 @@ def curve(
 
 
 def run(folder: Path, config: dict[str, Any], plugins: Path, args: argparse.Namespace) -> None:
-    """Unless an earlier call did. Ends the script where this call has no run left."""
+    """Play the run unless an earlier call did. Ends the script if this call may play no further run."""
     finished = folder / f"{config['name']}.finished"
     if finished.exists():
         return
@@ -126,7 +126,7 @@ def python(*arguments: Any) -> None:
 
 
 def table(curves: dict[str, list[list[float]]]) -> None:
-    """Means of seeds, in quarters of the steps, and what seeds and workflows differ by on average over all steps."""
+    """Means over seeds for quarters of the steps, and the mean differences between seeds and between workflows."""
     means = {}
     for workflow, found in curves.items():
         steps = [statistics.mean(at) for at in zip(*found, strict=True)]

@@ -1,11 +1,10 @@
-"""Every algorithm of examples/algorithms, run from its YAML with several seeds, from one model that knows some sums.
+"""Runs every algorithm of examples/algorithms from its YAML with several seeds, from one model that knows some sums.
 
     python benchmarks/algorithms.py [--names grpo,ppo] [--steps 40] [--seeds 0,1,2] [--device cpu] [--jobs 2] [--table]
 
-One line of JSON for each run goes to <out>/results.jsonl; a run that is there already is not done again, so that the
-same command resumes after a break. --table writes what is there into
-docs/algorithms_measured.md. With GPUs each job gets an
-equal part of those that are visible.
+Each run adds a line of JSON to <out>/results.jsonl. Runs in this file are skipped, so the same command resumes after a
+break. --table writes the results into docs/algorithms_measured.md. With GPUs, each job gets an equal share of the
+visible ones.
 """
 
 import argparse
@@ -29,7 +28,7 @@ FEW = 3  # steps at either end whose mean reward counts
 
 
 def results_of(file: Path) -> list[dict[str, Any]]:
-    """What earlier calls have found."""
+    """Results of earlier calls."""
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
@@ -52,7 +51,7 @@ def learnt(job: Path) -> Path:
 
 
 def prepare(out: Path, environment: dict[str, str], warm_steps: int, teacher_steps: int) -> dict[str, str]:
-    """Model, data, the model that all begin with, the teacher: made once in `out`. Returns the YAMLs' variables."""
+    """Make model, data, initial model and teacher once in `out`. Returns the variables of the YAMLs."""
     data = out / "data"
     if not data.exists():
         for command in (["quickstart/make_model.py", str(out / "model")], ["quickstart/make_data.py", str(data)],
@@ -72,7 +71,7 @@ def prepare(out: Path, environment: dict[str, str], warm_steps: int, teacher_ste
 
 
 def run(name: str, seed: int, steps: int, out: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """One run, and what it has learnt."""
+    """Play one run and return its results."""
     config, begin = EXAMPLES / f"algorithms/{name}.yaml", time.monotonic()
     values, changes = yaml.safe_load(config.read_text()), [f"buffer.total_steps={steps}"]
     if values.get("mode") == "train":
@@ -89,7 +88,7 @@ def run(name: str, seed: int, steps: int, out: Path, environment: dict[str, str]
 
 
 def measured(job: Path) -> dict[str, Any]:
-    """Mean reward of the first and the last few steps, as it was rolled out, and the losses of these."""
+    """Mean reward and loss of the first and the last few steps, at rollout."""
     rewards = [line["rollout/accuracy/mean"] for line in _lines(job, "explorer") if "rollout/accuracy/mean" in line]
     trained = _lines(job, "trainer")
     key = next((k for k in ("actor/pg_loss", "actor/sft_loss", "actor/dpo_margin") if trained and k in trained[-1]), "")
@@ -108,7 +107,7 @@ def _lines(job: Path, name: str) -> list[dict[str, Any]]:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """A row for each algorithm and number of steps: means over seeds. Runs too short to learn anything are one line."""
+    """A row for each algorithm and number of steps: means over seeds. Runs too short to learn share one line."""
     short = sorted({r["algorithm"] for r in results if r["steps"] <= FEW and r.get("trained_steps") == r["steps"]})
     results = [r for r in results if r["steps"] > FEW or "error" in r]
     rows = ["| algorithm | seeds | reward at the start | at the end | steps | seconds |", "|---|---|---|---|---|---|"]
@@ -133,14 +132,14 @@ def _spread(values: list[float]) -> str:
 
 
 def write_table(results: list[dict[str, Any]], document: Path) -> None:
-    """Between the two marks of the page."""
+    """Write the text between the two marks of the page."""
     text = document.read_text()
     head, tail = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
     document.write_text(f"{head}\n{table(results)}\n{tail}")
 
 
 def shares(device: str, jobs: int) -> list[dict[str, str]]:
-    """The environment of each job: its part of the GPUs, or none of them."""
+    """The environment variables of each job, with its share of the GPUs."""
     from trinity.runtime.devices import visible_gpus
 
     cards = [] if device == "cpu" else visible_gpus()

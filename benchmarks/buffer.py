@@ -1,9 +1,9 @@
-"""The buffer: how much, how late, how soon back, how large. Each part prints one table, the limit beside the figure.
+"""The buffer: throughput, latency, restart, memory. Each part prints one table of figures and limits.
 
     python benchmarks/buffer.py [throughput] [latency] [restart] [memory] [tls] [--tiny]
 
-Without names, all but tls, which compares throughput with and without mTLS. nats-server with the settings of
-`trinity run` (every message on disk before it is acknowledged), buffer and sync as processes of their own.
+Without names, all parts but tls, which compares throughput with and without mTLS. nats-server has the settings of
+`trinity run` (every message is on disk before it is acknowledged). Buffer and sync are separate processes.
 """
 
 import argparse

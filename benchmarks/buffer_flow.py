@@ -1,4 +1,4 @@
-"""Groups on their way from the explorer's `store` to the trainer's StreamBatches: how many, how late."""
+"""Throughput and latency of groups from the explorer's `store` to the trainer's StreamBatches."""
 
 import argparse
 import asyncio
@@ -37,20 +37,20 @@ _FEED_SECONDS = 300.0
 
 @dataclass
 class Flow:
-    """A run whose tasks are all fed; `groups` has the group to publish for each, in their order."""
+    """A run whose tasks are all fed. `groups` has the group to publish for each task, in order."""
 
     run: BufferRun
     trainer: FakeTrainer
     broker: Broker
     groups: list[Group]
-    received_at: dict[int, float] = field(default_factory=dict)  # step -> when its batch was whole
+    received_at: dict[int, float] = field(default_factory=dict)  # step -> time at which its batch was complete
     ordinals: dict[int, list[int]] = field(default_factory=dict)  # step -> its tasks
 
     async def store(self, group: Group) -> None:
         await attempt.store(self.broker, names.RunNames(self.run.run), group)
 
     async def receive(self) -> None:
-        """Every batch of the run, one after the other."""
+        """Yields every batch of the run, in order."""
         step, received = 0, 0
         async for part in self.trainer.buffer.StreamBatches(pb.StreamBatchesRequest(run=self.run.run, from_step=1)):
             kind = part.WhichOneof("part")
@@ -67,8 +67,10 @@ class Flow:
 
 @contextlib.asynccontextmanager
 async def flow(work: Work, certificates: Path | None = None) -> AsyncIterator[Flow]:
-    """Buffer and sync run, version 0 is LIVE, the tasks are fed and read back: nothing of that is timed. With a folder
-    of certificates over mTLS."""
+    """Start buffer and sync, make version 0 LIVE, feed the tasks and read them back, before timing begins.
+
+    With a folder of certificates, over mTLS.
+    """
     run = BufferRun(
         work.folder,
         work.server,
@@ -96,7 +98,7 @@ async def flow(work: Work, certificates: Path | None = None) -> AsyncIterator[Fl
 
 
 async def _fed_tasks(broker: Broker, run: names.RunNames, count: int) -> list[Task]:
-    """The tasks as the feeder put them: the buffer takes no group of any other."""
+    """The tasks of the feeder. The buffer refuses groups of other tasks."""
     tasks: list[Task] = []
     async with asyncio.timeout(_FEED_SECONDS):
         async for message in tail(broker, run.tasks_stream, 0):
@@ -107,12 +109,12 @@ async def _fed_tasks(broker: Broker, run: names.RunNames, count: int) -> list[Ta
 
 
 def rollouts(response: int) -> tuple[Experience, ...]:
-    """The same tokens for every task, so that making them costs nothing."""
+    """Groups with the same tokens for every task, which cost no time to make."""
     return make_group(make_task(repeat_times=ROLLOUTS), response=response).experiences
 
 
 async def _all_of_it(live: Flow) -> float:
-    """Seconds from the first `store` to the last batch received, with 64 groups on their way into the log."""
+    """Seconds from the first `store` to the last batch received, with 64 groups in flight."""
     gate = asyncio.Semaphore(IN_FLIGHT)
 
     async def store(group: Group) -> None:
@@ -132,7 +134,7 @@ async def as_fast_as_it_goes(work: Work) -> float:
 
 
 async def with_processor_time(work: Work, certificates: Path | None) -> tuple[float, float]:
-    """Seconds by the clock, and of the processor in all that a group passes: this process, buffer and nats-server."""
+    """Elapsed seconds, and CPU seconds of this process, buffer and nats-server."""
     async with flow(work, certificates) as live:
         processes = [psutil.Process(pid) for pid in (os.getpid(), live.run.buffer.pid, work.server.pid)]
         before = sum(sum(process.cpu_times()[:2]) for process in processes)
@@ -142,14 +144,14 @@ async def with_processor_time(work: Work, certificates: Path | None) -> tuple[fl
 
 @dataclass
 class Latencies:
-    """Milliseconds. Of batches, from when `store` of its last group was due; of groups, from when its own was."""
+    """Milliseconds since the due time of `store`: of the last group for batches, of the group itself for groups."""
 
     batches: list[float] = field(default_factory=list)
     groups: list[float] = field(default_factory=list)
 
 
 async def at_a_rate(work: Work, groups_per_second: float, found: Latencies) -> None:
-    """`groups_per_second` groups are due each second, whether or not earlier ones have arrived."""
+    """Stores `groups_per_second` groups each second, without waiting for earlier groups."""
     async with flow(work) as live:
         receiving = asyncio.create_task(live.receive())
         begin = time.perf_counter() + 0.1
@@ -176,7 +178,7 @@ PATHS: dict[str, Callable[[Work], Awaitable[float]]] = {
 
 @contextlib.contextmanager
 def fresh_work(args: argparse.Namespace, response: int, certificates: Path | None = None) -> Iterator[Work]:
-    """On a nats-server of its own, with TLS if certificates are given. Of long responses a quarter as many groups."""
+    """One run on a new nats-server, with TLS if certificates are given. Long responses have a quarter of the groups."""
     count = args.groups if response < 1024 else args.groups // 4
     count = max(args.per_step, count - count % args.per_step)
     same = Group(make_task(repeat_times=ROLLOUTS), 1, "bench", rollouts(response), 0.0, 0.0)
@@ -192,7 +194,7 @@ def fresh_work(args: argparse.Namespace, response: int, certificates: Path | Non
 
 
 async def throughput(args: argparse.Namespace, groups_per_second: dict[int, float]) -> Table:
-    """Every path in turn on the same server; fills in what trinity managed of each length."""
+    """Measures every path in turn on the same server, and fills in Trinity's throughput for each length."""
     table = Table(
         f"throughput: medians of {args.runs} rounds",
         ("group", "path", "groups/s", "MB/s", "of nats-py", "limit"),
@@ -223,7 +225,7 @@ async def throughput(args: argparse.Namespace, groups_per_second: dict[int, floa
 
 
 async def cost_of_tls(args: argparse.Namespace) -> Table:
-    """The way with mTLS between the services, and with TLS to NATS too, against neither, in alternating rounds."""
+    """Throughput with mTLS between services, with TLS to NATS too, and without both, in alternating rounds."""
     table = Table(
         f"mTLS: medians of {args.runs} rounds",
         ("group", "bytes", "with TLS", "groups/s", "ratio", "limit", "CPU ms/group", "ratio", "ratios of the rounds"),
@@ -262,7 +264,7 @@ def _against(
 
 
 async def latency(args: argparse.Namespace, groups_per_second: dict[int, float]) -> Table:
-    """At half of what `throughput` found; measured now if that part was left out."""
+    """Latency at half of the throughput, which is measured here if its part was left out."""
     table = Table(
         f"latency at half that load: all batches of {args.runs} runs",
         (

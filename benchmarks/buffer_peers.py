@@ -1,4 +1,4 @@
-"""The same bytes through what else there is: nats-py alone, SQLite as Trinity-RFT uses it, a queue in memory."""
+"""The same bytes through alternatives: nats-py without Trinity, SQLite as in Trinity-RFT, a queue in memory."""
 
 import asyncio
 import sqlite3
@@ -16,7 +16,7 @@ IN_FLIGHT = 64
 
 @dataclass(frozen=True)
 class Work:
-    """`count` groups of 8 responses of `response` tokens go in, one by one, and come out in batches of `per_step`."""
+    """Puts `count` groups of 8 responses of `response` tokens, and takes batches of `per_step`."""
 
     folder: Path
     server: NatsServer
@@ -27,7 +27,7 @@ class Work:
 
 
 async def nats_py(work: Work) -> float:
-    """Seconds of nats-py on the same server: pipelined publish, then fetch. As durable as ours; no checks."""
+    """Seconds of nats-py on the same server: pipelined publish, then fetch. As durable as ours, without checks."""
     client = await nats.connect(work.server.url, pending_size=64 * 1024 * 1024)
     js = client.jetstream(publish_async_max_pending=IN_FLIGHT)
     await js.add_stream(StreamConfig(name="RAW", subjects=["raw"], allow_direct=True))
@@ -58,7 +58,7 @@ async def sqlite_wal(work: Work) -> float:
 
 
 def _sqlite(work: Work, journal: str) -> float:
-    """One transaction a put; a take selects a batch and marks it, in one. In this process, put and take in turn."""
+    """One transaction per put, and one per take, which selects a batch and marks it. Put and take alternate."""
     database = sqlite3.connect(work.folder / f"{journal}.db", isolation_level=None)
     database.execute(f"PRAGMA journal_mode={journal}")
     database.execute("PRAGMA synchronous=FULL")
@@ -83,12 +83,12 @@ def _sqlite(work: Work, journal: str) -> float:
 
 
 async def queue(work: Work) -> float:
-    """Seconds of an asyncio.Queue between two tasks of this process: what it costs to keep nothing."""
+    """Seconds of an asyncio.Queue between two tasks of this process, which stores nothing."""
     groups: asyncio.Queue[bytes] = asyncio.Queue(maxsize=IN_FLIGHT)
 
     async def put() -> None:
         for _ in range(work.count):
-            await groups.put(bytes(bytearray(work.payload)))  # a copy, as of one that was received
+            await groups.put(bytes(bytearray(work.payload)))  # a copy, like a received message
 
     begin = time.perf_counter()
     putting = asyncio.create_task(put())

@@ -1,4 +1,4 @@
-"""A buffer with many small groups in its log: how soon it is back after kill -9, and how much memory it takes."""
+"""A buffer with many small groups in its log: time to recover from kill -9, and memory."""
 
 import argparse
 import asyncio
@@ -37,17 +37,17 @@ _DURABLE, _QUICK = "sync_interval: always", "sync_interval: 10s"
 
 @dataclass(frozen=True)
 class Start:
-    """Seconds from the start of the process: until it is SERVING, and until a trainer has the next batch whole."""
+    """Seconds from the start of the process until it is SERVING, and until a trainer has the next batch."""
 
     serving: float
     batch: float
 
 
 class Stored:
-    """A run whose tasks are fed and whose log is filled by writing both streams; the buffer finds them when it starts.
+    """A run whose task stream and log are written before the buffer starts.
 
-    prepare -> start -> ... The streams are filled on a nats-server that syncs now and then; before anything is
-    measured it is as durable as ever.
+    prepare -> start -> ... The streams are filled on a nats-server that syncs rarely. It syncs every message again
+    before measurements.
     """
 
     def __init__(self, folder: Path, tasks: int) -> None:
@@ -65,7 +65,7 @@ class Stored:
         )
 
     async def prepare(self, groups: int) -> None:
-        """Every task fed, the groups of the first ones in the log; sync runs and version 0 is LIVE."""
+        """Feed every task, store the groups of the first ones, start sync, make version 0 LIVE."""
         self._start_nats(durable=False)
         async with await connect(self.nats.url, "bench") as broker:
             log_bytes = int(float(_LOG_GIB) * 2**30)
@@ -81,7 +81,7 @@ class Stored:
         await trainer.close()
 
     async def store(self, ordinals: Iterable[int]) -> None:
-        """Put the groups of these tasks into the log, in this order, as explorers would."""
+        """Put the groups of these tasks into the log, in this order, like explorers."""
         await self._publish(self._group_messages(ordinals))
 
     def _task(self, ordinal: int) -> Task:
@@ -114,7 +114,7 @@ class Stored:
         await client.close()
 
     async def take(self, steps: Iterable[int]) -> None:
-        """As a trainer that takes the batches of these steps, one after the other."""
+        """Take the batches of these steps in order, like a trainer."""
         trainer, wanted = self.run.trainer(), list(steps)
         call = trainer.buffer.StreamBatches(pb.StreamBatchesRequest(run=self.run.run, from_step=wanted[0]))
         async for part in call:
@@ -140,7 +140,7 @@ class Stored:
         await trainer.close()
 
     async def start(self, next_step: int) -> Start:
-        """Start the buffer, which was killed, and ask for a batch as a resumed trainer does."""
+        """Start the killed buffer, and request a batch like a resumed trainer."""
         begin = time.perf_counter()
         self.run.buffer.start(wait_seconds=0)
         await until_serving(self.run.buffer)
@@ -156,7 +156,7 @@ class Stored:
         self.nats.start()
 
     def save(self, name: str) -> None:
-        """Keep the broker's store as it is now, so that the same can be measured again. The buffer does not run."""
+        """Copy the broker's store, for a second measurement. The buffer is stopped."""
         self.nats.stop()
         shutil.copytree(self._folder / "nats/store", self._folder / name)
         self._start_nats()
@@ -168,7 +168,7 @@ class Stored:
         self._start_nats(durable)
 
     def memory(self) -> tuple[float, float]:
-        """MiB that the buffer's process has resident now, and had at most."""
+        """Current and peak resident memory of the buffer's process, in MiB."""
         status = Path(f"/proc/{self.run.buffer.pid}/status").read_text()
         fields = dict(line.split(":", 1) for line in status.splitlines())
         return tuple(int(fields[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
@@ -183,7 +183,7 @@ _Message = tuple[str, bytes, dict[str, str]]
 
 @contextlib.asynccontextmanager
 async def stored(groups: int, tasks: int) -> AsyncIterator[Stored]:
-    """A run with this many groups in its log and this many tasks fed; the buffer does not run."""
+    """A run with this many groups in its log and this many tasks fed. The buffer is not started."""
     with tempfile.TemporaryDirectory() as folder:
         run = Stored(Path(folder), tasks)
         try:
@@ -194,7 +194,7 @@ async def stored(groups: int, tasks: int) -> AsyncIterator[Stored]:
 
 
 async def restart(args: argparse.Namespace) -> Table:
-    """kill -9 and start, with a long log behind it."""
+    """Kills the buffer with -9 and starts it again, with a long log."""
     logged, unjudged = (count - count % PER_STEP for count in (args.logged, args.unjudged))
     table = Table(
         f"restart after kill -9: medians of {args.runs} starts",
@@ -232,7 +232,7 @@ async def restart(args: argparse.Namespace) -> Table:
 
 
 async def memory(args: argparse.Namespace) -> Table:
-    """What the process has resident when it has judged everything."""
+    """Resident memory of the process after it has validated the whole log."""
     groups = args.stored - args.stored % PER_STEP
     table = Table(
         f"memory with {groups:,} groups stored",

@@ -1,4 +1,4 @@
-"""What the parts share: a table of figures with their limits, and a precise wait for processes."""
+"""Helpers of all parts: a table of figures with limits, and a precise wait for processes."""
 
 import asyncio
 import contextlib
@@ -39,13 +39,13 @@ def at_least(figure: float, limit: float) -> str:
 
 
 def percentile(values: Iterable[float], part: float) -> float:
-    """The nearest rank: 0.99 of 100 values is the second largest."""
+    """The quantile by nearest rank: 0.99 of 100 values is the second largest."""
     ordered = sorted(values)
     return ordered[math.ceil(part * len(ordered)) - 1]
 
 
 async def until_serving(*processes: ServiceProcess) -> None:
-    """Until all are SERVING. gRPC is asked once the port is open: a refused channel retries only after a second."""
+    """Wait until all are SERVING. Calls gRPC only on open ports, since a refused channel retries after a second."""
     for process in processes:
         host, port = process.address.split(":")
         while True:

@@ -2,9 +2,9 @@
 
     python benchmarks/environment.py [steps] [open] [engines] [--seconds 5] [--episodes 64] [--tiny]
 
-The environment is trivial, so that what is measured is the way there and back: 64 episodes in parallel, each of 50
-steps, played by the explorer's own client, as one process on one core. The other side is one process on the other core:
-the SDK's server, or the environment service; of an attached provider both it and the service, each on any core.
+The environment is trivial, so the figures show the cost of the calls: 64 episodes in parallel, each of 50 steps, played
+by the explorer's client, as one process on one core. The other side is one process on the other core: the SDK's server,
+or the environment service. An attached provider and the service are two processes on any core.
 
 `engines`: ALFWorld and ScienceWorld, if they are installed; see environment_engines.py.
 """
@@ -44,7 +44,7 @@ TOKEN = "benchmark"
 
 
 class Trivial(Environment):
-    """Gives the same observation at every step, and ends after the number of steps in the task."""
+    """Returns the same observation at every step, and ends after the number of steps in the task."""
 
     isolation = "none"
 
@@ -67,7 +67,7 @@ def cores() -> list[int]:
 
 
 def direct(seconds: float) -> float:
-    """Steps a second of the class itself."""
+    """Steps per second of direct calls of the class."""
     steps, begin = 0, time.perf_counter()
     while time.perf_counter() - begin < seconds:
         environment = Trivial()
@@ -99,7 +99,7 @@ async def through(client: EnvironmentClient, episodes: int, seconds: float) -> f
 
 @asynccontextmanager
 async def provider(folder: Path, kind: str) -> AsyncIterator[tuple[str, list[int]]]:
-    """A provider in a process of its own: its address, and the processes of that side."""
+    """A provider in a separate process: its address, and the processes of that side."""
     command = [sys.executable, __file__, "--provide", kind]
     if kind == "serve":
         address = f"127.0.0.1:{free_port()}"
@@ -149,7 +149,7 @@ async def measure_steps(args: argparse.Namespace) -> None:
 
 
 async def measure_open(args: argparse.Namespace) -> None:
-    """Episodes that are all open at once, again and again: what stays afterwards."""
+    """Opens all episodes at once, repeatedly, and measures the memory that remains."""
     table = Table(
         f"{args.open:,} episodes open at once, {args.rounds} times",
         ("path", "seconds a round", "MiB, first half", "MiB, second half", "growth MiB", "limit"),
@@ -167,7 +167,7 @@ async def measure_open(args: argparse.Namespace) -> None:
                     sizes.append(sum(psutil.Process(pid).memory_info().rss for pid in (*pids, os.getpid())) / 2**20)
                 seconds = (time.perf_counter() - begin) / args.rounds - 0.3
                 await client.close()
-        # The first rounds fill the allocators' pools; later ones give some of it back, now more, now less.
+        # The first rounds fill the allocators' pools. Later rounds return varying parts of them.
         settled = sizes[2:] if len(sizes) > 3 else sizes
         half = len(settled) // 2
         early, late = max(settled[:half]), max(settled[half:])

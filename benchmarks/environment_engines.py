@@ -1,8 +1,8 @@
-"""ALFWorld and ScienceWorld through the environment service against their engines alone, two workers on each side.
+"""ALFWorld and ScienceWorld through the environment service against bare engines, two workers on each side.
 
-Both sides play the same recorded games: rooms with random admissible commands, and gold paths. They do it in turns, in
-each of which every worker plays every game once, so that what else the machine does meets both. The time between resets
-is what counts: a reset loads the game, which takes the engines longer than ten steps.
+Both sides play the same recorded games: rooms with random admissible commands, and gold paths. They take turns, in each
+of which every worker plays every game once, so other load on the machine affects both. Only the time between resets
+counts: a reset loads the game, which takes the engines longer than ten steps.
 """
 
 import argparse
@@ -38,11 +38,11 @@ from trinity.explorer.environments.client import EnvironmentClient
 from trinity.runtime.errors import Conflict
 
 LEAST = 0.9
-WARM_TURNS = 3  # Java compiles what it has seen often enough
+WARM_TURNS = 3  # Java compiles code after many calls
 ROOM_STEPS = 20
 ENGINES = ("alfworld", "scienceworld")  # as environments, and as modules
-# What each is compared with, and what of it has to be reached. ScienceWorld's own environment lists all valid actions
-# at every step; the service plays on its simulator directly, and so does the second peer.
+# Peer of each environment, and the share of its speed that must be reached. ScienceWorld's environment lists all valid
+# actions at every step. The service and the second peer play on its simulator directly.
 PEERS: dict[str, dict[str, float | None]] = {
     "alfworld": {"textworld": LEAST},
     "scienceworld": {"ScienceWorldEnv": LEAST, "simulator alone": None},
@@ -79,7 +79,7 @@ class Clock:
 
 
 def record(name: str, count: int) -> list[Game]:
-    """Games and what is done in them. Raises Conflict if the engine is not installed."""
+    """Games and their recorded actions. Raises Conflict if the engine is not installed."""
     games = []
     for number in range(count):
         if name == "scienceworld":
@@ -93,7 +93,7 @@ def record(name: str, count: int) -> list[Game]:
 
 
 def wander(engine: Engine, seed: int) -> list[str]:
-    """Random admissible commands, up to the one that happens to end the game."""
+    """Random admissible commands, until one ends the game."""
     dice, done, actions = random.Random(seed), False, []
     try:
         _, known = engine.reset()
@@ -143,7 +143,7 @@ def scienceworld() -> Any:
 
 
 def play_scienceworld(game: Game) -> Iterator[None]:
-    """As its package is used."""
+    """Plays games by the package's interface."""
     environment = scienceworld()
     environment.load(game.task["task_name"], game.task["var_num"], "easy")
     environment.reset()
@@ -156,7 +156,7 @@ def play_scienceworld(game: Game) -> Iterator[None]:
 
 
 def work(peer: str) -> None:
-    """A bare worker: for each line of games on its input it plays them, and prints the steps a second."""
+    """A bare worker: plays the games of each input line, and prints the steps per second."""
     for line in sys.stdin:
         clock = Clock()
         for game in json.loads(line):
@@ -181,7 +181,7 @@ class Bare:
         return [worker.pid for worker in self._workers]
 
     def play(self, games: Sequence[Game]) -> tuple[float, int]:
-        """Steps a second of all workers together, and how many steps."""
+        """Steps per second of all workers together, and number of steps."""
         for worker in self._workers:
             assert worker.stdin is not None
             worker.stdin.write(json.dumps([vars(game) for game in games]) + "\n")
@@ -195,7 +195,7 @@ class Bare:
 
 
 async def play_through(client: EnvironmentClient, name: str, games: Sequence[Game], workers: int) -> tuple[float, int]:
-    """Steps a second of as many episodes in parallel as there are workers, and how many steps."""
+    """Steps per second, and number of steps, of one episode per worker in parallel."""
 
     async def play() -> Clock:
         clock = Clock()
@@ -215,7 +215,7 @@ async def play_through(client: EnvironmentClient, name: str, games: Sequence[Gam
 
 
 def cpu_seconds(*pids: int) -> float:
-    """Of these processes and all that they have started and that is alive."""
+    """CPU seconds of these processes and of their living descendants."""
     total = 0.0
     for pid in pids:
         for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
@@ -239,7 +239,7 @@ async def turn(playing: Awaitable[tuple[float, int]], *pids: int) -> Turn:
 
 
 async def compare(name: str, peer: str, games: Sequence[Game], args: argparse.Namespace) -> list[tuple[Turn, Turn]]:
-    """Bare and through the service."""
+    """Plays both sides: bare engines and the service."""
     with tempfile.TemporaryDirectory() as folder:
         service = ServiceProcess("environment", Path(folder), LOG_LEVEL="WARNING").start(wait_seconds=0)
         bare = Bare(peer, args.workers)

@@ -1,7 +1,7 @@
-"""How quick `trinity ui` is: pages of a run of a million samples, and scrolling through a response of 100,000 tokens.
+"""Speed of `trinity ui`: pages of a run of a million samples, and scrolling through a response of 100,000 tokens.
 
-`python benchmarks/observe.py [--samples 1000000] [--tokens 100000]`. Run with tests/ on PYTHONPATH. Pages are asked for
-over ASGI in this process; tokens are scrolled through in Debian's chromium.
+`python benchmarks/observe.py [--samples 1000000] [--tokens 100000]`. Run with tests/ on PYTHONPATH. Pages are
+requested over ASGI in this process; tokens are scrolled in Debian's chromium.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from trinity.ui.places import Places
 
 KEY = "the-key"
 REPEATS = 20
-# Intervals of frames in milliseconds, while the page is scrolled 600 pixels a frame until nothing follows.
+# Intervals of frames in milliseconds, while the page is scrolled to its end by 600 pixels a frame.
 FRAMES = """async () => {
   const found = [];
   let before = performance.now(), still = 0;

@@ -1,10 +1,10 @@
-"""Rollout through the explorer's own path against plain vLLM, on the same prompts with the same sampling.
+"""Rollout through the explorer against plain vLLM, on the same prompts with the same sampling.
 
     python benchmarks/rollout.py [--tiny] [--device cuda] [--hidden 1536 --layers 28 ...]
 
-Two engines, each in a process of its own, and two sides of each, warmed up: plain `LLM.generate` with the
-sampled tokens' log-probabilities and without; the explorer's engine (what its Generate RPC calls) and a whole
-attempt (workflow, scoring by a real environment service, the group encoded for the log), both with log-probabilities.
+Two engines in separate processes, with two sides each, warmed up: plain `LLM.generate` with and without the sampled
+tokens' log-probabilities; the explorer's engine (called by its Generate RPC) and a whole attempt (workflow, scoring by
+a real environment service, the group encoded for the log), both with log-probabilities.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def plain(model: str, args: argparse.Namespace) -> dict[str, float]:
 
 
 async def ours(model: str, args: argparse.Namespace) -> dict[str, float]:
-    """Seconds of the explorer's path: its engine alone, and with workflow, scoring and encoding."""
+    """Seconds of the explorer: its engine, and a whole attempt with workflow, scoring and encoding."""
     from support.fakes.data.experience import make_task
     from support.servers.service import ServiceProcess
     from trinity.config.schema.buffer import FormatConfig
@@ -163,7 +163,7 @@ def rates_of(args: argparse.Namespace, arguments: list[str]) -> dict[str, float]
         make_model(Path(folder), args)
         for engine in ENGINES:
             command = [sys.executable, __file__, *arguments, "--engine", engine, "--model", folder]
-            # What the explorer sets for itself on a CPU, for every side.
+            # The explorer's settings on a CPU, for every side.
             given = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"} if args.device == "cpu" else {}
             done = subprocess.run(command, capture_output=True, text=True, timeout=900, env={**os.environ, **given})
             lines = [line for line in done.stdout.splitlines() if line.startswith("SECONDS ")]

@@ -1,12 +1,12 @@
-"""What an update of the weights costs: an engine's pause, the bytes of a difference, publish and fetch on a folder.
+"""Cost of a weight update: an engine's pause, the bytes of a difference, publish and fetch on a folder.
 
     python benchmarks/sync.py [tls] [--tiny] [--hidden 896 --layers 24 ...] [--runs 5]
 
-With `tls` the pause alone, while the explorer's calls to sync go over mTLS, against the same without.
+With `tls`, only the pause is measured, with the explorer's calls to sync over mTLS and without.
 
-Else one table, the ratio in its last column. By default a random Qwen2 of 0.5 B parameters in float32, on the CPU. The
-pause is that of the explorer's own engine with requests running, from pause to resume; against the same engine's load
-of the same files while it has nothing to do. The other two, in more detail: sync_storage.py.
+Otherwise one table, with the ratio in its last column. By default a random Qwen2 of 0.5 B parameters in float32, on the
+CPU. The pause is the time from pause to resume of the explorer's engine with requests running, against a load of the
+same files by the idle engine. sync_storage.py has the other two figures in detail.
 """
 
 import argparse
@@ -64,7 +64,7 @@ async def _engine(folder: Path) -> AsyncIterator[tuple[Any, dict[str, Any]]]:
     options = EngineOptions(str(folder), "cpu", _PROMPT + _RESPONSE + 1, max_num_seqs=_REQUESTS)
     engine = await Engine.start(options)
     try:
-        await _bare_load(engine, update)  # the first one compiles and allocates
+        await _bare_load(engine, update)  # the first round compiles and allocates
         yield engine, update
     finally:
         engine.close()
@@ -73,7 +73,7 @@ async def _engine(folder: Path) -> AsyncIterator[tuple[Any, dict[str, Any]]]:
 async def _pause(engine: Any, update: dict[str, Any], version: int) -> float:
     requests = [asyncio.create_task(_request(engine)) for _ in range(_REQUESTS)]
     done, _ = await asyncio.wait(requests, timeout=_BUSY_SECONDS)
-    for request in done:  # they end by failing alone
+    for request in done:  # they end only by failing
         request.result()
     seconds = await engine.load(version, update)
     for request in requests:
@@ -83,8 +83,10 @@ async def _pause(engine: Any, update: dict[str, Any], version: int) -> float:
 
 
 async def cost_of_tls(args: argparse.Namespace, folder: Path) -> Table:
-    """The pause of an engine whose process is a member of a run at the same time: it watches and reports every 0.4 s,
-    over mTLS against without, in turns."""
+    """The pause of an engine in the process of a run's member, with and without mTLS, in turns.
+
+    The member watches, and reports every 0.4 s.
+    """
     from support.fakes.explorers.sync_member import FakeMember
     from support.servers.certificates import identity_of, make_certificates, tls_settings
     from support.servers.nats import NatsServer

@@ -1,4 +1,4 @@
-"""A thousand explorers that come and go: how soon after Commit do they serve the version, and what does it cost?
+"""A thousand explorers join and leave: time from Commit until they serve the version, and CPU time.
 
 The real sync service on a real nats-server; no engines: a member "loads" a version by reporting it at once. All members
 live in a few processes with a few shared channels each.
@@ -52,7 +52,7 @@ class Plan:
 
 
 class Crowd:
-    """Members in one process. `served` has, for each version, when (monotonic) each member's report was answered."""
+    """Members in one process. `served` has, for each version, the monotonic time of the answer to each report."""
 
     def __init__(self, address: str) -> None:
         own = [*rpc.CLIENT_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]  # a connection for each channel
@@ -79,7 +79,7 @@ class Crowd:
     async def _stay(
         self, stub: sync_pb2_grpc.SyncServiceStub, request: pb.JoinRequest, joined: pb.JoinResponse
     ) -> None:
-        """As an explorer does: join again when the lease is lost."""
+        """Join again after a lost lease, like an explorer."""
         while True:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 await self._live(stub, joined)
@@ -110,7 +110,7 @@ class Crowd:
                 await stub.Report(report, timeout=60)
 
     async def swap(self, part: float) -> None:
-        """This part of the members leaves, and as many with new names join."""
+        """This share of the members leaves, and as many new members join."""
         gone = random.sample(sorted(self._tasks), round(len(self._tasks) * part))
         for name in gone:
             self._tasks[name].cancel()
@@ -175,7 +175,7 @@ class Parts:
 
 
 def write_version(folder: Path, version: int, tensors: int) -> pb.Manifest:
-    """A manifest as large as a real one, of files that are empty but for their header."""
+    """A manifest of real size, with files that only have a header."""
     place = folder / f"v{version}"
     place.mkdir(parents=True)
     header = {f"model.layers.{i}.mlp.down_proj.weight": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
@@ -229,7 +229,7 @@ async def publish_all(plan: Plan, folder: Path, sync: ServiceProcess, parts: Par
 
 
 async def reached(parts: Parts, version: int, wanted: int) -> float:
-    """Time until this many members had reported the version."""
+    """Time until this many members reported the version."""
     async with asyncio.timeout(_VERSION_SECONDS):
         while len(served := await parts.served(version)) < wanted:
             await asyncio.sleep(0.05)

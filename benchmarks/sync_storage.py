@@ -1,10 +1,10 @@
-"""Weight versions through storage: what a difference weighs, and how fast versions are put and fetched.
+"""Weight versions through storage: size of differences, and speed of put and fetch.
 
     python benchmarks/sync_storage.py [delta] [folder] [s3] [jetstream] [--parameters 500000000] [--tiny]
 
-Without names, all four. Each part prints one table, the limit beside the figure. Weights are normally distributed, in
-bf16 unless said; nothing is read from a disk that was not written just before, so files lie in the page cache. S3 is
-SeaweedFS and NATS as `trinity run` starts it, both on this machine.
+Without names, all four. Each part prints one table of figures and limits. Weights are normally distributed, in bf16
+unless stated. All files were written just before they are read, so they are in the page cache. S3 is SeaweedFS, NATS
+has the settings of `trinity run`; both run on this machine.
 """
 
 import argparse
@@ -39,7 +39,7 @@ _TENSOR = 16 << 20  # elements
 
 
 def weights(elements: int, dtype: str) -> dict[str, Bits]:
-    """Tensors of bit patterns: the same random numbers again and again, which is cheap, and which no packer sees."""
+    """Tensors of bit patterns: repeated random numbers, which are cheap, and which compression does not detect."""
     random = np.random.default_rng(0)
     values = random.standard_normal(_TENSOR + 1_000_003, dtype=np.float32) * np.float32(0.02)
     bits = values.view(np.uint32) if dtype == "F32" else (values.view(np.uint32) >> 16).astype(np.uint16)
@@ -72,7 +72,7 @@ def _folder() -> Iterator[Path]:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    os.sync()  # what was written before is no part of it
+    os.sync()  # earlier writes do not count
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin
@@ -87,14 +87,14 @@ def _table(title: str, columns: dict[str, int], rows: list[list[str]]) -> None:
 
 
 def _packed_xor(old: Bits, new: Bits) -> int:
-    """Bytes of the other way: XOR of everything, packed."""
+    """Bytes of the alternative: XOR of all elements, compressed."""
     step = 4 << 20
     pairs = ((old[at : at + step], new[at : at + step]) for at in range(0, len(old), step))
     return sum(len(zstandard.compress((a ^ b).tobytes(), 1)) for a, b in pairs)
 
 
 def measure_delta(args: argparse.Namespace) -> None:
-    """What travels of a version, by what has changed since its base."""
+    """Bytes to transfer for a version, by the share of changed elements."""
     rows = []
     for dtype, elements in (("BF16", args.delta_parameters), ("F32", args.delta_parameters // 2)):
         old = weights(elements, dtype)
@@ -106,7 +106,7 @@ def measure_delta(args: argparse.Namespace) -> None:
 
 
 def two_versions(root: Path, old: dict[str, Bits], share: float, dtype: str) -> "tuple[Manifest, Manifest]":
-    """In the folders base, new and delta: the old weights, those with `share` of the elements changed, and how."""
+    """Write the folders base, new (with `share` of the elements changed) and delta (the difference)."""
     from support.fakes.data.weight_versions import Tensor, with_delta, write_version
 
     new = {name: updated(bits, share) for name, bits in old.items()}
@@ -118,7 +118,7 @@ def two_versions(root: Path, old: dict[str, Bits], share: float, dtype: str) -> 
 
 
 def delta_bytes(manifest: "Manifest") -> int:
-    """Of a version that has a difference: what of it travels."""
+    """Bytes to transfer for a version with a difference."""
     assert manifest.delta is not None
     return sum(info.size_bytes for info in manifest.delta.files)
 
@@ -158,7 +158,7 @@ def measure_own_folder(args: argparse.Namespace) -> None:
 
 
 def own_folder_times(parameters: int, runs: int) -> tuple[int, dict[str, list[float]]]:
-    """The trainer's own folder: written by its writer, sealed, and checked in place by an explorer; a plain copy.
+    """The trainer's folder: written by its writer, sealed, and verified in place by an explorer; and a plain copy.
 
     Bytes of a version, and seconds of each run of "publish", "fetch" and "copy".
     """
@@ -197,7 +197,7 @@ def own_folder_times(parameters: int, runs: int) -> tuple[int, dict[str, list[fl
 
 
 def measure_store(args: argparse.Namespace, entry: str, nats_url: str, parameters: int) -> None:
-    """Another place: put and sealed there, and brought into an explorer's cache (a folder: checked in place)."""
+    """Another store: put, seal, and fetch into an explorer's cache (a folder is verified in place)."""
     from support.fakes.data.weight_versions import Tensor, write_version
     from trinity.weights import Manifest
     from trinity.weights.stores import open_store
@@ -230,7 +230,7 @@ def measure_store(args: argparse.Namespace, entry: str, nats_url: str, parameter
 
 
 def _in_turns(runs: int, work: dict[str, Callable[[], object]], clean: Callable[[], object]) -> dict[str, list[float]]:
-    """Seconds of each, one after the other, the last one first in every other round. The first round does not count."""
+    """Seconds of each, in turns, in reverse order in every other round. The first round does not count."""
     times: dict[str, list[float]] = {name: [] for name in work}
     names = list(work)
     for run in range(runs + 1):

@@ -1,10 +1,10 @@
-"""The trainer's speed with and without padding, and what a step needs beside the model's own states. On CPUs.
+"""Speed of the trainer with and without padding, and memory of a step above the model's states. On CPUs.
 
     python benchmarks/trainer.py [packing] [memory] [--tiny]
 
 packing: the same batch, lengths uniform in [1, 1024], on two ranks: a fixed number of rows padded to the longest, rows
-of like length padded, and without padding. memory: the peak of one step over 4 x 4096 tokens with a vocabulary of
-152,064; own states are weights, gradients and Adam's two means in float32.
+of similar length padded, and without padding. memory: the peak of one step over 4 x 4096 tokens with a vocabulary of
+152,064. The model's states are weights, gradients and Adam's two means in float32.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def make_batch(lengths: list[int], vocabulary: int, step: int) -> Any:
 
 
 def time_modes(job: dict[str, Any]) -> dict[str, list[float]]:
-    """Seconds of each step of each mode, in turns; the first one does not count."""
+    """Seconds of each step of each mode, in turns. The first step does not count."""
     engines = {mode: make_engine(job, trainer) for mode, trainer in MODES.items()}
     seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
     for step in range(1, job["steps"] + 2):
@@ -88,7 +88,7 @@ def time_modes(job: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def measure_growth(job: dict[str, Any]) -> dict[str, float]:
-    """GiB of the own states, and the peak of the second step above the memory before it with them."""
+    """GiB of the model's states, and the peak of the second step above the memory before it."""
     import torch
 
     torch.set_num_threads(2)
@@ -162,7 +162,7 @@ def show_memory(args: argparse.Namespace) -> None:
 
 
 def one_rank(file: Path) -> None:
-    """What each process that `run_ranks` starts does."""
+    """The work of each process that `run_ranks` starts."""
     import torch
 
     torch.set_num_threads(1)
