@@ -1,4 +1,4 @@
-"""The same work by TRL's GRPO and by Trinity, on one GPU and on two: 32 x 8 responses of 512 tokens, one update a step.
+"""The same work by TRL's GRPO and by Trinity, on one and two GPUs: 32 x 8 responses of 512 tokens, one update a step.
 
     python benchmarks/gpu/against_trl.py                 a 1.5 B shape, two GPUs; about 22 minutes
     python benchmarks/gpu/against_trl.py --only 1 2      the first two rows; about 5 minutes
@@ -7,8 +7,8 @@
     python benchmarks/gpu/against_trl.py --cpu --tiny
 
 Random weights; every response has the same forced length. The first steps are not measured. TRL runs with vLLM in the
-trainer's processes (colocate; DDP on two GPUs) and float32 masters, as Trinity's. Each run is a file in --folder, and
-is not played again. The last column is samples a second to those of TRL on as many GPUs.
+trainer's processes (colocate; DDP on two GPUs) and float32 masters, like Trinity. Each run is saved as a file in
+--folder, and not repeated. The last column is samples per second over those of TRL on as many GPUs.
 """
 
 import argparse
@@ -39,7 +39,7 @@ _PARTS = ("wait", "step", "publish")
 
 @dataclass(frozen=True)
 class Row:
-    """One run. offset: batches that explorers may be ahead. engines: they share GPUs where as many as `gpus`."""
+    """One run. offset: batches that explorers may be ahead. As many engines as `gpus` share the trainer's GPUs."""
 
     name: str
     gpus: int
@@ -77,7 +77,7 @@ def parsed() -> argparse.Namespace:
 
 
 def config(args: argparse.Namespace, folder: Path, row: Row, name: str) -> dict[str, Any]:
-    """That of async_vs_sync.py, with responses of one length and one pass over a batch."""
+    """The YAML of async_vs_sync.py, with responses of one length and one pass over a batch."""
     lengths = {"median": args.tokens, "cap": args.tokens, "sigma": 0.0, "epochs": 1}
     lengths["steps"] = args.steps + 1  # the run is ended before its last step, whose checkpoint is not measured
     values = async_vs_sync.config(argparse.Namespace(**{**vars(args), **lengths}), folder, name)
@@ -107,7 +107,7 @@ def play(args: argparse.Namespace, folder: Path, row: Row, name: str) -> dict[st
 
 
 def play_trl(args: argparse.Namespace, folder: Path, row: Row, name: str) -> dict[str, Any]:
-    """Why there is nothing, where TRL is not installed or fails."""
+    """The reason for a missing result, if TRL is not installed or fails."""
     if importlib.util.find_spec("trl") is None:
         return {"missing": "trl is not installed"}
     out = folder / f"{name}.steps.json"
@@ -143,7 +143,7 @@ def found_by(args: argparse.Namespace, folder: Path, row: Row) -> dict[str, Any]
     if not path.exists():
         try:
             found = play_trl(args, folder, row, name) if row.trl else play(args, folder, row, name)
-        except (RuntimeError, IndexError) as error:  # the other rows are still of use
+        except (RuntimeError, IndexError) as error:  # the other rows are still useful
             found = {"missing": str(error)[-1500:]}
         path.write_text(json.dumps(found))
         print(f"  {name}: {found}", file=sys.stderr, flush=True)

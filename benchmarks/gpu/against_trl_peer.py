@@ -1,4 +1,4 @@
-"""The peer of against_trl.py: TRL's GRPO with vLLM in each process; writes when each step ended. Needs trl."""
+"""The peer of against_trl.py: TRL's GRPO with vLLM in each process. Writes the end time of each step. Needs trl."""
 
 import argparse
 import json

@@ -1,13 +1,13 @@
-"""The same run twice on the same two GPUs: explorer and trainer in turns, and both at once with staleness at most 2.
+"""The same run twice on two GPUs: explorer and trainer in turns, and both at once with staleness at most 2.
 
     python benchmarks/gpu/async_vs_sync.py              a 0.5 B shape, 6 steps of 64 x 8 responses; about seven minutes
     python benchmarks/gpu/async_vs_sync.py --size 1.5B --steps 6
     python benchmarks/gpu/async_vs_sync.py --cpu --tiny
 
-A run that --folder has already is read, not played again: buffer.py --folder with the same one has its table at once.
+A run that --folder already has is read, not repeated, so buffer.py with the same --folder prints its table at once.
 Random weights. The lengths of the responses are log-normal, cut at a cap, and the same in both runs: a workflow in
-workflows/ forces them. The first two steps are not measured. The trainer goes over each batch twice, which makes the
-explorer the faster side; where it is not (--epochs 1), there is no limit for the time the trainer waits.
+workflows/ forces them. The first two steps are not measured. The trainer makes two passes over each batch, so the
+explorer is the faster side. If it is slower (--epochs 1), the time that the trainer waits has no limit.
 """
 
 import argparse
@@ -34,9 +34,9 @@ _PARTS = ("wait", "buffer", "step", "publish", "save")
 
 @dataclass(frozen=True)
 class Measured:
-    """One run between the end of its first measured step and that of its last. Shares are of that time.
+    """One run from the end of its first measured step to the end of its last. Shares are of this time.
 
-    `parts`: seconds of the trainer for each step, by name; `gaps`: between steps. Tokens are those of responses.
+    `parts`: seconds of the trainer for each step, by name; `gaps`: between steps. Tokens are response tokens.
     """
 
     steps_per_hour: float
@@ -100,14 +100,14 @@ def config(args: argparse.Namespace, folder: Path, name: str) -> dict[str, Any]:
 
 
 def prepare(args: argparse.Namespace, folder: Path) -> None:
-    """Data and model, unless they are there."""
+    """Make data and model if they are missing."""
     if not (folder / args.size).exists():
         whole_run.make_data(folder)
         whole_run.make_model(folder, args.size, args.cpu)
 
 
 def play(args: argparse.Namespace, folder: Path, name: str) -> Measured:
-    """One run, unless the folder has it already, by the same YAML. Its checkpoint and weights, which are large, go."""
+    """Play a run, unless the folder has it with the same YAML. Removes its large checkpoint and weights."""
     path, values = folder / f"{name}.yaml", config(args, folder, name)
     record = folder / f"{name}.jsonl"
     before = yaml.safe_load(path.read_text()) if path.exists() else None
@@ -149,7 +149,7 @@ gaps=[after - before for before, after in pairwise(times[args.unmeasured - 1 :])
 
 
 def _overlap(line: dict[str, Any], begin: float, end: float) -> tuple[float, float, float]:
-    """(begin, end, tokens) of the part of a response that lies in the time; its tokens come evenly."""
+    """(begin, end, tokens) of a response's part within the time, at an even rate of tokens."""
     first, last = max(line["begin"], begin), min(line["end"], end)
     if first >= last:
         return begin, begin, 0.0
@@ -157,7 +157,7 @@ def _overlap(line: dict[str, Any], begin: float, end: float) -> tuple[float, flo
 
 
 def _union(intervals: Iterable[tuple[float, float, float]]) -> float:
-    """Seconds that lie in any of the intervals."""
+    """Seconds covered by the intervals."""
     total, reached = 0.0, float("-inf")
     for first, last, _ in sorted(intervals):
         total += max(0.0, last - max(first, reached))
@@ -178,7 +178,7 @@ def _peak(intervals: Sequence[tuple[float, float, float]], begin: float, end: fl
 
 
 def table(args: argparse.Namespace, sync: Measured, ahead: Measured) -> Table:
-    """The last column: async to sync, and what has a limit to that."""
+    """The table. Its last column is async over sync, or the figure over its limit."""
     made = Table(
         f"{args.steps} steps of {args.tasks} x {args.group} responses, {args.size}, {'CPU' if args.cpu else '2 GPUs'}",
         ("", "sync", "async", "limit", "ratio"),
@@ -219,7 +219,7 @@ def table(args: argparse.Namespace, sync: Measured, ahead: Measured) -> Table:
 
 
 def _waiting(sync: Measured, ahead: Measured) -> tuple[str, ...]:
-    """The limit is for explorers that can sample more than the trainer learns; the ratio is to the limit."""
+    """The row of the trainer's wait. Its limit applies if explorers sample more than the trainer learns."""
     share = ahead.share("wait")
     cells = "trainer: waits for experience, of the time", f"{sync.share('wait'):.1%}", f"{share:.1%}"
     can = max(sync.peak_tokens_per_second, ahead.peak_tokens_per_second)

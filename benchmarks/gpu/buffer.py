@@ -1,11 +1,11 @@
 """The buffer's share of the trainer's time, in the asynchronous run of async_vs_sync.py.
 
     python benchmarks/gpu/buffer.py             two GPUs, about four minutes
-    python benchmarks/gpu/buffer.py --folder F  the run that async_vs_sync.py --folder F has left
+    python benchmarks/gpu/buffer.py --folder F  the run that async_vs_sync.py --folder F left
     python benchmarks/gpu/buffer.py --cpu --tiny
 
-The buffer's time begins when the last group of a batch is whole, or with the trainer's wait if that is later, and ends
-when the trainer has the batch: log, ledger and stream are in it, and the call that commits a checkpoint.
+The buffer's time begins when the last group of a batch is complete, or with the trainer's wait if that is later. It
+ends when the trainer has the batch, so it includes log, ledger and stream, and the call that commits a checkpoint.
 """
 
 import statistics

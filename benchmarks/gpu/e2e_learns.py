@@ -5,8 +5,8 @@
     python benchmarks/gpu/e2e_learns.py --cpu --tiny
 
 The quickstart's model and sums, from random weights. On GPUs both sides compute in bfloat16, the trainer its logits in
-float32. The KL of engine and trainer is over tokens of responses that the version sampled which the trainer holds at
-that step. The model is too small for compiled kernels by itself; here it has them, as a real one would.
+float32. The KL of engine and trainer covers response tokens that were sampled by the version that the trainer has at
+that step. So small a model would not get compiled kernels by default; here it has them, like a real model.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def config(args: argparse.Namespace, folder: Path) -> Path:
 
 
 def play(args: argparse.Namespace, folder: Path) -> tuple[Path, float, int | None]:
-    """The job that ended well, its seconds, and how many groups have a whole trace; None: no exporter is installed."""
+    """The finished job, its seconds, and the number of groups with a complete trace (None without an exporter)."""
     data = whole_run.make_data(folder, test_size=16 if args.tiny else 128)
     model = whole_run.make_model(folder, "tiny", args.cpu)
     given = {"TRINITY_MODEL_PATH": str(model), "TRINITY_TASKSET_PATH": str(data), **whole_run.environment(args)}
@@ -98,7 +98,7 @@ def rows(job: Path, seconds: float, traces: int | None) -> list[tuple[str, ...]]
 
 
 def _kl(steps: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """The largest of any step; steps without a token of the trainer's own version have none."""
+    """The largest value of all steps. Steps without a token of the trainer's version have none."""
     found = [line["actor/mismatch/kernel_kl"] for line in steps if "actor/mismatch/kernel_kl" in line]
     mean = sum(found) / max(1, len(found))
     shown = f"{mean:.1e}, {max(found, default=1.0):.1e} ({len(found)} of {len(steps)} steps)"
@@ -107,7 +107,7 @@ def _kl(steps: Sequence[dict[str, Any]]) -> tuple[str, ...]:
 
 
 def _on_probe(stage: Path) -> tuple[str, ...]:
-    """Of every version: how far the engine that loaded it first was from the trainer, whose probe it computed."""
+    """For every version, the difference between the first engine that loaded it and the trainer, on its probe."""
     errors = [event["error"] for event in whole_run.events(stage, "sync", "sync.version.verified")]
     shown = f"{max(errors, default=float('nan')):.1e} ({len(errors)} versions)"
     return whole_run.plain("largest difference of a log-probability on the probe", shown)

@@ -1,13 +1,12 @@
-"""What log-probabilities of the sampled tokens cost, and how exact they are. A 1.5 B model on one GPU.
+"""Cost and accuracy of log-probabilities of the sampled tokens. A 1.5 B model on one GPU.
 
     python benchmarks/gpu/logprobs.py            512 sequences of 256 + 512 tokens; about four minutes
     python benchmarks/gpu/logprobs.py --cpu --tiny
 
-Two engines, one after the other and warmed up: plain vLLM, without log-probabilities and with them, and the explorer's.
-Some of what they sampled is computed again by transformers in float32 on the same weights: the error of a token is the
-difference of its log-probability, in nats, and for the most part the rounding of bf16 in the layers below. So the
-explorer's is held against plain vLLM's; and what the explorer has in the place of vLLM's log-probabilities is held by
-itself against float64, on the same float32 logits.
+Two engines run in turn, warmed up: plain vLLM, with and without log-probabilities, and the explorer's. transformers
+computes some of the samples again in float32 on the same weights. The error of a token is the difference of its
+log-probability, in nats, mostly due to bf16 rounding in the layers. So the explorer's error is compared with plain
+vLLM's. The explorer's formula for log-probabilities is also compared with float64, on the same float32 logits.
 """
 
 import argparse
@@ -51,7 +50,7 @@ def prompts_of(args: argparse.Namespace, salt: str) -> list[list[int]]:
 
 
 def sample_plain(args: argparse.Namespace) -> dict[str, tuple[float, Sampled]]:
-    """Of one engine, without log-probabilities and with them: seconds of LLM.generate, and what it made."""
+    """Seconds and outputs of LLM.generate of one engine, with and without log-probabilities."""
     from vllm import LLM, SamplingParams
 
     options: dict[str, Any] = {"dtype": "float32", "enforce_eager": True}
@@ -82,7 +81,7 @@ def sample_plain(args: argparse.Namespace) -> dict[str, tuple[float, Sampled]]:
 
 
 async def sample_explorer(args: argparse.Namespace) -> tuple[float, Sampled]:
-    """The same by the explorer's engine."""
+    """Seconds and outputs of the explorer's engine."""
     from trinity.data.experience import SamplingParams
     from trinity.explorer.engine.engine import Engine
     from trinity.explorer.types import EngineOptions
@@ -105,7 +104,7 @@ async def sample_explorer(args: argparse.Namespace) -> tuple[float, Sampled]:
 
 
 def errors_of(args: argparse.Namespace, model: Any, sampled: Sampled) -> dict[str, float]:
-    """Mean and max difference to what the model says, over the tokens of --checked sequences."""
+    """Mean and max difference to the model's log-probabilities, over the tokens of --checked sequences."""
     import torch
 
     found = []
@@ -119,7 +118,7 @@ def errors_of(args: argparse.Namespace, model: Any, sampled: Sampled) -> dict[st
 
 
 def errors_alone(args: argparse.Namespace) -> dict[str, float]:
-    """Of the explorer's log-probability of the sampled token against float64, on logits like a trained model's."""
+    """Error of the explorer's formula against float64, on logits like a trained model's."""
     import torch
 
     from trinity.explorer.engine.sampled_logprobs import sampled_logprobs
@@ -136,7 +135,7 @@ def mean_and_max(errors: Any) -> dict[str, float]:
 
 
 def rates(args: argparse.Namespace, found: dict[str, tuple[float, Sampled]]) -> Found:
-    """Tokens a second of each; what was sampled goes to a file for the reference."""
+    """Tokens per second of each engine. Writes the samples to a file for the reference."""
     for side, (_, sampled) in found.items():
         assert sum(len(tokens) for _, tokens, _ in sampled) == args.tokens
         sampled_file(args.model, side).write_text(json.dumps(sampled))
@@ -144,7 +143,7 @@ def rates(args: argparse.Namespace, found: dict[str, tuple[float, Sampled]]) -> 
 
 
 def errors(args: argparse.Namespace, path: str) -> Found:
-    """Of what the engines have sampled, and of the formula alone."""
+    """Errors of the engines' samples and of the formula."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -4,9 +4,9 @@
     python benchmarks/gpu/membership.py --cpu --tiny
 
 The trainer has the last GPU. With two, the explorers share the other one: the first is in the collective group, which
-takes a GPU once, the others load from the folder. No explorer may delay the trainer beyond a deadline: a version waits
-`collective_timeout` for a member, a batch waits for the lease of a task whose explorer is gone. In the end all
-explorers leave, and what the run left on NATS is audited against what its processes said.
+takes a GPU once; the others load from the folder. No explorer may delay the trainer beyond a deadline: a version waits
+`collective_timeout` for a member, a batch waits for the lease of a task of a dead explorer. In the end all explorers
+leave, and the streams on NATS are audited against the logs of the processes.
 """
 
 import argparse
@@ -31,7 +31,7 @@ COLUMNS = ("event", "at s", "took s", "steps", "longest step s", "longest publis
 
 
 def config(args: argparse.Namespace, folder: Path) -> Path:
-    """The run without explorers; it is stopped when all is done."""
+    """The run without explorers. It is stopped at the end."""
     taskset = {
         "name": "sums", "path": str(folder / "data"), "split": "train", "default_workflow_type": "simple_workflow",
         "format": {"prompt_key": "question", "response_key": "answer"}, "default_reward_fn_type": "accuracy_reward",
@@ -50,7 +50,7 @@ def config(args: argparse.Namespace, folder: Path) -> Path:
 
 
 def play(args: argparse.Namespace, folder: Path) -> tuple[Party, dict[str, int]]:
-    """All that happens, and the counts at the end."""
+    """Plays all events, and returns the counts at the end."""
     cards = _cards(args)
     given = {"CUDA_VISIBLE_DEVICES": cards[-1] if cards else "", **threads(args)}
     party = Party(args, folder, TrinityRun(config(args, folder), folder, **given), cards=cards[:-1])
@@ -68,7 +68,7 @@ def play(args: argparse.Namespace, folder: Path) -> tuple[Party, dict[str, int]]
 
 
 def _few(party: Party) -> Explorer:
-    """Two join, and one of them is killed. Returns the one that is left, here and below."""
+    """Two explorers join, and one is killed. Returns the surviving one, here and below."""
     one, two = party.start("one"), party.start("two")
     party.joined(one, two)
     party.kill_in_collective(one)
@@ -76,7 +76,7 @@ def _few(party: Party) -> Explorer:
 
 
 def _many(party: Party) -> Explorer:
-    """Two join a run of one explorer. One of them is killed, then the first one, which joins again."""
+    """Two explorers join a run of one. One of them is killed, then the first one, which joins again."""
     party.main.until(lambda status: status["trainer_state"] == "waiting", START_SECONDS, "the trainer waits")
     one = party.start("one")
     party.joined(one)
@@ -100,7 +100,7 @@ def _many(party: Party) -> Explorer:
 
 
 def _cards(args: argparse.Namespace) -> list[str]:
-    """The GPUs; the last one is the trainer's."""
+    """The GPUs. The last one is the trainer's."""
     if args.cpu:
         return []
     from trinity.runtime.devices import visible_gpus
@@ -135,7 +135,7 @@ def main() -> None:
     parser = whole_run.parser(__doc__)
     parser.add_argument("--size", choices=["0.5B", "1.5B"], default="0.5B", help="shape of the model")
     args = parser.parse_args()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))  # the table alone
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))  # prints only the table
     args.tasks, args.size = (2, "tiny") if args.tiny else (8, args.size)
     with whole_run.working_folder(args.folder) as folder:
         whole_run.make_data(folder)

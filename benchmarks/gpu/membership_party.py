@@ -1,4 +1,4 @@
-"""The explorers of membership.py: each is a `trinity run` of its own, which starts, leaves by SIGTERM, or is killed."""
+"""The explorers of membership.py. Each is a separate `trinity run` that starts, leaves by SIGTERM, or is killed."""
 
 import argparse
 import os
@@ -26,7 +26,7 @@ START_SECONDS, EVENT_SECONDS = 240.0, 120.0
 
 @dataclass
 class Event:
-    """What happened, when, and what it took (a start until the first stored group, a leave until the end)."""
+    """An event, its time and its duration (of a start until the first stored group, of a leave until the end)."""
 
     what: str
     at: float
@@ -35,7 +35,7 @@ class Event:
 
 @dataclass
 class Explorer:
-    """`trinity run` with mode explore, in a job folder of its own, as on another machine."""
+    """`trinity run` with mode explore, in a separate job folder, as on another machine."""
 
     name: str
     run: TrinityRun
@@ -56,14 +56,14 @@ class Explorer:
         return process_of(status, self.name)
 
     def kill(self) -> None:
-        """kill -9 of the explorer and of what would start it again."""
+        """kill -9 of the explorer and of the supervisor that would restart it."""
         os.kill(self.process()["pid"], signal.SIGKILL)
         self.run.kill()
 
 
 @dataclass
 class Party:
-    """The run, its explorers, and what happened."""
+    """The run, its explorers, and the events."""
 
     args: argparse.Namespace
     folder: Path
@@ -109,13 +109,13 @@ class Party:
         return TrinityRun(config, place, **given, **threads(self.args))
 
     def note(self, what: str, at: float, seconds: float | None = None) -> None:
-        """Keep it for the table, and say it at once."""
+        """Record an event for the table, and print it."""
         self.events.append(Event(what, at, seconds))
         took = f" ({seconds:.1f} s)" if seconds is not None else ""
         print(f"{time.strftime('%H:%M:%S')} {what}{took}", file=sys.stderr, flush=True)
 
     def joined(self, *explorers: Explorer) -> None:
-        """Wait until each has stored a group, and note how long that took from its start."""
+        """Wait until each explorer has stored a group, and note its seconds since the start."""
         for explorer in explorers:
             first = self.until(explorer.first_group, START_SECONDS, f"{explorer.name} stores a group")
             self.note(f"{explorer.name} joins", explorer.started_at, first - explorer.started_at)
@@ -127,12 +127,12 @@ class Party:
         return len(whole_run.trained(self.main.job))
 
     def wait_for_steps(self, steps: int) -> None:
-        """Wait for this many more steps."""
+        """Wait for this number of further steps."""
         begin = self.steps()
         self.until(lambda: self.steps() >= begin + steps, EVENT_SECONDS, f"{steps} more steps")
 
     def leave(self, explorer: Explorer) -> None:
-        """SIGTERM, and its end."""
+        """Send SIGTERM, and wait for the end."""
         begin = time.time()
         explorer.run.signal(signal.SIGTERM)
         explorer.run.finish(EVENT_SECONDS)
@@ -143,7 +143,7 @@ class Party:
         explorer.kill()
 
     def kill_in_collective(self, explorer: Explorer) -> None:
-        """kill -9 as soon as its engine is paused for a version that comes by the group. Notes what the trainer saw."""
+        """kill -9 once its engine is paused for a version sent to the group. Notes the trainer's view."""
         self.until(lambda: by_group(explorer), EVENT_SECONDS, f"{explorer.name} is in the collective group")
         process, end = explorer.process(), time.monotonic() + EVENT_SECONDS
         with self.main.channel(process["address"]) as channel:
@@ -160,7 +160,7 @@ class Party:
         self.note(f"{explorer.name} is killed in a collective ({seen[0] if seen else 'it was over'})", at)
 
     def rest(self) -> dict[str, int]:
-        """Counts of the buffer when no explorer is left and nothing moves any more."""
+        """Counts of the buffer once all explorers are gone and the counts stay constant."""
         seen: list[dict[str, int]] = []
 
         def still(status: Status) -> bool:
@@ -180,5 +180,5 @@ def _warnings(job: Path) -> list[dict[str, Any]]:
 
 
 def threads(args: argparse.Namespace) -> dict[str, str]:
-    """Several engines on the same few cores: vLLM would bind them all to the same ones."""
+    """Lets several engines share a few cores. vLLM would bind all of them to the same cores."""
     return {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"} if args.cpu else {}

@@ -1,4 +1,4 @@
-"""A part of a benchmark in a process of its own, so that each has the whole GPU."""
+"""Runs each part of a benchmark in a separate process, so that it has the whole GPU."""
 
 import json
 import os
@@ -6,12 +6,12 @@ import subprocess
 import sys
 from typing import Any
 
-# The part prints what it has found as JSON behind this.
+# The part prints its result as JSON after this.
 FOUND = "FOUND "
 
 
 def found_by(process: str, *arguments: str, limit_seconds: float, **environment: str) -> dict[str, Any]:
-    """What this script finds when it is called again for one part. Raises SystemExit if it finds nothing."""
+    """The result of this script, called again for one part. Raises SystemExit without a result."""
     command = [sys.executable, *sys.argv, "--process", process, *arguments]
     given = {**os.environ, **environment}
     done = subprocess.run(command, capture_output=True, text=True, timeout=limit_seconds, env=given)

@@ -1,15 +1,15 @@
-"""A real model learns: GRPO through all services on word problems that it half knows, and TRL for as many GPU minutes.
+"""A real model learns: GRPO through all services on word problems that it half knows, and TRL in equal GPU time.
 
     python benchmarks/gpu/real_model.py --model FOLDER         two GPUs; about 17 minutes, TRL and judge included
     python benchmarks/gpu/real_model.py --cpu --tiny           the quickstart's model, which learns nothing here
-    python benchmarks/gpu/real_model.py --folder F --picture P.svg    of what --folder has; needs matplotlib
+    python benchmarks/gpu/real_model.py --folder F --picture P.svg    from the runs in --folder; needs matplotlib
 
-FOLDER has a small instruct model. The data is made by word_problems.py, or is there (--data). Accuracy is that of
-greedy replies on problems that no run is trained on: of templates that the training has, with other numbers and names,
-and of templates that it has none of. The curves are the runs' own evaluations; before and after are counted again by
-plain vLLM on the folders, with twice the room for a reply (real_model_judge.py). Problems of one template are alike, so
-intervals are those of a bootstrap over templates. Every part is a file in --folder, and is not played again. TRL begins
-no step after the time that the first seed needed for its last one, from the command on.
+FOLDER has a small instruct model. word_problems.py makes the data, or --data has it. Accuracy is measured by greedy
+replies on problems outside of training: of trained templates with other numbers and names, and of untrained templates.
+The curves are the runs' evaluations. Plain vLLM measures before and after again on the model folders, with twice the
+room for a reply (real_model_judge.py). Problems of one template are alike, so intervals come from a bootstrap over
+templates. Every part is saved as a file in --folder, and not repeated. TRL begins no step later, counted from the
+command, than the first seed began its last step.
 """
 
 import argparse
@@ -102,7 +102,7 @@ def config(args: argparse.Namespace, folder: Path, seed: int) -> dict[str, Any]:
 
 
 def play(args: argparse.Namespace, folder: Path, seed: int) -> Part:
-    """One run: its curve, its steps, its cost, and the folder of what it learnt."""
+    """One run: its curve, its steps, its cost, and the folder of its trained model."""
     values = config(args, folder, seed)
     run = TrinityRun(whole_run.write_yaml(folder / f"seed-{seed}.yaml", values), folder, **whole_run.environment(args))
     begin = time.time()
@@ -134,7 +134,7 @@ def evaluations(summary: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def play_trl(args: argparse.Namespace, folder: Path, seconds: float) -> Part:
-    """TRL on the same GPUs, for as many seconds from its command on. Without TRL: why there is nothing."""
+    """TRL on the same GPUs, for as many seconds from its command. Without TRL, the reason for the missing result."""
     if importlib.util.find_spec("trl") is None:
         return {"missing": "trl is not installed"}
     out, began = folder / "trl", time.time()
@@ -190,7 +190,7 @@ def judge(args: argparse.Namespace, folder: Path, models: dict[str, str]) -> Non
 
 
 def part(folder: Path, name: str, play_it: Any) -> Part:
-    """What the file has, else what is played and then in the file."""
+    """The result in the file. A missing result is played and saved."""
     path = folder / f"{name}.json"
     if not path.exists():
         print(f"  {time.strftime('%H:%M:%S')} {name}", file=sys.stderr, flush=True)
@@ -200,7 +200,7 @@ def part(folder: Path, name: str, play_it: Any) -> Part:
 
 
 def played(args: argparse.Namespace, folder: Path) -> dict[str, Part]:
-    """Every run by its name; the model before has the name `before` and no run."""
+    """Every run by name. `before` is the model before training, without a run."""
     folder.mkdir(parents=True, exist_ok=True)
     if args.tiny:
         args.model = whole_run.make_model(folder, "tiny", args.cpu)
@@ -269,7 +269,7 @@ def draw(folder: Path, target: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "real_model"  # the same picture from the same files
+    mpl.rcParams["svg.hashsalt"] = "real_model"  # the same files give the same picture
     from matplotlib import pyplot as plt
 
     runs = {

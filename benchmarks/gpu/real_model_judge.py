@@ -1,4 +1,4 @@
-"""Greedy replies of a model folder by plain vLLM, and which of them are right: nothing of a run takes part in this.
+"""Greedy replies of a model folder by plain vLLM, and their correctness, without any part of a run.
 
 python benchmarks/gpu/real_model_judge.py MODEL DATA OUT.json [--cpu]
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 SPLITS = ("same", "new")
-# As math_eval_workflow asks.
+# The prompt of math_eval_workflow.
 SYSTEM = "You solve mathematical problems. Reason step by step, and put your final answer inside \\boxed{}."
 
 
@@ -18,14 +18,14 @@ def messages(question: str) -> list[dict[str, str]]:
 
 
 def verdict(reward: str, reply: str, answer: str) -> float:
-    """1 where this reward function takes the reply for right."""
+    """1 for a reply that this reward function accepts, else 0."""
     from trinity.environments.scorers import SCORERS, ScoreItem
 
     return float(SCORERS[reward](ScoreItem("", reply, answer), {}).metrics["accuracy"])
 
 
 def judged(row: dict[str, Any], reply: Any) -> dict[str, float]:
-    """Right wherever the answer stands; `boxed`: as the training rewards it."""
+    """Correctness with the answer at any place, and `boxed` as in training."""
     return {
         "template": row["template"],
         "right": verdict("accuracy_reward", reply.text, row["answer"]),

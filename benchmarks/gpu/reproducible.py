@@ -1,4 +1,4 @@
-"""`reproducible: true` on a GPU: the same asynchronous run twice, compared bit for bit, and what the mode costs.
+"""`reproducible: true` on a GPU: the same asynchronous run twice, compared bit for bit, and the cost of the mode.
 
     python benchmarks/gpu/reproducible.py                a 0.5 B shape, 10 steps of 16 x 8 responses, one GPU, shared
     python benchmarks/gpu/reproducible.py --gpus 2       the explorer on the first, the trainer on the second
@@ -8,11 +8,11 @@
 
 Random weights; rewards follow from the tokens. The runs are equal if `trinity bisect` finds no
 difference in tokens, log-probabilities, rewards, metrics and the weights of all steps. The cost is the time of a step
-with the mode, over that of a third run without it; the first steps do not count, nor a run with kills. A run that
---folder has is not played again.
+with the mode, over that of a third run without it. The first steps and runs with kills do not count. A run that
+--folder has is not repeated.
 
---other: the folder of another tree of the sources, as one from before the mode was built. Then only runs without the
-mode are played, by both trees in turn: what the mode costs where it is off.
+--other: the folder of another source tree, for example from before the mode was built. Then only runs without the mode
+are played, by both trees in turn, which measures the cost of the disabled mode.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def config(args: argparse.Namespace, folder: Path, name: str) -> dict[str, Any]:
         "project": "benchmark",
         "name": name,
         "checkpoint_root_dir": str(folder / "jobs"),
-        **({"reproducible": True} if RUNS.get(name) else {}),  # a tree from before the mode has no such key
+        **({"reproducible": True} if RUNS.get(name) else {}),  # a tree from before the mode lacks this key
         "model": {"model_path": str(folder / args.size), "max_prompt_tokens": 32, "max_response_tokens": args.tokens},
         "algorithm": {"algorithm_type": "grpo", "repeat_times": args.group, "kl_loss_fn": "none",
                       "optimizer": {"lr": 1e-5}},
@@ -87,7 +87,7 @@ def config(args: argparse.Namespace, folder: Path, name: str) -> dict[str, Any]:
 
 
 def sources(tree: Path) -> str:
-    """PYTHONPATH of a tree's own packages, before the others."""
+    """PYTHONPATH with a tree's packages first."""
     parts = [path for part in ("cli", "sdk", "lib/*", "services/*") for path in tree.glob(f"{part}/src")]
     own = [str(path.absolute()) for path in (tree / "proto", *parts)]
     return ":".join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -120,7 +120,7 @@ def kill(args: argparse.Namespace, run: TrinityRun) -> None:
 
 
 def seconds_of(args: argparse.Namespace, job: Path) -> float:
-    """Of a step: the mean of those that count."""
+    """Mean seconds of the steps that count."""
     ends = [line["time"] for line in whole_run.trained(job)][args.unmeasured - 1 :]
     return (ends[-1] - ends[0]) / (len(ends) - 1)
 
@@ -141,7 +141,7 @@ def rows(args: argparse.Namespace, jobs: dict[str, Path]) -> list[tuple[str, ...
 
 
 def compared_with_other(args: argparse.Namespace, folder: Path) -> list[tuple[str, ...]]:
-    """Each tree's runs in turn; which is first changes from round to round."""
+    """Runs of both trees in turn. The first tree changes from round to round."""
     trees = {"this": whole_run.ROOT, "other": args.other}
     ratios = []
     for number in range(args.rounds):

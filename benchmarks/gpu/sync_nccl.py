@@ -1,12 +1,12 @@
-"""A whole weight update over the collective group, as the engine sees it, against the bare broadcast of the same bytes.
+"""A whole weight update over the collective group, measured in the engine, against a bare broadcast of the same bytes.
 
     python benchmarks/gpu/sync_nccl.py [--size 1.5B 7B]     two GPUs: sender and engine; about two minutes a size
     python benchmarks/gpu/sync_nccl.py --zero3              four: a trainer of two ranks with ZeRO-3, and two engines
     python benchmarks/gpu/sync_nccl.py --cpu --tiny [--zero3]
 
-The sender holds the weights as a trainer's rank 0 does; under ZeRO-3 they are gathered as they are sent. Engines are
-vLLM, sampling while they are updated. `pause` is from the pause of sampling to its going on, of the slowest engine, in
-the median of the updates after the first; the limit is 2.5 x the bare broadcast, under ZeRO-3 twice that.
+The sender has the weights, like a trainer's rank 0; under ZeRO-3 they are gathered while they are sent. vLLM engines
+sample during the updates. `pause` is the time from pause to resume of the slowest engine, as the median of all updates
+but the first. Its limit is 2.5 x the bare broadcast, and twice that under ZeRO-3.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def backend_of(job: Job) -> str:
 
 
 def timed_broadcasts(group: Any, size: int, count: int = 5) -> float:
-    """Seconds of the fastest of some broadcasts of `size` bytes; every rank calls it."""
+    """Seconds of the fastest of several broadcasts of `size` bytes. Every rank calls it."""
     import torch
 
     buffer = torch.zeros(size, dtype=torch.uint8, device=group.device)
@@ -73,7 +73,7 @@ def timed_broadcasts(group: Any, size: int, count: int = 5) -> float:
 
 
 class Held:
-    """A whole model's weights, as a trainer of one rank has them."""
+    """A whole model's weights, as in a trainer of one rank."""
 
     def __init__(self, job: Job) -> None:
         from transformers import AutoModelForCausalLM
@@ -91,7 +91,7 @@ class Held:
 
 
 def sharded(job: Job) -> Any:
-    """The trainer's own engine, one rank of it."""
+    """One rank of the trainer's engine."""
     from support.programs.trainer.training import BASE
     from trinity.config import make_plan
     from trinity.config.schema import Config
@@ -107,7 +107,7 @@ def sharded(job: Job) -> Any:
 
 
 def train_side(job: Job, index: int) -> Found:
-    """A rank of the trainer. Rank 0 sends; another one is there for the gathering."""
+    """A rank of the trainer. Rank 0 sends; other ranks take part in gathering."""
     import torch
 
     if job["cpu"]:
@@ -204,7 +204,7 @@ async def engine_side(job: Job, index: int) -> Found:
 
 
 class _MostTensors:
-    """GPU memory that tensors of this process took beside what they take now, at most."""
+    """Peak GPU memory of this process's tensors above the current amount."""
 
     def __init__(self, job: Job) -> None:
         import torch
@@ -219,7 +219,7 @@ class _MostTensors:
 
 
 class _LeastFree:
-    """Memory of the GPU that was taken beside what is in use now, at most, while updates came."""
+    """Peak memory of the GPU during updates, above the current amount."""
 
     def __init__(self, job: Job) -> None:
         self._cpu, self._done = job["cpu"], threading.Event()
@@ -253,7 +253,7 @@ def one_process(file: Path, role: str, index: int) -> None:
 
 
 def environments(job: Job) -> dict[tuple[str, int], dict[str, str]]:
-    """Of each process: the trainer's ranks have the first GPUs, each engine one of those that follow."""
+    """The GPU of each process: the trainer's ranks have the first ones, engines the next ones."""
     from trinity.runtime.process import free_port
 
     ranks, engines = job["ranks"], job["engines"]
@@ -270,7 +270,7 @@ def environments(job: Job) -> dict[tuple[str, int], dict[str, str]]:
 
 
 def run(job: Job) -> dict[str, list[Found]]:
-    """What trainer and engines have found, by role. Raises SystemExit, with the reason, if one fails or hangs."""
+    """Results of trainer and engines, by role. Raises SystemExit with the reason if one fails or hangs."""
     from trinity.weights.collective import Store
 
     folder = Path(job["folder"])

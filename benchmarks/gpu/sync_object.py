@@ -6,7 +6,7 @@
 The trainer's engine (ZeRO 2, bf16 with float32 masters) publishes version 0, makes one real optimizer step at lr 1e-6,
 and publishes version 1: by its own writer, into a folder. The difference between the two is what travels to stores that
 take differences. An explorer has version 1 by its cache, checked in place or as a copy, or from base and difference.
-Then its engine loads the files while requests run; the pause is from the pause of sampling to its going on.
+Then its engine loads the files while requests run; the pause lasts until sampling resumes.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def train_and_publish(args: argparse.Namespace) -> Found:
-    """Both versions and their difference below --folder; what it took to make them."""
+    """Both versions and their difference below --folder, and the seconds to make them."""
     from trainer import make_batch
 
     from support.programs.trainer.training import BASE
@@ -81,7 +81,7 @@ def train_and_publish(args: argparse.Namespace) -> Found:
 
 
 def publish(engine: Any, root: Path, version: int) -> "Manifest":
-    """As the trainer's publisher does: written and hashed, on offer where it lies."""
+    """Writes and hashes a version, and offers it in place, like the trainer's publisher."""
     from trinity.trainer.weights.shards import write_shards
     from trinity.weights import FolderOffer, Manifest
 
@@ -103,7 +103,7 @@ def load(root: Path, version: int) -> "Manifest":
 
 
 def changed_share(root: Path, manifest: "Manifest") -> float:
-    """Of the elements, those whose bits the step has changed."""
+    """Share of the elements whose bits the step changed."""
     import torch
 
     from trinity.trainer.weights.shards import read_version
@@ -117,7 +117,7 @@ def changed_share(root: Path, manifest: "Manifest") -> float:
 
 
 async def fetch_and_load(args: argparse.Namespace) -> Found:
-    """The explorer's side of version 1: each way to have its files, then the engine's pauses while requests run."""
+    """The explorer's side of version 1: each way to get its files, then the engine's pauses with requests running."""
     from trinity.explorer.engine.engine import Engine
     from trinity.explorer.types import EngineOptions
     from trinity.weights import delta as deltas
@@ -161,7 +161,7 @@ async def pauses_of(engine: Any, update: dict[str, Any], updates: int) -> list[f
 
     running = [asyncio.create_task(requests(index)) for index in range(_REQUESTS)]
     done, _ = await asyncio.wait(running, timeout=2)
-    for request in done:  # they end by failing alone
+    for request in done:  # they end only by failing
         request.result()
     pauses = []
     for serial in range(1, updates + 1):

@@ -1,4 +1,4 @@
-"""The trainer's own engine on GPUs: tokens a second, the part of the hardware's peak, memory, and what padding costs.
+"""The trainer's engine on GPUs: tokens per second, share of the hardware's peak, memory, and cost of padding.
 
     python benchmarks/gpu/trainer.py [part ...]                          1.5 B on one GPU, ZeRO 2; all: seven minutes
     python benchmarks/gpu/trainer.py --size 7B --gpus 2 [4096] [16384]   ZeRO 3
@@ -9,10 +9,10 @@
 A step is 16,384 tokens a GPU in one packed micro-batch, lengths mixed, and one update of AdamW, float32 masters; its
 loss is GRPO's, without a reference. 4096, 16384: the longest length; gradient_checkpointing is `mlp`, on one GPU in as
 few layers as 40 GiB allow. full, none: as 4096, with gradient_checkpointing true and false. unfused: as full,
-without kernels of our own. padding: lengths uniform in [1, 4096], packed, against rows of 4 padded to the longest.
+without our kernels. padding: lengths uniform in [1, 4096], packed, against rows of 4 padded to the longest.
 prompts: 4 groups of 8 sequences with one prompt, 4096 + 512 and 1024 + 1024 tokens each, with and without
 shared_prompts, in micro-batches of at most 36,864. compiled, the peer of 4096: the transformers model with
-torch.compile, 4 rows of 4096, the same head and loss, AdamW on bf16 alone, without recompute.
+torch.compile, 4 rows of 4096, the same head and loss, AdamW only on bf16, without recompute.
 
 sequence-16k, sequence-64k (Qwen3 sizes): one sequence a step, every layer recomputed, as prime-rl's baselines on one
 H100 (its repository, benchmarks/baselines, 2026-01). mlp-16k, mlp-64k: the same, only MLPs recomputed.
@@ -151,7 +151,7 @@ def time_engine(job: dict[str, Any], lengths: list[int], trainer: dict[str, Any]
 
 
 def time_compiled(job: dict[str, Any]) -> dict[str, Any]:
-    """The peer: transformers and torch.compile alone, as many tokens in rows of the longest length."""
+    """The peer: only transformers and torch.compile, with as many tokens in rows of the longest length."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -203,7 +203,7 @@ def peak_gib(device: str) -> float:
 
 
 def one_rank(file: Path) -> None:
-    """What each process of a part does; rank 0 writes down what it saw."""
+    """The work of each process of a part. Rank 0 writes the results."""
     import torch
 
     job = json.loads(file.read_text())
@@ -223,7 +223,7 @@ def time_part(part: str, job: dict[str, Any]) -> dict[str, Any]:
 
     job = {**job, "longest": job["longest"] * (4 if part == "16384" else 1)}
     tokens, longest = job["tokens"] * job["gpus"], job["longest"]
-    # Ranks get about the same: a little more must not become a micro-batch of its own.
+    # Ranks get about the same number of tokens; a small excess must not become another micro-batch.
     most = job["tokens"] * (9 if job["gpus"] > 1 else 8) // 8
     packed = {"use_remove_padding": True, "max_token_len_per_gpu": most}
     if part == "compiled":
@@ -251,7 +251,7 @@ def time_part(part: str, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_parts(parts: list[str], job: dict[str, Any], seconds: float) -> Found:
-    """One process a rank for all of them; nothing if they fail or take too long, with the reason on stderr."""
+    """Runs one process per rank. Returns None, with the reason on stderr, if they fail or take too long."""
     from trinity.runtime.process import free_port
 
     file = Path(job["folder"]) / "job.json"
@@ -368,7 +368,7 @@ def main() -> None:
     args, device = parse(), "cpu" if "--cpu" in sys.argv else "cuda"
     found: Found = {}
     with tempfile.TemporaryDirectory(prefix="trainer-") as folder:
-        # In a process of its own: what it took on the GPU is free afterwards.
+        # In a separate process, whose GPU memory is free afterwards.
         make = [sys.executable, __file__, "make", f"{folder}/model", args.size, device]
         made = subprocess.run(make, stdout=subprocess.PIPE, timeout=PART_SECONDS, check=True)
         parameters = int(made.stdout.split()[-1])
@@ -376,7 +376,7 @@ def main() -> None:
                **{name: getattr(args, name) for name in _OF_JOB}}  # fmt: skip
         several = {"padding": ["padded", "packed"], "prompts": PROMPTS}
         parts = [part for name in args.parts for part in several.get(name, [name])]
-        # Each by processes of its own, for its memory; a tiny one measures nothing.
+        # Each in separate processes, for its memory. A tiny part measures nothing.
         for together in [parts] if args.tiny else [[part] for part in parts]:
             now = run_parts(together, job, PART_SECONDS)
             for part, seen in now.items():

@@ -1,17 +1,17 @@
-"""A vision-language model against text alone: rollout and trainer, tokens a second. One GPU, about seven minutes.
+"""A vision-language model on images and on text: tokens per second of rollout and trainer. One GPU, seven minutes.
 
     python benchmarks/gpu/vision.py                a Qwen2.5-VL of 3 B with random weights
-    python benchmarks/gpu/vision.py rollout        that part alone (rollout, trainer, language)
+    python benchmarks/gpu/vision.py rollout        only this part (rollout, trainer, language)
     python benchmarks/gpu/vision.py --cpu --tiny
 
 The trainer's 3.75 B parameters with Adam need more than the 80 GB of an H100; an H200 has room. `--recompute layers
---freeze` takes 53 GiB beside activations by its estimate. Without a compile cache an engine takes more than two minutes
-to start; `--eager` does not compile.
+--freeze` takes 53 GiB, without activations, by its estimate. Without a compile cache an engine takes more than two
+minutes to start; `--eager` does not compile.
 
 Text has prompts of as many tokens as those with an image, of 448 x 448 pixels, which is 256 of them. rollout: the
 explorer's engine samples --group responses of --response tokens for each of --tasks prompts, whose images differ.
 trainer: steps of GRPO on packed sequences of --length tokens, --batch tokens a step, an image for each --group of
-sequences. language: the same text by the language model of that shape alone, which has kernels of our own.
+sequences. language: the same text by a language model of the same shape, which has our kernels.
 """
 
 import argparse
@@ -51,7 +51,7 @@ Found = dict[str, float]
 
 
 def make(args: argparse.Namespace) -> Found:
-    """The model and, for `language`, its language model alone, in bf16 on a GPU; billions of parameters of each."""
+    """The model and, for `language`, its language model, in bf16 on a GPU; billions of parameters of each."""
     import torch
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Config, Qwen2ForCausalLM
 

@@ -1,4 +1,4 @@
-"""What the scripts of whole runs share: model and data, `trinity run` in a folder, what it left there, rows."""
+"""Helpers of scripts with whole runs: model and data, `trinity run` in a folder, its results, rows of tables."""
 
 import argparse
 import contextlib
@@ -57,7 +57,7 @@ def make_data(folder: Path, test_size: int = 128) -> Path:
 def make_model(folder: Path, size: str, cpu: bool) -> Path:
     """A model with random weights: of a shape, or the quickstart's (`tiny`).
 
-    Made by a process of its own, which leaves nothing on a GPU.
+    A separate process makes it, so that the GPU is free afterwards.
     """
     if size == "tiny":
         return _quickstart("make_model.py", folder / size)
@@ -90,7 +90,7 @@ def write_yaml(path: Path, values: dict[str, Any]) -> Path:
 
 
 def environment(args: argparse.Namespace, gpus: str = "0,1") -> dict[str, str]:
-    """Of the run: the explorer takes the first GPU, the trainer the second."""
+    """Environment of the run: the explorer takes the first GPU, the trainer the second."""
     if args.cpu:
         return {"CUDA_VISIBLE_DEVICES": ""}
     return {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", gpus), "HF_HUB_OFFLINE": "1"}
@@ -98,7 +98,7 @@ def environment(args: argparse.Namespace, gpus: str = "0,1") -> dict[str, str]:
 
 @contextlib.contextmanager
 def started(run: TrinityRun, *overrides: str) -> Iterator[TrinityRun]:
-    """The run, from its beginning; nothing of it outlives the context, nor a SIGTERM to this process."""
+    """The run, from its beginning. Its processes end with the context, or with a SIGTERM to this process."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     shutil.rmtree(run.job, ignore_errors=True)
     try:
@@ -109,13 +109,13 @@ def started(run: TrinityRun, *overrides: str) -> Iterator[TrinityRun]:
 
 
 def ends_well(run: TrinityRun, seconds: float) -> None:
-    """Wait for the end. RuntimeError with the end of its output, if it is not a good one."""
+    """Wait for the end. Raises RuntimeError with the end of the output if the run failed."""
     if code := run.finish(seconds):
         raise RuntimeError(f"trinity run ended with {code}:\n{run.tail()}")
 
 
 def until_trained(run: TrinityRun, steps: int, seconds: float) -> list[dict[str, Any]]:
-    """The trainer's metrics of the first `steps` steps. RuntimeError if the run ends or the time is over before."""
+    """The trainer's metrics of the first `steps` steps. Raises RuntimeError if the run or the time ends before."""
     try:
         run.until(lambda _: len(trained(run.job)) >= steps, seconds, f"{steps} steps are trained")
     except AssertionError as error:
@@ -125,7 +125,7 @@ def until_trained(run: TrinityRun, steps: int, seconds: float) -> list[dict[str,
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """JSON lines of a file; what is no whole line of JSON is left out."""
+    """JSON lines of a file. Incomplete lines are skipped."""
     found = []
     for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         with contextlib.suppress(ValueError):
@@ -134,7 +134,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def trained(stage: Path) -> list[dict[str, Any]]:
-    """The trainer's metrics of each step, in order; of a step trained twice, those of the last time."""
+    """The trainer's metrics of each step, in order. A repeated step has its last metrics."""
     by_step = {line["step"]: line for line in lines(stage / "monitor/trainer.jsonl")}
     return [by_step[step] for step in sorted(by_step)]
 

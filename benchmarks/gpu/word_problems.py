@@ -2,8 +2,8 @@
 
     python benchmarks/gpu/word_problems.py FOLDER       needs `pip install reasoning-gym`; no GPU
 
-Twenty templates are kept out of training. same.jsonl has other numbers and names in the templates of train.jsonl,
-new.jsonl only those twenty. No problem is in two files, and the seed alone decides what is in them.
+Twenty templates are not in train.jsonl. same.jsonl has other numbers and names in the templates of train.jsonl,
+new.jsonl only the twenty others. No problem is in two files, and only the seed determines the content.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def make(folder: Path, train: int, test: int, seed: int = 0) -> Path:
 
 
 def distinct(templates: list[int], size: int, rng: random.Random, seen: set[str]) -> list[Row]:
-    """`size` problems that are not in `seen`, the templates in turns; they are added to it."""
+    """`size` problems that are not in `seen`, from templates in turn. Adds them to `seen`."""
     rows: list[Row] = []
     for row in problems(templates, 4 * size, rng):  # some templates repeat themselves
         if row["question"] not in seen and len(rows) < size:

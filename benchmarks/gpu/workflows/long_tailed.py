@@ -34,7 +34,7 @@ class LongTailedWorkflow(SimpleWorkflow):
         [completion] = await self.tools.generate(prompt, sampling)
         _note(args["record"], {"begin": begin, "end": time.time(), "tokens": length})
         made = Conversation(tuple(prompt)).replied(completion).experience(index, float(chance.random() < 0.5))
-        # It ends where it was meant to.
+        # It ends at its drawn length.
         return replace(made, metrics=self.measures(made), truncation=Truncation.NONE)
 
 

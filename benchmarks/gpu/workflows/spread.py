@@ -1,4 +1,4 @@
-"""A plugin: a reward that differs between random responses and follows from their tokens alone."""
+"""A plugin: a reward that differs between random responses and depends only on their tokens."""
 
 from trinity.plugins import reward_function
 
