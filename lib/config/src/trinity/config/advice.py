@@ -120,14 +120,14 @@ def algorithm_advice(config: Config) -> Iterator[str]:
 
 
 def _asynchronous(config: Config) -> bool:
-    """Whether experience may be of older weights than those that a step begins with."""
+    """Tells if experience may be older than the weights that a step begins with."""
     sync = config.synchronizer
     ahead = sync.sync_offset > 0 or sync.sync_interval > 1 or sync.sync_style != "fixed"
     return ahead or learns_from_disk(config)
 
 
 def _several_updates(config: Config) -> bool:
-    """Whether a batch makes more than one update of the weights, if each rollout is one experience."""
+    """Tells if a batch makes several updates of the weights, counting one experience per rollout."""
     trainer, buffer = config.trainer, config.buffer
     size = buffer.train_batch_size or buffer.batch_size * config.algorithm.repeat_times
     return trainer.epochs_per_batch > 1 or (trainer.mini_batch_size or size) < size

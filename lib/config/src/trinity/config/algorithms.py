@@ -1,4 +1,4 @@
-"""What an algorithm of the YAML is made of, with every null filled in. docs/algorithms.md has the formulas."""
+"""Resolves the algorithm of a YAML: its parts, with every null filled in. docs/algorithms.md has the formulas."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ class Part:
 class AlgorithmPlan:
     """The algorithm with every null filled in. `kl_penalty` is taken from the reward, `kl_loss` added to the loss.
 
-    `critic`: a value model learns beside the policy, for the advantage. `max_response_tokens`: of the run's lengths,
+    `critic`: a value model learns too, for the advantage. `max_response_tokens`: of the run's lengths,
     what seq-mean-token-sum-norm divides by.
     """
 
@@ -70,22 +70,22 @@ class AlgorithmPlan:
 
     @property
     def rows(self) -> str:
-        """What a dataset's rows are: messages, pairs (of replies, the preferred and the other) or text."""
+        """The kind of a dataset's rows: messages, pairs (a preferred reply and another) or text."""
         return "pairs" if self.of_pairs else "text" if self.algorithm_type == "cpt" else "messages"
 
     @property
     def of_pairs(self) -> bool:
-        """Whether the loss compares two responses to a prompt; of a dataset, each row has both."""
+        """Tells if the loss compares two responses to a prompt; each row of a dataset then has both."""
         return "pairs" in self.loss_traits
 
     @property
     def trains_experts(self) -> bool:
-        """Whether the loss trains expert rows beside rolled-out sequences (sample_strategy mix)."""
+        """Tells if the loss trains expert rows together with rolled-out sequences (sample_strategy mix)."""
         return "experts" in self.loss_traits
 
     @property
     def by_arrival(self) -> bool:
-        """Whether groups are trained in the order they are stored, in place of the order of tasks."""
+        """Tells if groups are trained in the order they are stored, instead of the order of tasks."""
         return "arrival" in _traits(SAMPLE_STRATEGIES, self.sample_strategy)
 
     @property
@@ -98,17 +98,17 @@ class AlgorithmPlan:
 
     @property
     def needs_models(self) -> bool:
-        """Whether advantages can be computed only when reference or critic have seen the batch."""
+        """Tells if advantages need values of the reference or the critic first."""
         return self.kl_in_reward or self.critic
 
     @property
     def needs_greedy_baseline(self) -> bool:
-        """Whether one rollout of each task is sampled at temperature 0, as the others' baseline."""
+        """Tells if one rollout of each task is sampled at temperature 0, as the others' baseline."""
         return "greedy" in self.advantage_traits
 
     @property
     def needs_reference(self) -> bool:
-        """Whether log-probabilities of the frozen base model enter the loss or the reward."""
+        """Tells if log-probabilities of the frozen base model enter the loss or the reward."""
         return self.kl_in_loss or self.kl_in_reward or "reference" in self.loss_traits
 
 
@@ -117,7 +117,7 @@ def _counts(kl: Part) -> bool:
 
 
 def resolvable(config: AlgorithmConfig) -> bool:
-    """Whether every name is registered."""
+    """Tells if every name is registered."""
     return config.algorithm_type in ALGORITHMS and all(
         name is None or name in registry for name, registry in _names(config)
     )
@@ -175,7 +175,7 @@ def _part(
 
 
 def argument_problems(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
-    """(key below `algorithm`, what is wrong) of values of arguments and of parts that do not go together.
+    """Yields (key below `algorithm`, problem) for wrong values of arguments and for parts that do not go together.
 
     Every name is registered and every argument known.
     """

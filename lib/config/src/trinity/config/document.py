@@ -1,4 +1,4 @@
-"""A YAML file as plain values and the lines of its keys. What is too large or too deep is refused.
+"""Reads a YAML file into plain values and the lines of its keys. Refuses a file that is too large or too deep.
 
 The events of the parser are counted before anything is built of them, so no file takes more than about a second.
 """

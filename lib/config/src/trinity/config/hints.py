@@ -1,4 +1,4 @@
-"""What a wrong key or value probably means: the nearest name that takes such a value, and what a field takes."""
+"""Guesses the meaning of a wrong key or value: the nearest name that takes such a value, and the type of a field."""
 
 import difflib
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ Location = tuple[int | str, ...]
 
 
 def sentence(path: Location, details: list[ErrorDetails]) -> str:
-    """What is wrong with the value at a key path, of everything that pydantic says about it, and what is right."""
+    """Says in one sentence which value at a key path is wrong and which is right, out of pydantic's details."""
     detail = details[0]
     kind, value = detail["type"], detail.get("input")
     if kind == "extra_forbidden":
@@ -29,7 +29,7 @@ def sentence(path: Location, details: list[ErrorDetails]) -> str:
     if kind == "missing":
         return "is required"
     text = f"is {shown(value)}, {_must(path, details)}"
-    if isinstance(value, Mapping | list) and path:  # perhaps the key is a letter short of one that takes such a value
+    if isinstance(value, Mapping | list) and path:  # the key may be a misspelt other key that takes such a value
         others = {name: shape for name, shape in known_at(path[:-1]).items() if name != path[-1]}
         near = nearest(str(path[-1]), others, value, surely=True)
     else:
@@ -62,7 +62,7 @@ def shown(value: Any) -> str:
 
 
 def describe(annotation: Any) -> str:
-    """What a field takes: `a whole number`, `one of a, b`, `text or null`."""
+    """Describes the values of a field: `a whole number`, `one of a, b`, `text or null`."""
     if hasattr(annotation, "__metadata__"):
         return describe(get_args(annotation)[0])
     if get_origin(annotation) is Literal:

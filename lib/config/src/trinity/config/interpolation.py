@@ -1,4 +1,4 @@
-"""${...} in a YAML: loops and expansions without end are found before OmegaConf fills anything in."""
+"""Finds loops and endless expansions of ${...} before OmegaConf, which bounds neither, fills them in."""
 
 import re
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def interpolation_problems(document: dict[str, Any]) -> Iterator[Problem]:
 
 
 def resolution_problem(error: OmegaConfBaseException | RecursionError) -> Problem:
-    """What OmegaConf says of an interpolation that it cannot fill in."""
+    """Rewords OmegaConf's error about an interpolation that it cannot fill in."""
     if isinstance(error, RecursionError):
         found = re.search(r"full_key: (\S+)", str(error))
         return Problem(found[1] if found else "", "has brackets inside of ${...} that are nested too deeply")

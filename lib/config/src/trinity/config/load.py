@@ -41,7 +41,7 @@ def parse(
     plugins_loaded: bool = True,
     checks: Iterable[Check] = (),
 ) -> Config:
-    """As `load`, from the text itself."""
+    """Does the same as `load` for the text of a file."""
     document, lines = read_document(text, source, overrides)
     values, notices, refused = document, list[str](), list[Problem]()
     if foreign_keys := satellites.find("foreign_keys"):
@@ -90,7 +90,10 @@ def _key_path(detail: ErrorDetails) -> Location:
 
 
 def _score_by_models(values: dict[str, Any]) -> Iterator[str]:
-    """Have such tasksets scored by the model; yields the key path of each. Leaves what is no such document as it is."""
+    """Lets veRL's reward model, an auxiliary model, score tasksets that name neither workflow nor reward function.
+
+    Yields the key path of each. Leaves any other document as it is.
+    """
     explorer, buffer = values.get("explorer"), values.get("buffer")
     source = buffer.get("explorer_input") if isinstance(buffer, dict) else None
     models = explorer.get("auxiliary_models") if isinstance(explorer, dict) else None
@@ -119,7 +122,7 @@ def _tasksets(source: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _names_one(section: dict[str, Any]) -> bool:
-    """Whether a section says how its tasks are worked on or scored."""
+    """Tells if a section names a workflow or a reward function for its tasks."""
     form = section.get("format")
     columns = form if isinstance(form, dict) else {}
     return bool(section.get("workflow_args")) or any(section.get(n) for n in _NAMES) or any(map(columns.get, _COLUMNS))

@@ -3,7 +3,7 @@
 Adam with float32 masters: 2 bytes of bfloat16 weights a parameter, 4 of gradients, 12 of states; in float32 4, 4 and 8.
 ZeRO shares out states (1), gradients too (2), weights too (3); offloading moves states, or weights too, to host memory;
 their gradients are there too, and on the GPU until then but under ZeRO 3.
-Of adapters (LoRA) the states are small, and the base model's weights are there alone.
+Adapters (LoRA) have small states, and the base model has only its weights.
 """
 
 import json
@@ -19,9 +19,9 @@ from trinity.config.plan import Plan
 from trinity.config.schema.explorer import RolloutModelConfig
 
 _GIB = 2**30
-# GiB of an engine beside weights and cache: activations of one step, CUDA graphs, CUDA itself.
+# GiB of an engine in addition to weights and cache: activations of one step, CUDA graphs, CUDA.
 ENGINE_BESIDE_GIB = 4.0
-# GiB of a trainer's rank beside states and activations: CUDA, NCCL, gradients in flight, logits of a chunk.
+# GiB of a trainer's rank in addition to states and activations: CUDA, NCCL, gradients in flight, logits of a chunk.
 TRAINER_BESIDE_GIB = 4.0
 _SIZES_OF_LAYERS = {"intermediate_size", "moe_intermediate_size", "num_experts_per_tok"}
 _SIZES = _SIZES_OF_LAYERS | {
@@ -56,7 +56,7 @@ def _model_config(folder: Path) -> dict[str, Any]:
 
 
 def _language_model(folder: Path) -> dict[str, Any]:
-    """What config.json says of the part that reads and writes text: in most models that read images, `text_config`."""
+    """Returns the part of config.json about text; most models that read images have it as `text_config`."""
     config = _model_config(folder)
     text = config.get("text_config")
     return text if isinstance(text, dict) else config
@@ -82,13 +82,13 @@ def vocabulary_of(model_path: str) -> int:
 
 
 def model_folder(model_path: str) -> Path:
-    """Where the model's files are; of one with a hub name, its newest fetched revision. It need not exist."""
+    """Returns the folder of the model's files, which need not exist; for a hub name, the newest fetched revision."""
     folder = Path(model_path).expanduser()
     return folder if os.path.isdir(folder) else _cached(model_path)
 
 
 def _cached(hub_name: str) -> Path:
-    """Where Hugging Face's cache has the newest fetched revision of a model, if it has it."""
+    """Returns the newest fetched revision of a model in Hugging Face's cache, or None."""
     home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
     cache = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
     found = (cache / f"models--{hub_name.replace('/', '--')}").glob("snapshots/*/config.json")
@@ -102,7 +102,7 @@ def _dtype(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Sharding:
-    """How training states are shared out and where they are kept."""
+    """The sharding of training states, and the memory that keeps them."""
 
     ranks: int
     zero_stage: int
@@ -118,7 +118,7 @@ class Sharding:
         return replace(self, offload_optimizer=False, offload_param=False)
 
     def smaller(self) -> "Iterator[tuple[str, Sharding]]":
-        """What takes less of a GPU's memory, the fastest first, and how it is asked for."""
+        """Yields settings that take less of a GPU's memory, the fastest first: (keys to set, sharding)."""
         place, stage = "trainer.deepspeed", max(self.zero_stage, 2)
         if self.ranks > 1 and self.zero_stage < 3:
             yield f"{place}.zero_stage 3", replace(self, zero_stage=3)
@@ -131,7 +131,7 @@ class Sharding:
 
 
 def _bytes(plan: Plan) -> tuple[float, float, float]:
-    """Of weights, gradients and states, a parameter."""
+    """Bytes of weights, gradients and states per parameter."""
     in_float32 = plan.config.trainer.deepspeed.dtype == "float32"
     if plan.config.model.lora is not None:  # adapters' own states are small
         return (4.0 if in_float32 else 2.0), 0.0, 0.0
@@ -154,7 +154,7 @@ def _shared(plan: Plan, sharding: Sharding) -> tuple[float, float, float]:
 
 
 def _reference_visits(plan: Plan) -> bool:
-    """It is in host memory, and on the GPU while it is asked, when there are no gradients."""
+    """Tells if the reference is in host memory, and on the GPU only while it computes, without gradients there."""
     return plan.config.trainer.deepspeed.offload_reference
 
 
@@ -167,7 +167,7 @@ def training_gib(plan: Plan, count: float, sharding: Sharding) -> float:
 
 
 def certain_gib(plan: Plan, count: float, sharding: Sharding) -> float:
-    """What is on a rank's GPU all the time: as training_gib, without gradients. A critic is as large as the policy."""
+    """GiB that stay on a rank's GPU: training_gib without gradients. A critic is as large as the policy."""
     weights, _, states = _shared(plan, sharding)
     held = (0 if sharding.offload_param else weights) + (0 if sharding.offload_optimizer else states)
     stays = 0.0 if _reference_visits(plan) else _reference(plan)
@@ -175,7 +175,7 @@ def certain_gib(plan: Plan, count: float, sharding: Sharding) -> float:
 
 
 def host_gib(plan: Plan, count: float, sharding: Sharding) -> float:
-    """What a rank keeps in host memory."""
+    """GiB that a rank keeps in host memory."""
     weights, gradients, states = _shared(plan, sharding)
     held = (weights if sharding.offload_param else 0) + (gradients + states if sharding.offload_optimizer else 0)
     away = _reference(plan) if _reference_visits(plan) else 0.0
@@ -183,14 +183,14 @@ def host_gib(plan: Plan, count: float, sharding: Sharding) -> float:
 
 
 def cpu_gib(plan: Plan, count: float) -> float:
-    """Of everything in float32 on one CPU: training, and an engine beside it."""
+    """GiB of training and an engine together on one CPU, in float32."""
     trains, explores = plan.config.mode in ("both", "train"), not plan.offline and plan.config.mode != "train"
     training = 4.0 if plan.config.model.lora else 16.0 + (4.0 if plan.algorithm.needs_reference else 0.0)
     return count * (training * trains + 4.0 * explores) / _GIB
 
 
 def weights_gib(count: float, model: RolloutModelConfig) -> float:
-    """Of an engine, on each of its GPUs."""
+    """GiB of an engine on each of its GPUs."""
     return count * (4.0 if model.dtype == "float32" else 2.0) / model.tensor_parallel_size / _GIB
 
 

@@ -72,7 +72,7 @@ ARCHIVES = "a .jsonl, .db or .sqlite file, a folder .parquet, or an sqlite:/// o
 
 
 def is_archive(path: str) -> bool:
-    """Whether a path names an archive of experience; trinity.data.archive opens it."""
+    """Tells if a path names an archive of experience; trinity.data.archive opens it."""
     scheme = path.partition("://")[0] if "://" in path else ""
     kinds = (".jsonl", ".db", ".sqlite", ".parquet", "/")
     return scheme.partition("+")[0] in ("sqlite", "postgresql", "postgres") or (not scheme and path.endswith(kinds))
@@ -133,7 +133,7 @@ def _argument_problem(operator: str, defaults: dict[str, Any], name: str, value:
 
 
 def _fits(name: str, entry: Any) -> bool:
-    """Whether a list's entry is as _ENTRIES says."""
+    """Tells if an entry of a list has the form in _ENTRIES."""
     if name == "required_metrics":
         return isinstance(entry, str)
     if not isinstance(entry, dict):
@@ -151,13 +151,13 @@ def _fits(name: str, entry: Any) -> bool:
 
 
 def is_number(value: Any, whole: bool = False, lowest: float = -math.inf) -> bool:
-    """Whether a value of a free-form mapping is a finite number (a whole one) of at least `lowest`."""
+    """Tells if a value of a free-form mapping is a finite number (or a whole one) of at least `lowest`."""
     number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     return number and -_LARGEST <= value <= _LARGEST and value >= lowest
 
 
 def rates(architectures: Iterable[object]) -> bool:
-    """Whether a model whose config.json names these architectures gives a number instead of text."""
+    """Tells if a model whose config.json names these architectures gives a number instead of text."""
     return any("SequenceClassification" in str(name) or "Reward" in str(name) for name in architectures)
 
 

@@ -51,7 +51,7 @@ class Staleness:
         return gate_step // self.interval * self.interval + self.interval + self.offset
 
     def publishes(self, step: int, last_step: int | None) -> bool:
-        """Whether the weights of a step become a version."""
+        """Tells if the weights of a step become a version."""
         return step % self.interval == 0 or step == last_step
 
 
@@ -105,7 +105,7 @@ class Plan:
         if strategy.name != "mix":
             return 0
         buffer, repeat = self.config.buffer, self.config.algorithm.repeat_times
-        if not buffer.train_batch_size:  # beside batch_size tasks
+        if not buffer.train_batch_size:  # in addition to batch_size tasks
             ratio = strategy.args["expert_data_ratio"]
             return math.ceil(buffer.batch_size * repeat * ratio / (1 - ratio))
         return math.ceil(buffer.train_batch_size * strategy.args["expert_data_ratio"])
@@ -118,7 +118,7 @@ class Plan:
 
     @property
     def policy(self) -> str:
-        """How groups become batches: fifo, arrival or replay; `dataset` offline."""
+        """The policy that turns groups into batches: fifo, arrival or replay; `dataset` offline."""
         source = self.config.buffer.trainer_input.experience_buffer
         if self.offline:
             return "dataset"
@@ -128,7 +128,7 @@ class Plan:
 
     @property
     def experience_buffer(self) -> ExperienceBufferConfig:
-        """What the trainer reads; with defaults if the YAML says nothing."""
+        """The experience that the trainer reads; defaults if the YAML has none."""
         return self.config.buffer.trainer_input.experience_buffer or ExperienceBufferConfig()
 
     @property
@@ -138,7 +138,7 @@ class Plan:
 
     @property
     def gpus(self) -> "GpuSplit":
-        """Who gets the GPUs of the cluster that the YAML names."""
+        """Shares the GPUs of the cluster that the YAML names between engines and trainer."""
         config = self.config
         total = config.cluster.gpus
         rollout = config.explorer.rollout_model
@@ -188,13 +188,13 @@ class Plan:
 
 
 def learns_from_disk(config: Config) -> bool:
-    """Whether a stage's experience is on disk already: an offline algorithm, or mode train on a file or a database."""
+    """Tells if a stage's experience is on disk: an offline algorithm, or mode train on a file or a database."""
     declared = ALGORITHMS.get(config.algorithm.algorithm_type)
     return (declared is not None and declared.offline) or _reads_disk(config)
 
 
 def learns_from_pairs(config: Config) -> bool:
-    """Whether what lies on disk are preference pairs: dpo in mode train on a file or a database."""
+    """Tells if the experience on disk is preference pairs: dpo in mode train on a file or a database."""
     return config.algorithm.algorithm_type == "dpo" and _reads_disk(config)
 
 

@@ -1,4 +1,4 @@
-"""What a run says of itself on NATS: where its services are, and the numbers and names that others take from it."""
+"""The record of a run on NATS: addresses of its services, and the numbers and names that other processes take."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ from trinity.config.schema.explorer import ExplorerConfig, PolicyEngineConfig, S
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where the services of a stage listen."""
+    """Addresses at which the services of a stage listen."""
 
     buffer: str = ""
     environment: str = ""

@@ -1,4 +1,4 @@
-"""How a service process gets its part of a run: a YAML file, and the stage if it has several."""
+"""Gives a service process its part of a run: a YAML file, and the stage if it has several."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def load_plan(path: Path | None, stage: str = "", plugin_dirs: str = "", *, need
 
 
 def monitor_fields(plan: Plan, role: str) -> dict[str, Any]:
-    """What a monitor must know of the run `<name>_<role>`: the fields of trinity.runtime.monitor.MonitorOptions."""
+    """Returns the fields of trinity.runtime.monitor.MonitorOptions for the run `<name>_<role>`."""
     config = plan.config
     return {
         "kind": config.monitor.monitor_type,

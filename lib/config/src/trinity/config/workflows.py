@@ -1,8 +1,8 @@
-"""Workflows by name, and the rules of those that play environments: their workflow_args, with defaults by name.
+"""Workflows by name, and the rules of workflows that play environments: their workflow_args, with defaults by name.
 
-The explorer implements them; a test compares. What a reply must look like, which actions there are and what an illegal
-one costs is the environment's business, set by `environment_args`. The rules here are of every conversation, and for
-environments that take bare actions.
+The explorer implements them; a test compares. The environment decides the form of a reply, the actions and the cost of
+an illegal one, by `environment_args`. The rules here hold for every conversation, and for environments that take bare
+actions.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from trinity import plugins
 
 
 class ActionForm(StrEnum):
-    """Where the action stands in a reply."""
+    """The place of the action in a reply."""
 
     REPLY = "reply"  # the reply as it is
     ACTION = "action"  # <action>...</action>
@@ -24,7 +24,7 @@ class ActionForm(StrEnum):
 
 
 class Policy(StrEnum):
-    """What follows from a reply that breaks a rule."""
+    """The consequence of a reply that breaks a rule."""
 
     END = "end"  # the episode ends, with early_end_reward
     PENALTY = "penalty"  # the policy is told, loses `penalty`, and continues
@@ -38,7 +38,7 @@ class EpisodeRules:
 
     `max_response_tokens` are of one turn, null: of the taskset; `max_context_tokens` of the whole conversation, null:
     of the model. on_bad_format: there is no action of `action_form`; on_long_reply: it reached its limit. max_repeats:
-    this many equal actions in a row end the episode; 0: no limit. step_wise: every turn is an experience of its own.
+    this many equal actions in a row end the episode; 0: no limit. step_wise: every turn is one experience.
     """
 
     environment: str = ""
@@ -73,7 +73,7 @@ class EpisodeRules:
         return replace(self, **given)
 
     def problems(self, args: dict[str, Any]) -> Iterator[tuple[str, str]]:
-        """(argument, what is wrong) of a YAML's workflow_args."""
+        """Yields (argument, problem) for the workflow_args of a YAML."""
         known = [f.name for f in fields(self)]
         environment, inner = args.get("environment", self.environment), args.get("environment_args")
         set_by = {_INNER + name: _INNER + name for name in (inner if isinstance(inner, dict) else ())}
@@ -268,14 +268,14 @@ def asked_model(workflow: str, args: dict[str, Any]) -> str | None:
 
 
 def scores_by_name(workflow: str) -> bool:
-    """Whether a built-in workflow scores replies with the task's reward function, and not by its own."""
+    """Tells if a built-in workflow scores replies with the task's reward function instead of a fixed one."""
     plain = workflow.removeprefix("async_")
     named = ("simple", "simple_mm", "math", "tool_call", "thinking_budget")
     return plain in {f"{name}_workflow" for name in named}
 
 
 def reads_prompt(workflow: str) -> bool:
-    """Whether a built-in workflow asks the text of the row's prompt column; environments read rows by themselves."""
+    """Tells if a built-in workflow sends the text of the row's prompt column; environments read rows by themselves."""
     return workflow in _ONE_TURN or workflow == "thinking_budget_workflow"
 
 
@@ -305,7 +305,7 @@ def _asking_problems(known: dict[str, type], args: dict[str, Any]) -> Iterator[t
 
 
 def criterion_problem(entry: Any) -> str:
-    """What is wrong with an entry of a rubric; empty if nothing is."""
+    """Says why an entry of a rubric is wrong; empty if it is right."""
     given = entry if isinstance(entry, dict) else {"description": entry}
     description, weight = given.get("description"), given.get("weight", 1.0)
     if not isinstance(description, str) or not description.strip():
@@ -316,7 +316,7 @@ def criterion_problem(entry: Any) -> str:
 
 
 def workflow_problems(workflow: str, args: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(argument, what is wrong) of the workflow_args of a built-in workflow of several turns; others check theirs."""
+    """Yields (argument, problem) for the workflow_args of a built-in workflow of several turns."""
     if workflow in _ARGS:
         yield from _asking_problems(_ARGS[workflow], args)
     elif workflow in EPISODE_WORKFLOWS:
@@ -331,7 +331,7 @@ def workflow_problems(workflow: str, args: dict[str, Any]) -> Iterator[tuple[str
 
 
 def is_one_sequence(workflow: str, args: dict[str, Any]) -> bool:
-    """Whether a workflow makes one sequence of several turns, which takes a template that leaves history as it is."""
+    """Tells if a workflow makes one sequence of several turns, which needs a template that keeps history unchanged."""
     if workflow == "tool_call_workflow":
         return True
     rules = {**EPISODE_WORKFLOWS, **R3L_WORKFLOWS}.get(workflow)

@@ -1,4 +1,4 @@
-"""What a user adds: reward functions, workflows and experience operators, reached from the YAML by name.
+"""Plugins of a user: reward functions, workflows, operators, tools and environments, which the YAML names.
 
     from trinity.plugins import reward_function
 
@@ -21,7 +21,7 @@ reward, masked and metrics, or it drops them. It returns metrics, or nothing. It
 
 It may be a class, too: made once with the args as keyword arguments, then called with drafts and task.
 
-A tool is a function that the policy may call in tool_call_workflow; it runs in the explorer, in a thread of its own:
+A tool is a function that the policy may call in tool_call_workflow; it runs in a separate thread of the explorer:
 
     @tool("weather", "The weather of a place.", {"place": {"type": "string"}})
     def weather(place):
@@ -95,7 +95,7 @@ GROUP_REWARD_FUNCTIONS: set[str] = set()  # which of them
 WORKFLOWS: dict[str, type] = {}
 ENVIRONMENTS: dict[str, Any] = {}
 EXPERIENCE_OPERATORS: dict[str, Callable[..., Any]] = {}
-RANDOM: set[Any] = set()  # those that draw random numbers of their own, which no seed repeats
+RANDOM: set[Any] = set()  # functions that draw random numbers without the run's seed
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ def _is_module(path: Path) -> bool:
 
 
 def _is_taken(name: str) -> bool:
-    """Whether a module would be hidden. A folder without __init__.py yields to any module, so it is none."""
+    """Tells if a module would be hidden. A folder without __init__.py yields to any module, and is not counted."""
     if name in sys.modules:
         return True
     spec = importlib.util.find_spec(name)

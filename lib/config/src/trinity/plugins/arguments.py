@@ -77,7 +77,7 @@ class Argument:
 
 
 def arguments_of(function: Callable[..., Any]) -> dict[str, Argument]:
-    """Of a function, or of a class's constructor: the keyword-only parameters. Raises PluginError without a default."""
+    """Returns the keyword-only parameters of a function or constructor. Raises PluginError without a default."""
     found = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY:

@@ -1,4 +1,4 @@
-"""What the YAML chooses by name: each declared once, at its function, with arguments, traits and source.
+"""Parts that the YAML chooses by name, each declared once, at its function, with arguments, traits and source.
 
     @policy_loss("importance_sampling", source="arXiv:1707.06347, eq. 6", traits=["ratio"])
     def importance_sampling(x, share, *, cap: PositiveFloat = 20.0):
@@ -59,9 +59,9 @@ class Declaration:
 class Algorithm:
     """The parts an algorithm_type chooses, by their names. `offline`: learns from a dataset, without explorers.
 
-    `args`: what it gives a part beside the part's own defaults, by the key of the YAML. `repeat_times`: rollouts per
-    task it is usually run with; the YAML's own number counts. `critic`: it learns a value model beside the policy.
-    `note`: what its users have to know; `operators`: of the experience pipeline, which its example has.
+    `args`: values for a part that differ from the part's defaults, by the key of the YAML. `repeat_times`: the usual
+    number of rollouts per task, used where the YAML has none. `critic`: the algorithm learns a value model too.
+    `note`: a remark for its users; `operators`: entries of the experience pipeline in its example.
     """
 
     name: str
@@ -122,7 +122,7 @@ class Registry(dict[str, D]):
         args: dict[str, Argument] | None = None,
         **of_batch: Any,
     ) -> None:
-        """Register a function or class. also: other names of the same; args: beside those of its signature."""
+        """Registers a function or class. also: other names; args: arguments in addition to the signature's."""
         if unknown := [trait for trait in traits if trait not in self.traits]:
             raise PluginError(f"{name!r} has the unknown trait {unknown[0]!r}; known: {', '.join(self.traits)}")
         given = [p for p in inspect.signature(function).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -145,7 +145,7 @@ class Registry(dict[str, D]):
 
 
 def _first_sentence(function: Callable[..., Any]) -> str:
-    """Of its own docstring, in one line, without the full stop."""
+    """Returns the first sentence of the function's docstring in one line, without the full stop."""
     paragraph = inspect.cleandoc(function.__doc__ or "").split("\n\n")[0]
     return re.split(r"\.(?:\s|$)", " ".join(paragraph.split()), maxsplit=1)[0]
 

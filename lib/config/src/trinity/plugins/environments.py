@@ -3,7 +3,7 @@
     [project.entry-points."trinity.environments"]
     dice = "dice_games:Dice"
 
-The name is the one that tasks use, and the class derives from `trinity.sdk.Environment`. The built-in environments are
+Tasks use the name, and the class derives from `trinity.sdk.Environment`. The built-in environments are
 those of trinity-environments, whose group `trinity.scorers` has the built-in scoring functions. The environment service
 plays a class of another distribution as it plays its own; `trinity check` names it.
 """
@@ -49,7 +49,7 @@ def built_in_scorers() -> dict[str, Any]:
 def installed_environments() -> dict[str, Any]:
     """Returns the classes of other distributions by name.
 
-    Raises PluginError that names the entry point, its package and what is wrong.
+    Raises PluginError that names the entry point, its package and the problem.
     """
     found: dict[str, Any] = {}
     for entry in _entries(GROUP):
@@ -65,7 +65,7 @@ def installed_environments() -> dict[str, Any]:
 
 
 def environment_problem(kind: Any) -> str:
-    """What keeps a class from being an environment; empty if nothing does."""
+    """Says why a class is no environment; empty if it is one."""
     if not isinstance(kind, type) or not all(hasattr(kind, name) for name in ("reset", "step", "close", "description")):
         return "is no class with reset, step and close; derive it from trinity.sdk.Environment"
     missing = sorted(getattr(kind, "__abstractmethods__", ()))

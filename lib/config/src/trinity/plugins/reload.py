@@ -10,7 +10,7 @@ from trinity.plugins.declarations import REGISTRIES
 
 
 def reload(folders: Sequence[str | Path]) -> None:
-    """As `plugins.load`, without what these folders' files registered before. Raises PluginError."""
+    """Loads folders of plugins after it removed the names that their files registered before. Raises PluginError."""
     for folder in folders:
         _forget(Path(folder).expanduser().resolve())
     plugins.load(folders)

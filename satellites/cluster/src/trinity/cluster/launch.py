@@ -1,7 +1,7 @@
 """`trinity launch slurm`: one batch script for a run, submitted twice: for the run itself, and for its explorers.
 
 The run's job has one node, with NATS, services and trainer. The explorers are a job array of one node each, so Slurm
-may pre-empt and requeue each of them alone. They find NATS by <job>/run/main.json, which `trinity run` writes.
+may pre-empt and requeue each of them separately. They find NATS by <job>/run/main.json, which `trinity run` writes.
 
 <job>/slurm/run.sh     the script
 <job>/slurm/*.out      what the jobs print
@@ -102,7 +102,7 @@ fi
 
 @dataclass(frozen=True)
 class Jobs:
-    """What is submitted. `shared` are options of sbatch for all nodes, `exploring` those for explorers instead."""
+    """The jobs to submit. `shared`: options of sbatch for all nodes; `exploring` replaces some for explorers."""
 
     asked: Request
     config: Config
@@ -116,7 +116,7 @@ class Jobs:
 
     @property
     def name(self) -> str:
-        """Of the run's job: letters, digits, `_` and `-`."""
+        """The name of the run's job: letters, digits, `_` and `-`."""
         return f"trinity-{run_id(self.config.project, self.config.name, self.config.group)}"
 
     @property
@@ -274,7 +274,7 @@ def _until_gone(jobs: Jobs) -> None:
 
 
 def _slurm(command: Sequence[str]) -> str:
-    """What a command of Slurm prints. RunError with its own words if it fails."""
+    """Returns the output of a command of Slurm. Raises RunError with the command's message if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     except FileNotFoundError:
@@ -314,7 +314,7 @@ def _slurm_path(what: str, path: Path) -> str:
 
 
 def _fits(text: str) -> bool:
-    """Whether it can stand between double quotes in a line of #SBATCH. The shell does not read those."""
+    """Tells if sbatch takes a text between double quotes in a line of #SBATCH, which no shell reads."""
     return text.isprintable() and not {'"', "\\"} & set(text)
 
 

@@ -1,4 +1,4 @@
-"""Whether the base model is the one that was trained: its weights and config.json against the checkpoint's tensors."""
+"""Compares the base model with the trained model: its weights and config.json with the checkpoint's tensors."""
 
 import re
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _EMBEDDING = re.compile(r"(?:model\.)?(?:language_model\.)?(?:model\.)?embed_tok
 
 
 class OtherModel(CheckpointError):
-    """The base model is not the one that was trained."""
+    """The base model is another model than the trained one."""
 
 
 def compared(source: "Source", base: Path | None, *, gives_config: bool) -> "Source":
@@ -53,12 +53,12 @@ def _like_weights(source: "Source", base: Path) -> Iterator["Parameter"]:
 
 
 def _is_tied(name: str, shape: tuple[int, ...] | None) -> bool:
-    """A tied head may be in one of the two alone."""
+    """Tells if a head is tied; such a head may be missing in one of the models."""
     return shape is None and name.startswith(("lm_head.", "score."))
 
 
 def _like_config(parameters: Iterator["Parameter"], base: Path) -> Iterator["Parameter"]:
-    """Of what the config says: rows and columns of the embedding, and the number of layers, which ends the reading."""
+    """Compares with the config: rows and columns of the embedding, and the number of layers, after the last tensor."""
     values = files.read_json(base / "config.json")
     text = values.get("text_config") if isinstance(values, dict) else None
     said: dict[str, Any] = {**values, **(text if isinstance(text, dict) else {})} if isinstance(values, dict) else {}

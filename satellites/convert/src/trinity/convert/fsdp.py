@@ -115,7 +115,7 @@ def _merge(name: str, first: ShardedTensor, paths: list[Path], parts: list[torch
 
 
 def _coordinate(name: str, path: Path, part: torch.Tensor) -> tuple[int, ...]:
-    """Where on the mesh the rank was that wrote `part`. Raises CheckpointError if the file does not say."""
+    """Returns the place on the mesh of the rank that wrote `part`. Raises CheckpointError if the file has none."""
     spec = getattr(part, "_spec", None)
     mesh = spec.state.get("mesh") if isinstance(spec, Spec) else None
     found = mesh.state.get("_coordinate_on_dim") if isinstance(mesh, Mesh) else None

@@ -1,7 +1,7 @@
 """Reading a trainer's pickle without running any of it, and without the libraries that wrote it.
 
-The few classes that a checkpoint holds beside tensors and plain containers are replaced by stand-ins that only keep
-what they were given, so neither their code nor the version of the library that wrote them matters.
+Stand-ins replace the few classes of a checkpoint that are neither tensors nor plain containers. They only keep their
+arguments, so neither the code of the classes nor the version of their library matters.
 """
 
 import pickle
@@ -141,7 +141,7 @@ def load_safely(path: Path) -> dict[str, Any]:
 
 
 def load_any(path: Path, span: tuple[int, int] | None = None) -> object:
-    """As `load_safely`, of any type; `span`: first byte and length of the part of the file to be read."""
+    """Does the same as `load_safely` for any type; `span`: first byte and length of the part of the file to read."""
     try:
         return safe_load.load_any(path, _ALLOWED, span=span)
     except InvalidInput as error:

@@ -1,4 +1,4 @@
-"""What a reader of one checkpoint format gives to the writer."""
+"""The interface between the reader of a checkpoint format and the writer."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -32,8 +32,8 @@ class Parameter:
 class Source:
     """A checkpoint that was opened and looks whole.
 
-    `parameters` gives each tensor once. One that two modules share comes under its first name; `shared` maps the other
-    names to it. `trained_in` is the dtype of the parameters in training, None if the format does not say.
+    `parameters` gives each tensor once. A tensor of two modules comes under its first name; `shared` maps the other
+    names to it. `trained_in` is the dtype of the parameters in training, None if the format has none.
     """
 
     kind: str
@@ -51,7 +51,7 @@ def want(state: Mapping[str, Any], key: str, kind: type, path: object) -> Any:
 
 
 def same_storage(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Names whose tensor lies in the same memory as that of an earlier name: later name to earlier name."""
+    """Maps each name whose tensor shares memory with that of an earlier name to the earlier name."""
     first: dict[tuple[int, tuple[int, ...]], str] = {}
     shared = {}
     for name, tensor in tensors.items():

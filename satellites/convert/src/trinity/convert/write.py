@@ -34,7 +34,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def copy_base_files(base: Path | None, folder: Path) -> None:
-    """Give a folder without config.json everything of the base model but its weights; what is there already stays.
+    """Copies all files of the base model but its weights into a folder without config.json. Keeps existing files.
 
     Raises CheckpointError if there is no base.
     """
@@ -47,7 +47,7 @@ def copy_base_files(base: Path | None, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What config.json says about the weights; None if it says nothing."""
+    """The weights' dtype and ties by config.json; None where it has no entry."""
 
     dtype: torch.dtype | None
     tied: bool | None
@@ -79,8 +79,8 @@ class Written:
 def write_weights(folder: Path, parameters: Iterable[Parameter], shard_bytes: int = SHARD_BYTES) -> Written:
     """Write parameters, in order, into model.safetensors, or into shards of about `shard_bytes` and an index.
 
-    Everything is written into a folder beside first. The name that makes the weights count comes last, after the
-    content is on the disk.
+    Everything is written into a temporary folder first. The file whose name makes the weights count moves last, after
+    the content is on the disk.
     """
     _remove_leftovers(folder)
     with _aside(folder) as temporary:

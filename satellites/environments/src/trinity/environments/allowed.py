@@ -1,4 +1,4 @@
-"""What a task may reach beyond the environment service: addresses and modules that the service's operator allows.
+"""Addresses and modules outside the environment service that its operator allows tasks to reach.
 
 Rows and arguments come from the network. The operator's settings do not: they are environment variables of the service,
 which its worker processes inherit.

@@ -20,7 +20,7 @@ class Arguments:
         return self.values.get(name) not in (None, "")
 
     def get(self, name: str, default: Any) -> Any:
-        """As it is; null and empty text count as absent: rows often have columns that only other rows fill."""
+        """Returns the value; null and empty text count as absent: a row often has columns that only others fill."""
         return self.values[name] if name in self else default
 
     def integer(self, name: str, default: int, low: int | None = None, high: int | None = None) -> int:

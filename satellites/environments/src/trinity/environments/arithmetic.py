@@ -84,7 +84,7 @@ def find_expression(numbers: Sequence[int], target: int, operators: str = "+-*/"
 def _combinations(
     first: tuple[Fraction, str], second: tuple[Fraction, str], operators: str, ordered: bool
 ) -> Iterator[tuple[Fraction, str]]:
-    """What two values make. Sums and products, which have no order, only when `ordered`."""
+    """Yields the results of two values. Sums and products, which have no order, only when `ordered`."""
     (a, left), (b, right) = first, second
     if ordered and "+" in operators:
         yield a + b, f"({left} + {right})"

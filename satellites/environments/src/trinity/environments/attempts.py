@@ -19,7 +19,7 @@ class AttemptsGame(TextGame):
 
     @abstractmethod
     def judge(self, answer: str) -> str:
-        """Empty if the answer is right, else what is wrong with it."""
+        """Says why the answer is wrong; empty if it is right."""
 
     def begin(self, task: Arguments, args: Arguments, seed: int) -> str:
         attempts = args.integer("max_attempts", self.rules.max_steps, low=1)

@@ -1,5 +1,5 @@
-"""Countdown: reach the target with + - * /, every given number exactly once. Over several turns a wrong try is answered
-with what was wrong; a reply may also be scored alone."""
+"""Countdown: reach the target with + - * /, every given number exactly once. Over several turns a wrong try gets its
+mistake as the answer; a single reply can be scored too."""
 
 import random
 import re
@@ -35,7 +35,7 @@ class Puzzle:
         return cls(tuple(numbers), target)
 
     def judge(self, expression: str) -> str:
-        """Empty if the expression solves the puzzle, else what is wrong with it."""
+        """Says why the expression does not solve the puzzle; empty if it does."""
         left, equals, right = expression.partition("=")
         if equals and right.strip() != str(self.target):
             return "the right-hand side is not the target"

@@ -18,7 +18,7 @@ from trinity.sdk.environment import Environment, Observation
 
 
 class OnInvalid(StrEnum):
-    """How a reply that cannot be used is handled. The turn counts in every case."""
+    """Rules for an unusable reply. The turn counts in every case."""
 
     END = "end"  # the episode is over, with `end_penalty` taken from the reward
     PENALTY = "penalty"  # nothing moves, `penalty` is taken from the reward
@@ -61,7 +61,7 @@ class TurnRules:
 
 @dataclass(frozen=True)
 class Turn:
-    """What the game answered to a legal action."""
+    """The game's answer to a legal action."""
 
     text: str
     reward: float = 0.0
@@ -103,7 +103,7 @@ class TextGame(Environment):
         return "" if not known or action in known else f"{action!r} is not among the available actions"
 
     def read(self, reply: str) -> Reply:
-        """The action of a reply, in the spelling of `actions` if it differs in case alone."""
+        """Returns the action of a reply, in the spelling of `actions` if only the case differs."""
         found = parse(reply, self.rules.reply_format, self.tag, self.rules.max_reply_characters)
         if found.problem or not (known := self.actions()) or found.action in known:
             return found
@@ -111,7 +111,7 @@ class TextGame(Environment):
         return replace(found, action=same[0]) if len(same) == 1 else found
 
     def repeatable(self, action: str) -> bool:
-        """Whether `max_repeats` does not limit this action."""
+        """Tells if `max_repeats` does not limit this action."""
         return False
 
     @classmethod
@@ -148,7 +148,7 @@ class TextGame(Environment):
         return f"All {self.rules.max_steps} steps are used up."
 
     def _turn(self, reply: Reply) -> tuple[Turn, str]:
-        """What the reply leads to, and why it could not be used."""
+        """Plays a reply; returns the outcome, and the reason if the reply is unusable."""
         if reply.problem:
             self._last_actions.clear()
             return self._refuse("invalid_format", reply.problem), reply.problem
@@ -226,7 +226,7 @@ class ToolGame(TextGame):
         return replace(answer, info={**answer.info, "tools": self.tools})
 
     def parse_call(self, text: str) -> tuple[str, dict[str, Any], str]:
-        """Name and arguments of a call, and what is wrong with it."""
+        """Returns name and arguments of a call, and its problem."""
         try:
             call = json.loads(text)
             name, given = call["name"], call.get("arguments") or {}
@@ -239,7 +239,7 @@ class ToolGame(TextGame):
         return ("", {}, problem) if problem else (name, given, "")
 
     def arguments_problem(self, name: str, given: Any) -> str:
-        """What is wrong with the arguments of a call; empty if they are right."""
+        """Says why the arguments of a call are wrong; empty if they are right."""
         return "" if isinstance(given, dict) else "`arguments` is no JSON object"
 
     def called(self, result: str, failed: bool) -> Turn:

@@ -48,7 +48,7 @@ class Maths(AttemptsGame):
 
 
 def question_and_truth(task: Arguments) -> tuple[str, str]:
-    """Of a row in any of the known forms. Raises InvalidInput naming the field that is missing."""
+    """Reads a row in any of the known forms. Raises InvalidInput that names the missing field."""
     question = next((task.values[name] for name in ("question", "problem") if task.values.get(name)), None)
     prompt = task.values.get("prompt")
     if question is None and isinstance(prompt, list) and prompt and isinstance(prompt[-1], dict):

@@ -11,7 +11,7 @@ _JSON_ACTION = re.compile(r'"action"\s{0,20}:\s{0,20}"([^"\\\n]{1,1000})"')
 
 
 class ReplyFormat(StrEnum):
-    """How a reply must look."""
+    """The form of a reply."""
 
     STRICT = "strict"  # exactly one <think>...</think>, then exactly one <action>...</action>
     LENIENT = "lenient"  # the last <action>, else the last ``` block, else "action": "...", else a reply of one line
@@ -73,14 +73,14 @@ def _reply(action: str, thought: str, tag: str) -> Reply:
 
 
 def thought(text: str) -> str:
-    """What stands in the first <think>...</think>; empty without one."""
+    """Returns the text in the first <think>...</think>; empty without one."""
     begin = text.find("<think>")
     end = text.find("</think>", max(begin, 0))
     return text[begin + len("<think>") : end].strip() if 0 <= begin < end else ""
 
 
 def between(text: str, opening: str, closing: str) -> str | None:
-    """What stands in the last complete pair of marks; None without one."""
+    """Returns the text in the last complete pair of marks; None without one."""
     end = text.rfind(closing)
     begin = text.rfind(opening, 0, max(end, 0))
     return text[begin + len(opening) : end] if begin != -1 else None

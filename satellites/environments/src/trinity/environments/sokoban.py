@@ -68,7 +68,7 @@ class Level:
 
     @classmethod
     def parse(cls, text: str, field: str = "task.level") -> "Level":
-        """From its text. Raises InvalidInput naming what is wrong with it."""
+        """Reads a level. Raises InvalidInput that names its problem."""
         lines = [line.strip() for line in text.strip().splitlines()]
         if not lines or len(lines) > MAX_SIDE or max(map(len, lines)) > MAX_SIDE:
             raise InvalidInput(field, f"must have 1 to {MAX_SIDE} lines of at most {MAX_SIDE} symbols")
@@ -134,7 +134,7 @@ def _distance(level: Level) -> int:
 
 
 def _stuck(level: Level) -> bool:
-    """Whether a box is in a corner that is no target: it stays there forever."""
+    """Tells if a box is in a corner without a target, where it stays forever."""
     for row, column in level.boxes - level.targets:
         vertical = (row - 1, column) in level.walls or (row + 1, column) in level.walls
         horizontal = (row, column - 1) in level.walls or (row, column + 1) in level.walls

@@ -97,7 +97,7 @@ def environment(name: str, default: str | None) -> str:
 
 
 def default_of(text: str) -> str:
-    """What a reference to the environment is when the variable is not set; other text as it is."""
+    """Returns the default of a reference to the environment; other text unchanged."""
     found = _ENVIRONMENT.fullmatch(text)
     return default_of(found[2].strip("'")) if found and found[2] is not None else text
 

@@ -16,7 +16,7 @@ _MODE = f"{ACTOR}.policy_loss.loss_mode"
 
 
 def loss(run: Run) -> Node | None:
-    """The policy loss. With bypass_mode veRL takes its own clipped PPO in place of the one that is named."""
+    """The policy loss. With bypass_mode veRL takes clipped PPO instead of the named loss."""
     given = run.take(_MODE)
     if given is not None and _loss(run) != text_of(given):
         run.unneeded.append(f"{_MODE}={given}: with {CORRECTION}.bypass_mode veRL's loss is vanilla")
@@ -76,7 +76,7 @@ def aggregation(run: Run) -> Node | None:
 
 
 def correction(run: Run) -> Node | None:
-    """What means the same here; an older option for a cap on tokens counts where the section says nothing of one."""
+    """Translates the section; an older option for a cap on tokens counts where the section has none."""
     options = {key: f"{CORRECTION}.{key}" for key in MEANINGS}
     theirs = {key: value for key, option in options.items() if (value := _read(run, option)) is not None}
     cap = _read(run, _OLD_CAP)
@@ -105,8 +105,8 @@ def correction(run: Run) -> Node | None:
 
 
 def _read(run: Run, option: str) -> Any:
-    """An option's value, of a reference to the environment its default, which is said. None where nothing is asked
-    for, and where it cannot be read, which is said too."""
+    """Returns an option's value; for a reference to the environment its default, with a note. Returns None for an
+    option that sets nothing, and with a note for a value that cannot be read."""
     text = run.take(option)
     if text is None or is_null(used := default_of(text.strip())):
         return None

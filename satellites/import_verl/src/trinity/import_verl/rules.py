@@ -195,7 +195,7 @@ def _synchronizer(run: Run) -> Node:
 
 
 def _trainer_config(run: Run) -> Node | None:
-    """What has no key of its own and is the actor's, the reference's or the critic's."""
+    """Options of actor, reference or critic that share a key here."""
     if run.advantage != "ppo":
         run.not_needed["critic."] = "only algorithm.adv_estimator=gae has a critic"
     tree: dict[str, Node] = {}

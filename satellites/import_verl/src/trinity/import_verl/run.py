@@ -13,10 +13,10 @@ _FILE = re.compile(r"(?:(?P<folder>.*)/)?(?P<stem>[^/{}]+?)\.(?:parquet|jsonl?|c
 
 
 class Run:
-    """Options are taken by the rules; `left` are those that no rule took.
+    """Rules take options; `left` yields the options that no rule took.
 
-    `unmapped` and `unneeded` are lines for people, `not_needed` the reasons that the rules found for options that they
-    did not take (a name that ends in `.` stands for a section), `notes` what is said besides.
+    `unmapped`, `unneeded` and `notes` are lines for people; `not_needed` has the rules' reasons for options that they
+    did not take (a name that ends in `.` stands for a section).
     """
 
     def __init__(self, call: Call) -> None:

@@ -42,7 +42,7 @@ KL_IN_LOSS = KL | {f"{name}+": "k2" for name in KL}
 KL_IN_REWARD = KL | {f"{name}+": ours for name, ours in KL.items()}
 LOSSES = {"vanilla": "ppo", "gspo": "gspo", "sapo": "sapo", "cispo": "cispo", "gpg": "opmd"}
 LOSSES |= {"geo_mean": "gmpo", "clip_cov": "clip_cov", "kl_cov": "kl_cov", "dppo_tv": "dppo_tv", "dppo_kl": "dppo_kl"}
-# Of the losses in veRL's words: options that are arguments, beside the clips; its own default where ours is another.
+# Options that are arguments of veRL's losses, in addition to the clips; veRL's default where ours differs.
 LOSS_ARGS: Mapping[str, Mapping[str, str]] = {
     "vanilla": {"clip_ratio_c": "clip_ratio_c"},
     "sapo": {"tau_pos": "tau_pos", "tau_neg": "tau_neg"},
@@ -60,7 +60,7 @@ _OPTIMIZER = "algorithm.optimizer"
 _BY_STD = {"True": "group", "true": "group", "False": '"none"', "false": '"none"'}  # a text, not null
 _RESUME = {"auto": "true", "disable": "false", "resume_path": "true"}
 
-# A key alone is a rule of `rules.RULES`: its value depends on more than one option.
+# A text is a rule of `rules.RULES`, whose value depends on several options.
 LAYOUT: tuple[Row | str, ...] = (
     Row("project", "trainer.project_name", PROJECT, text=True),
     Row("name", "trainer.experiment_name", NAME, text=True),

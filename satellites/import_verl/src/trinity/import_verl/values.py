@@ -2,7 +2,7 @@
 
 A number keeps its spelling: `1e-6` stays `1e-6`. A value in quotes is always text.
 
-hydra-core's own parser was tried (1.3.8) and would replace the forty lines below alone. It gives values, not spellings
+hydra-core's parser was tried (1.3.8) and would replace only the forty lines below. It gives values, not spellings
 (`1e-6` becomes 1e-06), refuses a list over several lines and `${oc.env:ROOT,${oc.env:HOME}/data}/gsm8k`, which scripts
 have, and needs antlr4 4.9 and omegaconf below 2.4, where math-verify here needs antlr4 4.13.
 """

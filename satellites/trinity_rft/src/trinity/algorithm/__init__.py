@@ -1,6 +1,6 @@
 """Trinity-RFT's registries of algorithms and their parts, mapped onto those of trinity.plugins: docs/from_trinity.md.
 
-Importing it loads no torch; what is registered is computed in the trainer.
+Importing it loads no torch; registered functions run in the trainer.
 """
 
 from trinity.algorithm.advantage_fn import ADVANTAGE_FN

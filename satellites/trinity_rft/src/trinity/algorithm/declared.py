@@ -35,7 +35,7 @@ def check_kind(name: str, kind: Any, base: type, registry: str, anchor: str = "r
 
 
 def arguments(kind: Any, without: Sequence[str] = ()) -> dict[str, Argument]:
-    """Of the constructor: its parameters, with the defaults of default_args() before its own."""
+    """Returns the constructor's parameters; defaults of default_args() precede those of the signature."""
     defaults = dict(kind.default_args()) if hasattr(kind, "default_args") else {}
     found = {}
     for name, parameter in list(inspect.signature(kind.__init__).parameters.items())[1:]:
@@ -49,7 +49,7 @@ def arguments(kind: Any, without: Sequence[str] = ()) -> dict[str, Argument]:
 
 
 def inputs(kind: Any, known: dict[str, str], registry: str) -> dict[str, str]:
-    """What __call__ takes, as names of ours. Raises NotMapped for a parameter that is not known."""
+    """Returns our names of the parameters of __call__. Raises NotMapped for an unknown parameter."""
     found = {}
     for name, parameter in list(inspect.signature(kind.__call__).parameters.items())[1:]:
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):

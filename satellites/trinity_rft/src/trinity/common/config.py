@@ -10,7 +10,7 @@ class FormatConfig(SimpleNamespace):
 
 @dataclass
 class GenerationConfig:
-    """How a reply is sampled; `n` replies to one prompt."""
+    """Sampling parameters of `n` replies to one prompt."""
 
     temperature: float = 1.0
     top_p: float = 1.0

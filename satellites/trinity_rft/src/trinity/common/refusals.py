@@ -1,4 +1,4 @@
-"""What cannot be mapped, said with the page of the guide."""
+"""The error for parts of Trinity-RFT that have no counterpart; it names the page of the guide."""
 
 from trinity.plugins import PluginError
 

@@ -21,7 +21,7 @@ class Registry:
     def register_module(
         self, module_name: str | None = None, module_cls: Any = None, force: bool = False, lazy: bool = False
     ) -> Any:
-        """As a decorator, or with the class itself; without a name it is the class's. `lazy` has no effect.
+        """Registers a class, as a decorator or by `module_cls`, by a name or the class's name. `lazy` has no effect.
 
         Raises PluginError for a name that is taken, also with `force`: a name has one meaning.
         """

@@ -24,7 +24,7 @@ _RANGES = {"token_k1": "token_range", "seq_mean_k1": "geometric_range"}
 
 @dataclass
 class Translated:
-    """values: keys of ours. taken: what became of each of theirs. refused: why not. Keys are those of MEANINGS."""
+    """`values`: our keys. `taken`: the use of each of veRL's keys in MEANINGS. `refused`: reasons, by veRL's key."""
 
     values: dict[str, Any] = field(default_factory=dict)
     taken: dict[str, str] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Translated:
 
 
 def translated(theirs: Mapping[str, Any]) -> Translated:
-    """Of the keys of MEANINGS that are given, with the values that a YAML has. null is as if it were not given."""
+    """Translates the keys of MEANINGS in a YAML; null counts as absent."""
     given = {key: value for key, value in theirs.items() if value is not None}
     result = Translated(taken=dict.fromkeys(theirs.keys() - given.keys(), "asks for nothing"))
     bypass = given.get("bypass_mode")

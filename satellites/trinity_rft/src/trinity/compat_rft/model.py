@@ -26,7 +26,7 @@ _OF_THE_TRAINER = ("temperature", "top_p", "repetition_penalty")
 
 
 class PolicySampler:
-    """Of one instance of a workflow; `replies` are all that it got. See trinity.common.models.model.Sampler.
+    """Samples for one instance of a workflow; `replies` has all its replies. See trinity.common.models.model.Sampler.
 
     A conversation grows by tokens: a message that is a reply of chat's stands for the tokens of that reply, where the
     chat template leaves history as it was.
@@ -47,7 +47,7 @@ class PolicySampler:
         return [*self._replies, *self._of_session()]
 
     def check(self) -> None:
-        """Raise what failed in the session: the agent saw its consequence alone."""
+        """Raises the failure of the session, of which the agent saw only the consequence."""
         if self._agent is not None and self._agent.session.failure is not None:
             raise self._agent.session.failure
 
@@ -147,7 +147,7 @@ class PolicySampler:
         return await self._tools.judge(messages, _sampling(options, neutral, neutral.max_tokens), name)
 
     def _before(self, messages: Messages, schemas: Any) -> Conversation:
-        """The conversation that a reply is asked for: one that chat made and what was told since, or a new one."""
+        """Returns the conversation to reply to: a conversation of chat with the messages since then, or a new one."""
         for at in range(len(messages) - 1, 0, -1):
             known = self._conversations.get(_key(messages[:at], schemas))
             if known is not None and not self._tools.history_problem:
@@ -158,7 +158,7 @@ class PolicySampler:
         return Conversation(tuple(self._tools.prompt(messages, None, schemas)))
 
     def _fitting(self, prompt: list[int], first: bool) -> tuple[list[int], bool]:
-        """The prompt, cut where it is too long; whether it was. A first one has a limit of its own."""
+        """Returns the prompt, cut to its limit, and if it was cut. The first prompt has a limit of the YAML."""
         limit = self._tools.max_prompt_tokens if first else self._tools.max_model_tokens - 1
         return prompt[:limit], len(prompt) > limit
 
@@ -182,7 +182,7 @@ class PolicySampler:
         return made
 
     def _of_session(self) -> list[Reply]:
-        """What the OpenAI clients were sent, in the order in which the replies were complete."""
+        """Returns the replies to OpenAI clients, in the order of their completion."""
         turns = self._agent.session.tree.turns if self._agent is not None else []
         return [
             Reply(turn.before, turn.completion, self._tools.text(turn.completion.token_ids), turn.trained)
@@ -191,7 +191,7 @@ class PolicySampler:
 
 
 def _sampling(options: dict[str, Any], defaults: SamplingParams, room: int) -> SamplingParams:
-    """Of a call, for at most `room` tokens. Raises NotMapped for options that Trinity has not."""
+    """Returns the sampling parameters of a call, for at most `room` tokens. Raises NotMapped for unknown options."""
     given = {name: value for name, value in options.items() if value is not None and name not in _WITHOUT_EFFECT}
     if unknown := [name for name in given if name not in _OPTIONS]:
         raise NotMapped(f"models take no {unknown[0]!r}; they take {', '.join(_OPTIONS)}", "the-model")

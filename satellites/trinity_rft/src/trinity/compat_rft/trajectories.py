@@ -1,8 +1,8 @@
-"""Experiences of workflows in Trinity-RFT's form, as trajectories: which replies of the engine their tokens are.
+"""Maps experiences of Trinity-RFT's form to trajectories: it finds the engine's replies in their tokens.
 
-A workflow may put experiences together as it likes. What is trained is found among the replies that were recorded: a
-reply stands where its tokens follow the tokens that it was sampled after. Log-probabilities and versions are the
-reply's; a trained token that is of no reply is refused.
+A workflow may put experiences together as it likes. Trained tokens are searched in the recorded replies: a reply is
+found where its tokens follow the tokens that it was sampled after. Log-probabilities and versions come from the reply.
+A trained token that belongs to no reply is refused.
 """
 
 import json
@@ -43,7 +43,7 @@ class Reply:
         return self.completion.finish_reason == "length"
 
     def experience(self, prompt_text: str = "") -> Made:
-        """As Trinity-RFT's model gives it: the prompt and the reply."""
+        """Returns prompt and reply as an experience of Trinity-RFT."""
         return Made(
             tokens=[*self.before, *self.completion.token_ids.tolist()],
             prompt_length=len(self.before),
@@ -69,7 +69,7 @@ def trajectory(made: Made, replies: Sequence[Reply], name: str) -> Experience:
         raise NotMapped(problem, "experiences")
     found = _Found(made.prompt_length, len(mask))
     told = None if made.logprobs is None else _array(made.logprobs, np.float32)
-    # Of equal replies, which were sampled in different ways, it is the one that the experience has the values of.
+    # Equal replies may have been sampled in different ways; the values of the experience decide between them.
     for reply in sorted(
         replies, key=lambda reply: (len(reply.before), not _has_values(told, reply, made.prompt_length))
     ):
@@ -97,7 +97,7 @@ def trajectory(made: Made, replies: Sequence[Reply], name: str) -> Experience:
 
 
 class _Found:
-    """What the replies say of the `length` response tokens after a prompt of `prompt_length`."""
+    """Collects the replies' values for the `length` response tokens after a prompt of `prompt_length`."""
 
     def __init__(self, prompt_length: int, length: int) -> None:
         self._begin, self._length, self._at = prompt_length, length, 0
@@ -107,7 +107,7 @@ class _Found:
         self.cut = False
 
     def add(self, reply: Reply, tokens: np.ndarray) -> None:
-        """The reply, if it stands in these tokens after those that are found."""
+        """Returns the reply if these tokens hold it after the replies found so far."""
         ids = reply.completion.token_ids
         begin = len(reply.before) - self._begin
         end = begin + len(ids)
@@ -124,7 +124,7 @@ class _Found:
 
     @property
     def version_spans(self) -> tuple[VersionSpan, ...]:
-        """What stands between replies is in the span of the reply after it; what follows the last, in the last one."""
+        """Tokens between replies belong to the span of the next reply; tokens after the last reply to the last span."""
         return spans_of([*self.spans[:-1], (self.spans[-1][0], self._length)])
 
 
@@ -140,5 +140,5 @@ def _truncation(made: Made, found: _Found) -> Truncation:
 
 
 def _array(values: Any, kind: Any) -> np.ndarray:
-    """Of a tensor, or of a list that the workflow put in its place."""
+    """Returns the values of a tensor, or of a list that the workflow put in its place."""
     return np.asarray(values.tolist() if hasattr(values, "tolist") else values, kind).reshape(-1)

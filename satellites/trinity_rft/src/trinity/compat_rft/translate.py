@@ -42,12 +42,12 @@ class Notice:
 
 @dataclass(frozen=True)
 class Translation:
-    """The document with our keys alone, what was noticed, and what is refused: (key path, why)."""
+    """The document with only our keys, the notices, and the refusals: (key path, reason)."""
 
     values: dict[str, Any]
     notices: list[Notice]
     refused: list[Notice]
-    # Sections of stages that an old name alone brought there, and that are otherwise the run's.
+    # Sections of stages that exist only because of an old name, and otherwise inherit the run's.
     inherited: set[str] = field(default_factory=set)
 
 
@@ -159,7 +159,7 @@ def _rename(
 
 
 def _holder(target: Any, old: list[str], names: list[str]) -> dict[str, Any]:
-    """The mapping that holds the last of `names`, made if it is missing; the schema refuses what is no mapping."""
+    """Returns the mapping of the last of `names`, and makes a missing one; the schema refuses any other value."""
     for position, name in enumerate(names[:-1]):
         if name == "*":
             target = target[old[position] if isinstance(target, dict) else int(old[position])]
@@ -207,7 +207,7 @@ def _asks_for_nothing(value: Any, off: tuple[Any, ...]) -> bool:
 
 
 def _prune(values: dict[str, Any], parts: list[str], prefix: str, result: Translation) -> None:
-    """Remove a section that the schema does not have; what is still in it is unknown."""
+    """Removes a section that the schema does not have, and refuses the keys that are still in it."""
     holder: Any = values
     for part in parts[:-1]:
         holder = holder.get(part) if isinstance(holder, dict) else None
@@ -221,7 +221,7 @@ def _prune(values: dict[str, Any], parts: list[str], prefix: str, result: Transl
 
 
 def _unknown(node: Any, at: list[str]) -> Iterator[tuple[list[str], list[str]]]:
-    """(path, names known beside it) of what no table knows. Sections that are empty by now were known."""
+    """Yields (path, known names of its section) of keys in no table. Sections that are empty by now were known."""
     if not isinstance(node, dict):
         if node is not None:
             yield at, known_names(at[:-1])

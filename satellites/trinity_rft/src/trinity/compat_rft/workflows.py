@@ -1,7 +1,7 @@
 """Runs workflows in Trinity-RFT's form (trinity.common.workflows) as workflows of Trinity.
 
-Each instance has a thread of its own, with a loop of its own if it is asynchronous, so that it may block. What it asks
-of its model, the explorer's loop answers. A thread that outlives its attempt ends at its next question.
+Each instance has a thread, and an event loop if it is asynchronous, so that it may block. The explorer's loop answers
+the calls of its model. A thread that outlives its attempt ends at its next call.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class RftWorkflow(Workflow):
         return list({e.rollout: replace(e, step=0) for e in sorted(made, key=lambda e: e.step)}.values())
 
     async def _played(self, times: int) -> list[Experience]:
-        """What one instance returns for `times` rollouts."""
+        """Runs one instance, and returns its experiences for `times` rollouts."""
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
             sampler = PolicySampler(self.task, self.tools, stack)
@@ -115,7 +115,7 @@ class RftWorkflow(Workflow):
         )
 
     def _reward_function(self) -> type[RewardFn] | None:
-        """The plugin's class, or one that asks the environment service for a function of another form."""
+        """Returns the plugin's class, or a class that calls the environment service for a function of another form."""
         name = self.task.reward_function
         if not name:
             return None
@@ -146,7 +146,7 @@ def _answer(response: str, truth: str, prompt: str, replies: Sequence[Reply]) ->
 
 
 def numbered(made: Sequence[Experience], times: int = 0) -> Iterator[Experience]:
-    """With a step of its own for each experience of a rollout.
+    """Gives each experience of a rollout another step.
 
     `times` experiences without numbers (eid.run) are as many rollouts. Where two have one number, all of that rollout
     are steps in the order given.
@@ -163,7 +163,7 @@ def numbered(made: Sequence[Experience], times: int = 0) -> Iterator[Experience]
 
 
 async def _in_thread(work: Callable[[], _Result], place: Callable[[BaseException], str]) -> _Result:
-    """What work returns, in a thread of its own. What a plugin raises becomes RftWorkflowFailed; errors of the
+    """Runs `work` in a new thread and returns its result. Errors of a plugin become RftWorkflowFailed; errors of the
     explorer, and a time limit, pass unchanged."""
     done: Future[_Result] = Future()
     done.set_running_or_notify_cancel()  # the thread outlives an attempt that is over, and its result is dropped

@@ -1,4 +1,4 @@
-"""What has a name in the installed vLLM: arguments of engine_args, with those that an engine does not take; parsers."""
+"""Names of the installed vLLM: arguments that engine_args may set or may not, and parsers."""
 
 import ast
 import difflib

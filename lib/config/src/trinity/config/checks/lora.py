@@ -25,7 +25,7 @@ def modules_of(weights: Iterable[tuple[str, int]]) -> list[str]:
 
 
 def select(lora: LoraConfig, modules: Iterable[str]) -> tuple[list[str], list[Problem]]:
-    """The modules that get adapters, of the linear layers `modules` by whole name; and what is wrong with the choice.
+    """Picks the modules that get adapters from the linear layers `modules`; returns them and the problems.
 
     A name stands for every module that it is the end of: q_proj for model.layers.0.self_attn.q_proj and all others.
     Those of a vision tower are chosen by names or a regex with `visual` in them, and by nothing else.
@@ -66,7 +66,7 @@ class Choice:
 
 
 def choose(lora: LoraConfig, modules: Iterable[str], given: Given | None) -> tuple[Choice, list[Problem]]:
-    """As `select`; those that are `given`, if any, where the YAML says nothing else."""
+    """Does the same as `select`, with the `given` targets where the YAML has none."""
     linear = list(modules)
     if given is None:
         chosen, problems = select(lora, linear)
@@ -118,7 +118,7 @@ def _near(name: str, known: list[str]) -> str:
 
 
 def _chosen(wanted: str | list[str], name: str) -> bool:
-    """As _matches, for targets."""
+    """The same as _matches, for targets."""
     if _TOWER in name.split("."):
         asked = [end for end in _listed(wanted) if _TOWER in end]
         return bool(asked) and _matches(wanted if isinstance(wanted, str) else asked, name)

@@ -1,4 +1,4 @@
-"""reproducible: true: what cannot be promised beside it is refused."""
+"""reproducible: true, and the keys that would break its promise."""
 
 from collections.abc import Iterator
 

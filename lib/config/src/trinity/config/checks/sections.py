@@ -44,7 +44,7 @@ _ROPE_TAKES = {**_ROPE_NEEDS, "yarn": ("factor", "original_max_position_embeddin
 
 
 def check(config: Config, plugins_loaded: bool = True, others: Iterable[Check] = ()) -> Iterator[Problem]:
-    """Every contradiction in the configuration and in each of its stages, those that the `others` find included.
+    """Yields every contradiction in the configuration and in each of its stages, with the findings of `others`.
 
     Names that plugins may register are looked up only if the plugins are loaded.
     """
@@ -161,7 +161,7 @@ def _check_lengths(config: Config) -> Iterator[Problem]:
 
 
 def _check_sampling(config: Config) -> Iterator[Problem]:
-    """How groups become batches: the sample strategy, auxiliary buffers, replay, where the log is archived."""
+    """Checks what turns groups into batches: sample strategy, auxiliary buffers, replay, the archive of the log."""
     algorithm, inputs = config.algorithm, config.buffer.trainer_input
     plan = resolve(algorithm)
     args = plan.sample_strategy.args
@@ -315,7 +315,7 @@ def _check_names(config: Config) -> Iterator[Problem]:
 
 
 def _check_asked(config: Config, workflow: str, taskset: TasksetConfig) -> Iterator[Problem]:
-    """The auxiliary model that a workflow asks. A trainer alone asks none, and check_teacher speaks of teachers."""
+    """Checks the auxiliary model that a workflow calls. Mode train calls none; check_teacher checks teachers."""
     known = [auxiliary_name(model) for model in config.explorer.auxiliary_models]
     asked = asked_model(workflow, taskset.workflow_args)
     if config.mode == "train" or asked is None or workflow in TEACHER_WORKFLOWS:

@@ -1,4 +1,4 @@
-"""What learning from a teacher needs beside its advantage: a workflow that asks one, one to ask, and temperature 1."""
+"""Learning from a teacher: its advantage needs a workflow that calls a teacher, a teacher, and temperature 1."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ TEACHER_WORKFLOWS = ("on_policy_distill_workflow", "on_policy_distill_math_workf
 
 
 def teachers(config: Config) -> set[str]:
-    """Auxiliary models that are asked for log-probabilities by trained tasks; empty name: the first that writes."""
+    """Returns the auxiliary models that score trained tasks; an empty name stands for the first that writes."""
     return {str(taskset.workflow_args.get("teacher") or "") for _, taskset, workflow in _trained(config)
             if workflow in TEACHER_WORKFLOWS}  # fmt: skip
 
@@ -39,7 +39,7 @@ def check_teacher(config: Config) -> Iterator[Problem]:
 
 
 def _trained(config: Config) -> Iterator[tuple[str, TasksetConfig, str]]:
-    """Key, taskset and workflow of what is trained."""
+    """Yields key, taskset and workflow of each trained taskset."""
     source = config.buffer.explorer_input
     for key, taskset in source.by_key():
         if not key.startswith("eval"):

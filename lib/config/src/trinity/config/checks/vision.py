@@ -1,4 +1,4 @@
-"""What tasks with images need, and what does not go with them."""
+"""Tasks with images: the keys they need, and the keys that exclude them."""
 
 from collections.abc import Iterator
 

@@ -77,13 +77,13 @@ def weights_advice(config: Config) -> Iterator[str]:
 
 
 def _has_differences(config: Config) -> bool:
-    """Whether a version may travel as a difference to another one."""
+    """Tells if a version may travel as a difference to another one."""
     elsewhere = any(entry == JETSTREAM or entry.startswith(S3) for entry in config.synchronizer.storage)
     return elsewhere and config.model.lora is None
 
 
 def transports(config: Config) -> str:
-    """How a version reaches explorers, as text."""
+    """Describes the way of a version to explorers."""
     sync = config.synchronizer
     first = {
         "nccl": "by a collective group (NCCL on GPUs, gloo without), and to others by storage",
@@ -95,7 +95,7 @@ def transports(config: Config) -> str:
 
 
 def stores(config: Config) -> str:
-    """Where versions are stored, as text."""
+    """Describes the stores of versions."""
     sync = config.synchronizer
     named = {FOLDER: "the job folder's weights", JETSTREAM: "JetStream"}
     places = ", ".join(named.get(entry, entry) for entry in sync.storage)
@@ -106,7 +106,7 @@ def stores(config: Config) -> str:
 
 
 def canary(config: Config) -> str:
-    """How a version is checked before it is served, as text."""
+    """Describes the check of a version before it is served."""
     sync = config.synchronizer
     if not sync.canary:
         return "none: a version is served as soon as its files are whole"

@@ -1,4 +1,4 @@
-"""algorithm: what is learnt, and how."""
+"""algorithm: the loss, its parts and the optimizer."""
 
 from typing import Annotated, Any, Literal
 

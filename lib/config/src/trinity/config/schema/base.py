@@ -1,4 +1,4 @@
-"""What all sections share: unknown keys are errors, a value is never converted to another type, numbers have limits."""
+"""Base of all sections: unknown keys are errors, values are never converted to another type, numbers have limits."""
 
 import re
 from pathlib import Path
@@ -80,7 +80,7 @@ def _dataset_path(text: str) -> str:
     return _safe_path(text)
 
 
-# A host of labels of DNS, a port, folders. What is escaped is left out: it may stand for a slash.
+# A host of labels of DNS, a port, folders. No escapes, since one may stand for a slash.
 _URL_PREFIX = re.compile(r"https?://[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*(:(?P<port>\d{1,5}))?/([!-~]*/)?", re.ASCII)
 
 

@@ -151,7 +151,7 @@ class ExperienceBufferConfig(Section):
 
 
 class TrainerInputConfig(Section):
-    """Where the trainer reads."""
+    """Sources of experience for the trainer."""
 
     experience_buffer: ExperienceBufferConfig | None = Field(None, description="null: the experience log")
     auxiliary_buffers: dict[str, ExperienceBufferConfig] = Field(

@@ -23,7 +23,7 @@ from trinity.config.schema.base import (
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\]")
 _PORT = re.compile("[0-9]{1,5}")
 _IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9_.:/@-]{0,499}")
-# Other processes of a run: their logs and accounts lie beside an explorer's, under their names.
+# Other processes of a run, whose logs and accounts share a folder with an explorer's.
 _OF_THE_RUN = re.compile(r"buffer|environment(-[0-9]+)?|main|nats|sync|trainer")
 
 
@@ -88,7 +88,7 @@ class PolicyEngineConfig(RolloutModelConfig):
 
 
 class ExternalModelConfig(Section):
-    """Where another program serves a model by OpenAI's API; model_path is its name there."""
+    """Address of a model that another program serves by OpenAI's API; model_path is its name there."""
 
     base_url: str = Field(description="http(s) address, mostly ending in /v1")
     api_key_env: str = Field("", description="Environment variable of the explorer that holds the key; empty: no key")

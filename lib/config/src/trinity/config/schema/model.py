@@ -36,17 +36,17 @@ class LoraConfig(Section):
 
     @property
     def rank(self) -> int:
-        """Of new adapters."""
+        """The rank of new adapters."""
         return self.lora_rank or 32
 
     @property
     def alpha(self) -> float:
-        """Of new adapters."""
+        """The alpha of new adapters."""
         return self.lora_alpha or 32.0
 
     @property
     def targets(self) -> str | list[str]:
-        """Of new adapters."""
+        """The layers that get new adapters."""
         return "all-linear" if self.target_modules is None else self.target_modules
 
 
@@ -97,7 +97,7 @@ class ModelConfig(Section):
 
     @property
     def rope(self) -> dict[str, Any]:
-        """What replaces the model's own rotary positions, by transformers' names."""
+        """Settings that replace the model's rotary positions, by transformers' names."""
         scaling = {} if self.rope_scaling is None else self.rope_scaling.model_dump(exclude_none=True)
         return scaling if self.rope_theta is None else {**scaling, "rope_theta": self.rope_theta}
 
@@ -115,5 +115,5 @@ class ClusterConfig(Section):
 
     @property
     def gpus(self) -> int:
-        """Of all machines; 0: not given."""
+        """GPUs of all machines together; 0 if the YAML has none."""
         return max(1, self.node_num) * self.gpu_per_node

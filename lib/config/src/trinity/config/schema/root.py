@@ -13,7 +13,7 @@ from trinity.config.schema.model import ClusterConfig, ModelConfig
 from trinity.config.schema.pipeline import DataProcessorConfig
 from trinity.config.schema.trainer import TrainerConfig
 
-# Files and folders of the job itself, beside those of its stages.
+# Files and folders of the job, which share a folder with its stages.
 _OF_THE_JOB = ("bench", "identity", "log", "nats", "run", "slurm")
 
 
@@ -52,7 +52,7 @@ class BudgetConfig(Section):
 
 
 class StageConfig(Section):
-    """One stage of a run. A section left out is inherited whole; one that is given replaces it whole."""
+    """One stage of a run. A stage inherits a missing section whole, and replaces a given section whole."""
 
     stage_name: _StageName = Field(description="Becomes the last part of the stage's job folder")
     mode: Literal["both", "train"] | None = Field(None, description="As above")

@@ -32,7 +32,7 @@ _PEERS = "*.nats-peers"  # how the servers of a cluster call each other in deplo
 class Form(StrEnum):
     SECRETS = "secrets"
     CERT_MANAGER = "cert-manager"
-    NATS = "nats"  # of the users alone
+    NATS = "nats"  # only the users of NATS
 
 
 Folder = Annotated[Path, typer.Option("--folder", "-f", help="Where the authority and its identities are kept")]
@@ -117,9 +117,9 @@ def rotate(
     ] = False,
     drop_old: Annotated[bool, typer.Option("--drop-old-ca", help="Trust the newest authority alone")] = False,
 ) -> str:
-    """Issue identities again, with the roles that they have, and their hosts unless --host names others.
+    """Issue identities again, with their roles, and their hosts unless --host names others.
 
-    All that are not revoked; one that is gets new files by its name.
+    Without names all that are not revoked; a revoked identity gets new files by its name.
 
     Services read the new files by themselves.
 
@@ -162,7 +162,7 @@ def revoke(
 
 
 def _run_id(run: str, config: Path | None, stage: str) -> str:
-    """Of --run, or of the YAML. RunError for both."""
+    """Returns the run's id by --run or by the YAML. Raises RunError if both are given."""
     if run and config is not None:
         raise RunError("give --run or --config, not both", 2)
     if config is None:
@@ -191,7 +191,7 @@ def _warn(rows: Sequence[Row]) -> None:
 def _report(
     done: str, found: IdentityFolder, names: Sequence[str], form: Form | None, *, with_authority: bool = False
 ) -> str:
-    """What was done; or the manifests, with what was done on standard error."""
+    """Returns the report; with manifests these, and the report goes to standard error."""
     if form is None:
         return done
     _say(done)

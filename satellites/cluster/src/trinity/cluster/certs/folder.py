@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for when an identity was issued. Without a role it is a host's alone: that of nats-server."""
+    """The request by which an identity was issued. Without a role it only serves a host: nats-server."""
 
     role: str
     hosts: tuple[str, ...]
@@ -51,7 +51,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Issued:
-    """What an identity's files held once."""
+    """Former contents of an identity's files."""
 
     serial: str  # of the certificate, 40 hex digits
     user: str  # public key of its NATS user; empty: it had none
@@ -108,7 +108,7 @@ class IdentityFolder:
         return self._issued[name]
 
     def files_of(self, name: str) -> dict[str, bytes]:
-        """What an identity's process gets, by file name."""
+        """Returns the files for the process of an identity, by name."""
         self.request(name)
         return {path.name: path.read_bytes() for path in sorted((self.path / name).iterdir()) if path.is_file()}
 
@@ -172,7 +172,7 @@ class IdentityFolder:
                 files.write_atomic(self.path / name / ACCOUNTS_FILE, content, mode=_PUBLIC)
 
     def _sought(self, target: str) -> list[tuple[str, Issued]]:
-        """What a target of `revoke` means, each with its name."""
+        """Returns the issued files that a target of `revoke` stands for, each with its identity's name."""
         if target in self._issued:
             return [(target, one) for one in self._ever(target)]
         try:
@@ -186,7 +186,7 @@ class IdentityFolder:
         return known or [("a certificate issued elsewhere", Issued(serial, "", 0.0))]
 
     def _ever(self, name: str) -> list[Issued]:
-        """What a name was issued, with what its files hold now last."""
+        """Returns everything that was issued to a name; the current files come last."""
         folder = self.path / name
         if not (folder / "tls.crt").is_file():
             return []
@@ -214,13 +214,13 @@ class IdentityFolder:
         return ca.Pair(ca.pem(newest), (self.path / AUTHORITY / "ca.key").read_bytes())
 
     def add_authority(self, days: float = AUTHORITY_DAYS) -> None:
-        """A new authority for what is issued from now on. Identities trust it beside the old ones, and change nothing
-        else: first the bundle must be everywhere, then certificates of the new authority may come."""
+        """Makes a new authority, which issues from now on. Identities trust old and new ones, and change nothing
+        else: the bundle must be everywhere before certificates of the new authority come."""
         _write_authority(self.path, ca.make_authority(days), self._bundle())
         self._spread_bundle()
 
     def drop_old_authorities(self) -> None:
-        """Trust the newest authority alone. RunError while an identity that is not revoked has one of an older."""
+        """Trusts only the newest authority. Raises RunError while an identity in use is of an older one."""
         old = [row.name for row in self.rows() if row.old_ca and row.state != "revoked"]
         if old:
             raise RunError(f"{', '.join(old)}: certificates of an old CA; `trinity certs rotate` first", 2)

@@ -45,7 +45,7 @@ _INSIDE = {
     "mlp.linear_fc2.bias": ("mlp.down_proj.bias",),
 }
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
-# What the families that can be converted have in each layer, beside the weights of attention and MLP.
+# Tensors of each layer in addition to the weights of attention and MLP, for the families that can be converted.
 _FAMILIES = {
     "llama": (),
     "qwen2": tuple(f"self_attn.{part}_proj.bias" for part in "qkv"),
@@ -55,7 +55,7 @@ _FAMILIES = {
 
 @dataclass(frozen=True)
 class Shapes:
-    """What config.json says of the model's tensors."""
+    """The shapes of the model's tensors by config.json."""
 
     family: str
     layers: int
@@ -96,7 +96,7 @@ class Shapes:
 
 
 def read_shapes(path: Path) -> Shapes:
-    """Of a config.json. Raises CheckpointError if a number is missing or the model's family has another layout."""
+    """Reads a config.json. Raises CheckpointError if a number is missing or the model's family has another layout."""
     config = files.read_json(path)
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} is not a JSON object")

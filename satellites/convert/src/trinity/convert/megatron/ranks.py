@@ -24,7 +24,7 @@ _State = dict[str, torch.Tensor]
 
 
 def ranks_folder(actor: Path) -> Path | None:
-    """Where the folders of the ranks are: `actor/model`, or `actor` itself."""
+    """Returns the folder that holds the ranks' folders: `actor/model`, or `actor` itself."""
     for folder in (actor / "model", actor):
         if folder.is_dir() and any(_FOLDER.fullmatch(path.name) for path in folder.iterdir()):
             return folder
@@ -32,7 +32,7 @@ def ranks_folder(actor: Path) -> Path | None:
 
 
 def open_ranks(folder: Path, shapes: Shapes) -> tuple[str, Tensors]:
-    """How the model was cut, and its tensors. Raises CheckpointError if a rank is missing or holds something else."""
+    """Returns the sharding of the model and its tensors. Raises CheckpointError if a rank is missing or differs."""
     matches = [match for path in folder.iterdir() if (match := _FOLDER.fullmatch(path.name))]
     if expert := next((match for match in matches if match[3]), None):
         raise CheckpointError(f"{folder / expert[0]} is of an expert-parallel run; these cannot be converted")

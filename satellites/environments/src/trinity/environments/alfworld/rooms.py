@@ -15,7 +15,7 @@ TASK_TYPES = (
     "pick_two_obj_and_place",
 )
 _OPENABLE = ("Fridge", "Microwave", "Cabinet", "Drawer")
-# Those that the domain knows by name must be in every problem.
+# Every problem must have the objects that the domain names.
 _NAMED_RECEPTACLES = ("SinkBasin", "Microwave", "Fridge")
 _NAMED_OBJECTS = ("Knife", "ButterKnife")
 _FURNITURE = ("CounterTop", "CounterTop", "DiningTable", "Shelf", "Shelf", "Cabinet", "Cabinet", "Drawer")

@@ -91,7 +91,7 @@ def _number(value: Any, name: str, low: int, high: int, default: int) -> int:
 
 
 class Asking:
-    """A program in an event loop of its own, which runs only until it asks the next question or is over."""
+    """A program in a separate event loop, which runs only until the program's next question or its end."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, policy: AskedPolicy, work: Coroutine[Any, Any, Any]) -> None:
         self._loop = loop
@@ -111,7 +111,7 @@ class Asking:
         return None
 
     def result(self) -> Any:
-        """What the program returned. Raises what it raised."""
+        """Returns the program's result. Raises the exception that ended the program."""
         return self._task.result()
 
     def refuse(self, question: Question) -> None:

@@ -86,7 +86,7 @@ class Gymnasium(TextGame):
     """Any environment whose actions are numbered (Discrete) or text.
 
     Arguments, or fields of the row: `id` (as for gymnasium.make), `make_args` (without paths), `action_names` for
-    numbered actions. What is shown is the observation if it is text, else the `ansi` rendering, else the observation's
+    numbered actions. The policy sees the observation if it is text, else the `ansi` rendering, else the observation's
     repr. Rewards are the environment's; success is an episode's reward of `success_reward` (1) at least.
     """
 

@@ -37,7 +37,7 @@ _FUNCTIONS = {
 
 
 def harmless(answer: str) -> bool:
-    """Whether evaluating it does no more than compute something small. Linear in the answer's length."""
+    """Tells if evaluating an answer only computes a small value. Linear in the answer's length."""
     if len(answer) > MAX_CHARACTERS or "__" in answer:
         return False
     if _PLAIN.fullmatch(answer) or _LOGIC.fullmatch(answer):

@@ -114,7 +114,7 @@ class ToolSession:
         return "\n".join(texts)[:MAX_RESULT_CHARACTERS], bool(failed)
 
     def close(self) -> None:
-        """End the server, also one that never answered. The library kills a server that does not exit."""
+        """Ends the server, even if it never answered. The library kills a server that does not exit."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the server is gone
             self._loop.call_soon_threadsafe(self._serving.cancel)
         self._thread.join(10)
@@ -149,7 +149,7 @@ def _described(tool: Any) -> dict[str, Any]:
 
 
 def _is_connection_lost(error: Exception) -> bool:
-    """Whether it is the library's word for a server that is gone, not an error that a server sent."""
+    """Tells if the library reports a lost server, in contrast to an error that a server sent."""
     import anyio
 
     if isinstance(error, (anyio.ClosedResourceError, anyio.BrokenResourceError)):
@@ -166,7 +166,7 @@ def _said(error: BaseException) -> str:
 
 
 def server_command(name: str) -> dict[str, Any]:
-    """How the service starts a server. Raises Conflict without a file of servers, InvalidInput for an unknown name."""
+    """Returns the command of a server. Raises Conflict without a file of servers, InvalidInput for an unknown name."""
     path = os.environ.get(SERVERS_VARIABLE, "")
     if not path:
         raise Conflict(f"mcp: set {SERVERS_VARIABLE} of the environment service to a JSON file with mcpServers")

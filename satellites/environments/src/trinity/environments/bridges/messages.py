@@ -11,7 +11,7 @@ Messages = Sequence[dict[str, Any]] | str
 
 
 def content(message: dict[str, Any]) -> str:
-    """The text of a message. Raises InvalidInput for images and sound: the policy reads text alone."""
+    """Returns the text of a message. Raises InvalidInput for images and sound: the policy reads only text."""
     found = message.get("content") or ""
     if isinstance(found, str):
         return found
@@ -31,7 +31,7 @@ def split_system(messages: Messages) -> tuple[str, Messages]:
 
 
 def shown(messages: Messages) -> str:
-    """As one text, with the role of every speaker unless all are the user."""
+    """Joins messages into one text, with the role of every speaker unless all are the user."""
     if isinstance(messages, str):
         return messages
     if any(message["role"] == "assistant" for message in messages):
@@ -70,8 +70,9 @@ def has_replied(completion: Any) -> Messages:
 
 
 def assistant(reply: str, calls: bool) -> dict[str, Any]:
-    """A reply as an assistant's message. `calls`: read <tool_call>{"name", "arguments"}</tool_call> in it; one that
-    cannot be parsed is a call all the same, so that the program that runs the tools reports the error.
+    """Turns a reply into an assistant's message. `calls`: reads <tool_call>{"name", "arguments"}</tool_call> in it.
+
+    A call that cannot be parsed is kept as a call, so that the program with the tools reports the error.
     """
     parts = reply.split("<tool_call>")[1 : _MAX_CALLS + 1] if calls else []
     if not parts:

@@ -93,7 +93,7 @@ class Session:
         address = urlunsplit((f"ws{secure}", parts.netloc, f"{path}/ws", "", ""))
         host, port = str(parts.hostname), parts.port or (443 if secure else 80)
         try:
-            # A client with a socket of its own follows no redirect, which may lead to an address that is not allowed.
+            # A client that is given its socket follows no redirect, which may lead to an address that is not allowed.
             sock = socket.create_connection((host, port), timeout_seconds)
             connecting = client.connect(
                 address,

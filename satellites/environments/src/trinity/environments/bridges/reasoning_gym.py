@@ -1,7 +1,7 @@
 """The puzzles of reasoning-gym.
 
-Some of their scorers evaluate the answer as Python: those are given harmless ones and the dataset's own alone, and all
-of it happens in worker processes, which are killed when a call takes too long or too much memory.
+Some of their scorers evaluate the answer as Python: they get only harmless answers and the dataset's. Scorers run in
+worker processes, which are killed when a call takes too long or too much memory.
 """
 
 import functools
@@ -45,7 +45,7 @@ class ReasoningGym(AttemptsGame):
         return super().begin(task, args, seed)
 
     def read(self, reply: str) -> Reply:
-        """As it stands: in some answers lines and spaces matter."""
+        """Returns the reply unchanged: in some answers lines and spaces matter."""
         found = super().read(reply)
         tagged = between(reply, "<answer>", "</answer>")
         if tagged is None or len(reply) > self.rules.max_reply_characters or not tagged.strip():
@@ -83,7 +83,7 @@ class ReasoningGym(AttemptsGame):
 
 @functools.cache
 def evaluates(module: str) -> bool:
-    """Whether a dataset's module, which scores its answers, may evaluate them."""
+    """Tells if a dataset's module, which scores its answers, may evaluate them."""
     source = inspect.getsource(sys.modules[module])
     return "eval(" in source or "sympy" in source or "parse_expr" in source
 

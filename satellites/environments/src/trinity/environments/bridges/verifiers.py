@@ -37,7 +37,7 @@ class Verifiers(TextGame):
     `split` (train) of the environment's dataset, `success_reward` (1). A row is {"index"} in that dataset, or a row of
     its kind: {"question" or "prompt", "answer", "info", "task"}. Replies are taken as they are; where the environment
     has tools, a reply calls them with <tool_call>{"name", "arguments"}</tool_call>. A conversation that reaches
-    `max_steps` is ended and scored as one that is too long for the model. Metrics: the rubric's, after `rubric_`.
+    `max_steps` is ended and scored like one too long for the model. Metrics: the rubric's, after `rubric_`.
     """
 
     description = Description(
@@ -91,7 +91,7 @@ class Verifiers(TextGame):
         return replace(answer, info={**answer.info, **more, **sampling})
 
     def read(self, reply: str) -> Reply:
-        """As it stands: the environment has a parser of its own."""
+        """Returns the reply unchanged: the environment parses it."""
         if len(reply) > self.rules.max_reply_characters:
             return super().read(reply)
         return Reply(reply) if reply.strip() else Reply(problem="the reply is empty")
@@ -144,7 +144,7 @@ def load(environment_id: str, options: dict[str, Any], args: Arguments) -> Any:
 
 
 def _is_environment(module: str) -> bool:
-    """Whether a package of this name is installed and requires verifiers, as every environment of its hub does."""
+    """Tells if a package of this name is installed and requires verifiers, as every environment of its hub does."""
     try:
         required = metadata.requires(module) or []
     except metadata.PackageNotFoundError:
@@ -171,7 +171,7 @@ def _signals_restored() -> Iterator[None]:
 
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """Of this process: environments keep clients and locks in it."""
+    """Returns the event loop of this process, in which environments keep clients and locks."""
     return asyncio.new_event_loop()
 
 

@@ -41,7 +41,7 @@ def binary() -> str:
 
 
 def command(limits: Limits, folders: Collection[str] = ()) -> list[str]:
-    """To start a sandbox whose process 1 is the guest. folders: to be written, beside the usual ones."""
+    """The command that starts a sandbox with the guest as process 1. folders: writable, with the usual ones."""
     root = os.geteuid() == 0
     python, prefix = os.path.realpath(sys.executable), os.path.realpath(sys.base_prefix)
     line = [binary(), "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
@@ -63,7 +63,7 @@ def command(limits: Limits, folders: Collection[str] = ()) -> list[str]:
 
 
 def refused_folder(path: str) -> bool:
-    """Whether no task may write there: it is the root, or has what programs need."""
+    """Tells if no task may write there: the root, and folders of programs."""
     return path.strip("/").partition("/")[0] in ("", *_OF_SYSTEM)
 
 

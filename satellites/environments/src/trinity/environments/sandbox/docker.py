@@ -15,7 +15,7 @@ from trinity.runtime.leases import CONTAINERS_VARIABLE, Lease, containers_allowe
 _BUILD_SECONDS = 100.0
 _START_SECONDS = 100.0
 _GRACE_SECONDS = 5.0
-# Process 1 of the container: collects those that end, and ends it after this many seconds.
+# Process 1 of the container: reaps processes, and ends the container after this many seconds.
 _WAIT = "i=0; while [ $i -lt {} ]; do sleep 1; i=$((i+1)); done"
 _KILLED = 137  # by `timeout`, or by the kernel for memory
 

@@ -185,7 +185,7 @@ class Shell(ToolGame):
 
 
 def limits_of(task: Harbor, args: Arguments) -> Limits:
-    """Of the arguments, and where they say nothing of the task, at most what the operator allows."""
+    """Returns the limits by the arguments, else by the task, within those of the operator."""
     of_task = {"memory_mib": task.memory_mib, "disk_mib": task.disk_mib}
     most = most_mib()
     for name, low in (("memory_mib", 32), ("disk_mib", 1)):
@@ -195,7 +195,7 @@ def limits_of(task: Harbor, args: Arguments) -> Limits:
 
 
 def said(output: Output, limits: Limits) -> str:
-    """What the policy sees of a command."""
+    """Returns the policy's view of a command."""
     text = output.text.rstrip("\n")
     if output.cut:
         text += f"\n[cut after {limits.output_bytes} bytes]"

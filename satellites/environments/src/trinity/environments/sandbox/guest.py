@@ -1,6 +1,6 @@
 """Process 1 of a sandbox: runs commands for the service outside, one at a time, and watches what they use.
 
-The standard library alone: bubblewrap starts this text with `python -I -S -c`. Arguments: a JSON object of the limits.
+Uses only the standard library: bubblewrap starts this text with `python -I -S -c`. Its argument has the limits as JSON.
 One JSON line in is one command, one JSON line out its end. The program ends with its input, and with its time to live;
 the kernel then ends every process of its namespace. No process inside may signal or trace it: it is process 1, and
 cannot be dumped.
@@ -50,7 +50,7 @@ class Guest:
     def run(self, asked: dict[str, Any]) -> dict[str, Any]:
         """{argv, cwd, env, seconds, output, stdin, alone} -> {code, output, cut, ended}.
 
-        stdin, output: base64; `output` of the request: bytes kept at most; alone: end all other processes first.
+        stdin, output: base64; `output` of the request: bytes kept at most; `alone`: end all other processes first.
         """
         if asked.get("alone"):
             self.end_all()
@@ -104,7 +104,7 @@ class Guest:
         return given, end
 
     def take(self, end: int, kept: bytes, cut: bool, most: int) -> tuple[bytes, bool, bool]:
-        """Read what is there, at most a megabyte: a command may write without an end. Whether there may be more."""
+        """Reads at most a megabyte of output, and tells if there may be more: a command may write for ever."""
         for _ in range(16):
             try:
                 chunk = os.read(end, CHUNK)

@@ -20,7 +20,7 @@ _WITHOUT_EFFECT = ("FROM", "LABEL", "CMD", "ENTRYPOINT", "EXPOSE", "ARG", "USER"
 
 @dataclass
 class Harbor:
-    """`files`: at absolute paths when the episode begins; `tests`: when it ends; `solution`: for the oracle alone.
+    """`files`: at absolute paths when the episode begins; `tests`: when it ends; `solution`: only for the oracle.
 
     `context`: the files of environment/ as they are, for a backend that builds its image.
     """
@@ -69,11 +69,11 @@ class Harbor:
 
     @property
     def folders(self) -> set[str]:
-        """Those that have to be there and be writable, at the top of the tree."""
+        """Returns the folders at the top of the tree that must exist and be writable."""
         return {"/" + path.strip("/").partition("/")[0] for path in (self.workdir, *self.files)}
 
     def _follow(self, context: dict[str, File]) -> None:
-        """What the Dockerfile says, as far as it needs no image. Without one every file goes to /app."""
+        """Follows the Dockerfile as far as it needs no image. Without a Dockerfile every file goes to /app."""
         dockerfile = context.pop("Dockerfile", None)
         if dockerfile is None:
             self.files = {f"/app/{path}": file for path, file in context.items()}

@@ -1,4 +1,4 @@
-"""What one sandbox may use, and what the operator of the environment service allows at most."""
+"""Limits of a sandbox, within those of the environment service's operator."""
 
 import os
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Limits:
 
     @classmethod
     def read(cls, args: Arguments) -> "Limits":
-        """Of an environment's arguments. Raises InvalidInput for one over what the operator allows."""
+        """Reads the limits out of an environment's arguments. Raises InvalidInput for a limit above the operator's."""
         most = most_mib()
         limits = cls(
             memory_mib=args.integer("memory_mib", cls.memory_mib, low=32, high=most),

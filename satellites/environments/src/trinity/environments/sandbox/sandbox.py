@@ -44,7 +44,7 @@ class File:
 
 
 class Sandbox(ABC):
-    """What an environment asks of any kind of sandbox. Errors of the sandbox itself are Unavailable."""
+    """Interface of all kinds of sandboxes. Errors of the sandbox itself are Unavailable."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -60,12 +60,12 @@ class Sandbox(ABC):
         env: Mapping[str, str] | None = None,
         alone: bool = False,
     ) -> Output:
-        """Run a command to its end, or to its limit of time. alone: end what earlier commands left first."""
+        """Runs a command to its end, or to its limit of time. `alone`: ends processes of earlier commands first."""
         return self._run(list(argv), seconds or self.limits.command_seconds, stdin, cwd, dict(env or {}), alone)
 
     @abstractmethod
     def _run(self, argv: list[str], seconds: float, stdin: bytes, cwd: str, env: dict[str, str], alone: bool) -> Output:
-        """As `run`."""
+        """Does the work of `run`."""
 
     @abstractmethod
     def close(self) -> None:
@@ -158,7 +158,7 @@ def put(sandbox: Sandbox, files: Mapping[str, File]) -> None:
 
 
 def archive_of(files: Mapping[str, File], modified: int) -> bytes:
-    """As tar packs files that were modified at this Unix time."""
+    """Packs files as tar does, with this Unix time as their modification time."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for path, file in files.items():

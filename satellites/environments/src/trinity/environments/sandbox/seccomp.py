@@ -1,4 +1,4 @@
-"""The filter of system calls in a sandbox: no namespaces of its own, no mounts, no memory that no limit counts."""
+"""The filter of system calls in a sandbox: no new namespaces, no mounts, no memory outside of all limits."""
 
 import errno
 import platform

@@ -71,7 +71,7 @@ class ScienceWorld(TextGame):
             self.close()  # the machine is free for the next episode, whenever this one is closed
         if text.startswith(_UNKNOWN_ACTION):
             refused = self._refuse("invalid_action", text.strip())
-            over = refused.done or done  # nothing is asked of a machine that is given back
+            over = refused.done or done  # a machine that is given back gets no more calls
             return Turn(refused.text, refused.reward + reward, over, metrics={"score": float(self.score)})
         return Turn(text.strip(), reward, done or success, success, {"score": float(self.score)})
 
@@ -95,7 +95,7 @@ class ScienceWorld(TextGame):
 
 
 def load(machine: Simulator, task: Arguments, simplifications: str, split: str, seed: int, gold: bool = False) -> None:
-    """Load the row's task. Raises InvalidInput naming what is wrong with it."""
+    """Loads the row's task. Raises InvalidInput that names the problem."""
     task = _described(task)
     name = task.text("task_name")
     if name not in machine.task_names:

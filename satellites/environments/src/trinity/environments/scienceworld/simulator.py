@@ -1,4 +1,4 @@
-"""ScienceWorld's simulator in a Java machine of its own.
+"""ScienceWorld's simulator, each in a Java machine.
 
 A machine takes one to two seconds to start, so an idle one is kept for the next episode. Two episodes must not share
 one: their transcripts would mix. Calls go straight to the simulator, because its Python wrapper lists all valid actions
@@ -44,7 +44,7 @@ class Simulator:
                 auto_field=True,
                 port=port,
                 read_timeout=CALL_SECONDS,
-                # Else the garbage collector would talk to the machine, also to one that is dead.
+                # Else the garbage collector would call the machine, even after its death.
                 enable_memory_management=False,
             ),
             java_process=self._process,
@@ -69,7 +69,7 @@ class Simulator:
         self._call(self._server.reset)
 
     def split(self, task: str, name: str) -> list[int]:
-        """The variations of a task in the official `train`, `dev` or `test`. Loads the task when it is first asked."""
+        """Returns the variations of a task in the official `train`, `dev` or `test`. The first call loads the task."""
         if (task, name) not in _splits:
             self.load(task, 0, "easy")
             _splits[task, name] = self._list(getattr(self._server, f"getVariations{name.capitalize()}"))
@@ -127,7 +127,7 @@ def acquire() -> Simulator:
 
 
 def release(simulator: Simulator) -> None:
-    """Give a machine back; one that is stuck or too many is ended."""
+    """Gives a machine back. Ends a stuck machine, and a machine above the number to keep."""
     with _lock:
         if simulator.usable and len(_idle) < MAX_IDLE:
             _idle.append(simulator)

@@ -54,7 +54,7 @@ def reference_answer(truth: str) -> str:
 
 
 def answer_line(text: str) -> str | None:
-    """What follows the last `Answer:` on its line; None without one."""
+    """Returns the text after the last `Answer:` on its line; None without one."""
     _, mark, rest = text.rpartition("Answer:")
     line = rest.split("\n", 1)[0].strip() if mark else ""
     return line or None
@@ -139,11 +139,11 @@ def number(text: str) -> Fraction | None:
 
 
 def same_answer(given: str, reference: str, verifier: Verifier | None = None) -> bool:
-    """Whether two answers are the same: plain numbers by their exact values, everything else as math-verify says.
+    """Compares two answers: plain numbers by their exact values, all others by math-verify.
 
-    A number with a unit (`42 dollars`) is the number where the reference has none. Only what neither equal text nor
-    exact numbers decide goes to math-verify, which is a thousand times slower. `verifier`: by default that of this
-    process.
+    A number with a unit (`42 dollars`) is the number where the reference has none. Pairs that
+    neither equal text nor exact numbers decide go to math-verify, which is a thousand times slower. `verifier`: None
+    stands for this process's.
     """
     if len(given) > _MAX_COMPARED or not given.strip():
         return False
@@ -168,11 +168,11 @@ def same_answer(given: str, reference: str, verifier: Verifier | None = None) ->
 
 
 def _for_math_verify(text: str) -> str:
-    """As math-verify reads it: a mixed number as a sum."""
+    """Rewrites a mixed number as a sum, which math-verify reads."""
     return _MIXED.sub(r"\1(\2+\3)", _thousands_joined(text.strip().strip("$")))
 
 
 def _mathematical(text: str) -> bool:
-    """Whether math-verify may have something to say about it: one line of ASCII that is not nested beyond reason."""
+    """Tells if math-verify may read a text: one line of ASCII with moderate nesting."""
     plain = text.isascii() and text.strip().isprintable() and any(c.isalnum() for c in text)
     return plain and len(text) <= _MAX_COMPARED and max(text.count(c) for c in "({[") <= _MAX_NESTED

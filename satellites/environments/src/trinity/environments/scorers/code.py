@@ -137,7 +137,7 @@ def _of_lists(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_and_written(given: dict[str, Any], where: str) -> list[Case]:
-    """Raises InvalidInput, also for what is to be passed to a function instead."""
+    """Raises InvalidInput for anything but text for standard input, arguments of a function included."""
     if given.get("fn_name") or given.get("testtype", given.get("type", "stdin")) not in ("stdin", "stdin_stdout"):
         raise InvalidInput(where, "has arguments of a function, must have texts of Python, or what a program reads")
     inputs, outputs = given.get("inputs") or [], given.get("outputs") or []
@@ -149,8 +149,9 @@ def _read_and_written(given: dict[str, Any], where: str) -> list[Case]:
 
 
 def _checking(test: str, entry_point: Any, where: str) -> str:
-    """The test, with a call of the `check(candidate)` that it only defines. Raises InvalidInput for one that would
-    pass for every answer.
+    """Returns the test, and adds a call of a `check(candidate)` that it only defines.
+
+    Raises InvalidInput for a test that would pass for every answer.
     """
     try:
         body = ast.parse(test).body
@@ -166,8 +167,8 @@ def _checking(test: str, entry_point: Any, where: str) -> str:
 
 
 def _idle(node: ast.stmt) -> bool:
-    """Whether a statement judges nothing: a definition, an import, literals, a comparison whose result is not used,
-    or what only a main program does.
+    """Tells if a statement judges nothing: a definition, an import, literals, a comparison whose result is not used,
+    or a block that only a main program runs.
     """
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Import() | ast.ImportFrom():

@@ -55,7 +55,7 @@ def format_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
 
 
 def _tags_on_own_lines(response: str) -> bool:
-    """As `^<think>\\n.*?\\n</think>\\n<answer>\\n.*?\\n</answer>$` matches it, in linear time."""
+    """Matches `^<think>\\n.*?\\n</think>\\n<answer>\\n.*?\\n</answer>$` in linear time."""
     middle = response.find(_BETWEEN, len(_OPENING)) if response.startswith(_OPENING) else -1
     return middle >= 0 and _CLOSING.search(response, middle + len(_BETWEEN)) is not None
 

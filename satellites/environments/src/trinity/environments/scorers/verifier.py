@@ -1,9 +1,9 @@
 """Comparison of mathematical answers by math-verify, and matching of regular expressions, in processes that are killed
 when they take too long.
 
-math-verify passes the text to sympy, which a policy can make hang (9^{9^{9}}); its own time limits work in the
-main thread alone. A regular expression may take for ever and lets no other thread run meanwhile. A comparison that was
-cut off counts as different, and is counted; likewise one that its Score call has no time left for.
+math-verify passes the text to sympy, which a policy can make hang (9^{9^{9}}); its time limits work only in the main
+thread. A regular expression may take for ever and lets no other thread run meanwhile. A comparison that was
+cut off counts as different, and is counted; so is a comparison for which its Score call has no time left.
 """
 
 import atexit
@@ -82,7 +82,7 @@ class Verifier(_Workers):
     judge = "math-verify"
 
     def same(self, reference: str, given: str) -> bool:
-        """Whether math-verify takes the answer for the reference. Raises Unavailable."""
+        """Tells if math-verify takes the answer for the reference. Raises Unavailable."""
         return max(len(reference), len(given)) <= MAX_CHARACTERS and self._asked(reference, given)
 
 
@@ -90,7 +90,7 @@ class Matcher(_Workers):
     judge = "re"
 
     def matches(self, pattern: str, text: str) -> bool:
-        """As `re.match` with DOTALL and MULTILINE. Raises Unavailable."""
+        """Does the same as `re.match` with DOTALL and MULTILINE. Raises Unavailable."""
         return self._asked(pattern, text)
 
 

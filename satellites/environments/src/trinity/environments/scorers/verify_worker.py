@@ -1,8 +1,8 @@
 """The process that compares answers with math-verify, or matches texts with regular expressions: one JSON list
 [reference, given] or [pattern, text] a line in, one verdict out. Its argument says which: math-verify or re.
 
-The comparison has no time limit of its own: the parent kills this process. As it may not live to do so, the kernel does
-too: every comparison has a limit of processor time, and the process one of memory.
+The parent kills this process when a comparison takes too long. As the parent may die first, the kernel does too: every
+comparison has a limit of processor time, and the process a limit of memory.
 """
 
 import json

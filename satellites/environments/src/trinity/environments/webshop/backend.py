@@ -1,4 +1,4 @@
-"""What WebShop is played on."""
+"""The interface of WebShop's backends."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -6,7 +6,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Page:
-    """What the customer sees. `clickables` in lower case; `search_bar`: whether the page has one."""
+    """The customer's view of a page. `clickables` in lower case; `search_bar`: if the page has one."""
 
     text: str
     search_bar: bool

@@ -24,7 +24,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a customer wants. The price must not be above `price_upper` dollars."""
+    """A customer's goal. The price must not be above `price_upper` dollars."""
 
     asin: str
     query: str

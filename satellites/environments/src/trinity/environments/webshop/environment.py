@@ -70,7 +70,7 @@ class WebShop(TextGame):
 
     @classmethod
     def oracle(cls, task: dict[str, Any], args: dict[str, Any], seed: int) -> list[str]:
-        """Of the small shop alone: knows which product the goal was made from."""
+        """Solves tasks of the small shop, which knows the product behind each goal."""
         if args.get("backend", "mini") != "mini":
             raise Unsolvable("only the goals of the mini shop are known")
         goal = GOALS[_session(Arguments(task, "task"), seed) % len(GOALS)]

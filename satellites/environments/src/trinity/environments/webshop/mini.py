@@ -138,7 +138,7 @@ class MiniShop:
         return Page(text, self.place == "index", clickables, self.goal.instruction)
 
     def _content(self) -> tuple[list[str], list[str]]:
-        """Lines and buttons of the current page, without those that every page has."""
+        """Returns lines and buttons of the current page, without the buttons of every page."""
         if self.place == "index":
             return [_button("Search")], ["search"]
         if self.place == "results":

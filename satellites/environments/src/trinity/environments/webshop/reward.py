@@ -51,7 +51,7 @@ def _plain(option: str) -> str:
 
 
 def similar(first: str, second: str) -> bool:
-    """Whether the token set ratio (0 to 100, as in thefuzz) of two texts is above 85."""
+    """Tells if the token set ratio (0 to 100, as in thefuzz) of two texts is above 85."""
     return token_set_ratio(first, second) > SIMILAR
 
 

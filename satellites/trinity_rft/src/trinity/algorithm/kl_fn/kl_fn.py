@@ -1,4 +1,4 @@
-"""Trinity-RFT's KL functions: calculate_kl alone is the plugin's; coefficient and mean are Trinity's."""
+"""Trinity-RFT's KL functions: the plugin gives calculate_kl, and Trinity the coefficient and the mean."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -12,7 +12,7 @@ _OF_TRINITY = ("calculate_kl_loss", "apply_kl_penalty_to_reward", "update_kl_coe
 
 
 class KLFn(ABC):
-    """Of log-probabilities float [B, R], the KL of each token."""
+    """Returns the KL of each token, for log-probabilities float [B, R]."""
 
     def __init__(
         self,

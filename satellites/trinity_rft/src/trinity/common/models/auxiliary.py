@@ -34,7 +34,7 @@ class AuxiliaryModel:
         return AuxiliaryModel(self.model_path, self._ask, self._loop, asynchronous=True)
 
     def _create(self, *, messages: Sequence[dict[str, Any]], model: str = "", **options: Any) -> Any:
-        """A reply of OpenAI's form, or what is awaited for one. `model` may be any name."""
+        """Returns a reply in OpenAI's form, or an awaitable of one. `model` may be any name."""
         asked = asyncio.run_coroutine_threadsafe(self._ask(messages, options), self._loop)
         return _awaited(asked) if self._asynchronous else _reply(asked.result())
 

@@ -1,6 +1,6 @@
 """Trinity-RFT's model of a workflow: the policy, or an auxiliary model, which the explorer's loop answers.
 
-A workflow runs in a thread of its own, with a loop of its own if it is asynchronous, and may block.
+Each workflow has a thread, and an event loop if it is asynchronous, so that it may block.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ _Result = TypeVar("_Result")
 
 
 class Sampler(Protocol):
-    """What answers, in the explorer's loop. `model_path`: where the model is; an OpenAI client may
-    name it so, as by any other name."""
+    """Answers in the explorer's loop. `model_path`: the place of the model; an OpenAI client may use it or any other
+    name."""
 
     model_path: str
 
@@ -116,7 +116,7 @@ class ModelWrapper:
 
     @property
     def base_url(self) -> str:
-        """Of this workflow's session, for agents in other processes too."""
+        """The address of this workflow's session, which agents in other processes may call too."""
         return self._wait(self._sampler.endpoint())[0]
 
     @property

@@ -51,7 +51,7 @@ class StoredExperience:
         raise NotMapped(f"the experience of an operator has no {name!r}", _ANCHOR)
 
     def apply(self) -> None:
-        """What the operator changed, to the draft. Raises NotMapped for what stays as it is stored."""
+        """Writes the operator's changes to the draft. Raises NotMapped for a change of a field that stays as stored."""
         for name, value in self._as_stored.items():
             if getattr(self, name) is not value:
                 raise NotMapped(f"an operator sets {name}, which stays as it is stored", _ANCHOR)

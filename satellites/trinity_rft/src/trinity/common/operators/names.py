@@ -1,4 +1,4 @@
-"""What `trinity.buffer.operators` gives a plugin where the buffer is not installed: see trinity.plugins.foreign."""
+"""`trinity.buffer.operators` for plugins where the buffer is not installed: see trinity.compat_rft.names."""
 
 from trinity.common.operators import EXPERIENCE_OPERATORS, ExperienceOperator
 

@@ -33,7 +33,7 @@ def _scorer(kind: type[RewardFn]) -> Callable[[Any, dict[str, Any]], Any]:
 
 
 def arguments_of(function: RewardFn, item: Any) -> dict[str, Any]:
-    """Of what an item has, the arguments that the function takes."""
+    """Returns the fields of an item that the function takes as arguments."""
     given = {"response": item.response, "prompt": item.prompt, "truth": item.truth, "task": item.task}
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):

@@ -48,7 +48,7 @@ def _rewarded(replies: list[Experience], reward: float) -> list[Experience]:
 
 
 class StepWiseRewardWorkflow(_Steps):
-    """Every step has a reward of its own: `reward(exps, step_num)`."""
+    """Gives every step a reward: `reward(exps, step_num)`."""
 
     def reward(self, exps: list[Experience], step_num: int) -> float:
         raise NotImplementedError(f"{type(self).__name__} has no reward()")

@@ -54,7 +54,7 @@ class Workflow:
     """`run`, or `run_async` with `is_async`, returns experiences with rewards, made of replies of `self.model`.
 
     can_repeat: one run makes all rollouts of the group, as set_repeat_times says. Else one run is one rollout, and all
-    run at the same time, each with an instance of its own; can_reset has no effect.
+    run at the same time, each with its instance; can_reset has no effect.
     """
 
     can_reset: bool = False
@@ -121,7 +121,7 @@ class WorkflowWithRecording(Workflow):
     async def update_reward(
         self, reward: float, info: dict[str, Any] | None = None, sample_ids: list[str] | None = None
     ) -> None:
-        """Of all that was recorded; the last call counts. Raises NotMapped for some of the samples."""
+        """Sets the reward of all recorded samples; the last call counts. Raises NotMapped for a part of the samples."""
         if sample_ids is not None:
             raise NotMapped("update_reward takes no sample_ids: a session has one reward", "recording")
         self.recorded_reward, self.recorded_info = float(reward), info
@@ -223,7 +223,7 @@ class AsyncSimpleWorkflow(SimpleWorkflow):
 
 
 class MathWorkflow(SimpleWorkflow):
-    """As SimpleWorkflow, with a system prompt that asks for <think> and <answer> unless the YAML gives one."""
+    """SimpleWorkflow with a system prompt that demands <think> and <answer>, unless the YAML has another one."""
 
     def reset(self, task: Task) -> None:
         super().reset(task)
@@ -231,7 +231,7 @@ class MathWorkflow(SimpleWorkflow):
 
 
 class AsyncMathWorkflow(AsyncSimpleWorkflow, MathWorkflow):
-    """As MathWorkflow, asynchronous."""
+    """MathWorkflow, asynchronous."""
 
 
 def _add(name: str, kind: Any) -> None:
