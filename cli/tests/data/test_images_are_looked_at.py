@@ -123,7 +123,7 @@ def test_a_model_that_reads_no_images_is_refused(tmp_path: Path) -> None:
     [
         (r"model\.language_model\.layers.*|model\.visual\.blocks.*", ""),
         (["q_proj", "visual.blocks.0.attn.qkv"], ""),
-        (["qkv"], "target_modules: has 'qkv', which layers of the vision tower alone are called"),
+        (["qkv"], "target_modules: has 'qkv', a name of layers in the vision tower only"),
     ],
 )
 def test_layers_to_adapt_have_the_models_names_whatever_its_files_say(

@@ -128,7 +128,7 @@ def parsed(algorithm: str, repeat_times: int = 4, more: str = "") -> Config:
         ("kl_loss_fn_args: {adaptive: true}", "kl_loss_fn_args.adaptive: is true, which needs target_kl and horizon"),
         ("algorithm_type: m2po, loss_agg_mode: seq-mean-token-mean", "m2po takes token-mean"),
         ("algorithm_type: opmd_pairwise, policy_loss_fn_args: {tau: 0}", "is 0, must be above 0"),
-        ("algorithm_type: opmd, rollout_correction: {token_cap: 2, sequence_cap: 2}", "given beside token_cap"),
+        ("algorithm_type: opmd, rollout_correction: {token_cap: 2, sequence_cap: 2}", "given together with token_cap"),
         ("rollout_correction: {token_cap: 2}", "weighs by a ratio that ppo has already; set decoupled: true"),
         ("algorithm_type: opmd_kimi, rollout_correction: {token_range: [0.5, 2]}", "one loss for a sequence"),
         ("algorithm_type: dpo, rollout_correction: {decoupled: true}", "which dpo does not compare with"),
@@ -208,9 +208,7 @@ def test_tokens_of_older_weights_that_nothing_weighs_are_said(algorithm: str, mo
 
 def test_what_an_aggregation_does_not_reach_is_said() -> None:
     (sentence,) = algorithm_advice(parsed("algorithm_type: dpo, loss_agg_mode: token-mean"))
-    assert sentence == (
-        "algorithm.loss_agg_mode: is of the KL and entropy terms alone; dpo itself is a mean over pairs"
-    )
+    assert sentence == ("algorithm.loss_agg_mode: only affects the KL and entropy terms; dpo is a mean over pairs")
     assert not list(algorithm_advice(parsed("algorithm_type: grpo, loss_agg_mode: token-mean")))
     unchecked = Config.model_validate({"algorithm": {"algorithm_type": "gppo"}})
     assert not list(algorithm_advice(unchecked))

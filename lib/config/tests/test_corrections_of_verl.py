@@ -61,7 +61,10 @@ def test_it_means_what_it_means_there(theirs: dict[str, Any], ours: dict[str, An
         ({"rollout_is_batch_normalize": True}, "weights are not normalized"),
         ({"rollout_token_veto_threshold": 1e-4}, "leaves out tokens, and not their sequences"),
         ({"loss_type": "reinforce"}, "policy_loss_fn: opmd with tau: 0, and a cap"),
-        ({"bypass_mode": True, "decoupled": True}, "rollout_correction.decoupled: is True, but keys of veRL beside it"),
+        (
+            {"bypass_mode": True, "decoupled": True},
+            "decoupled: is True, but keys of veRL in this section",
+        ),
     ],
 )
 def test_what_is_not_there_is_refused_with_its_reason(theirs: dict[str, Any], said: str) -> None:

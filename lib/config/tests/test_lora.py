@@ -59,7 +59,7 @@ def test_layers_of_a_vision_tower_are_adapted_where_they_are_named_with_it() -> 
         assert select(LoraConfig(target_modules=targets), modules) == (chosen, [])
     assert select(LoraConfig(exclude_modules=".*visual.*"), modules) == (text, [])
     _, problems = select(LoraConfig(target_modules=["qkv"]), modules)
-    assert "layers of the vision tower alone are called; name them with it: visual.blocks.0" in problems[0].message
+    assert "layers in the vision tower only; name them with it: visual.blocks.0" in problems[0].message
     frozen = config({"target_modules": ".*visual.*"}, trainer={"freeze_vision_tower": True})
     problems = [p for p in check(frozen) if "lora" in p.path]
     assert "trainer.freeze_vision_tower is true; leave out one of them" in problems[0].message

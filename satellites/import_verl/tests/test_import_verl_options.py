@@ -170,7 +170,7 @@ def test_what_has_no_effect_or_no_counterpart_in_a_loss_is_said(read: Importer) 
     )
     assert "clip_ratio_low and clip_ratio_high decide" in result.line(f"not needed: {ACTOR}.clip_ratio=0.1")
     aggregation = result.line(f"not mapped: {ACTOR}.loss_agg_mode=token-mean")
-    assert "KL and entropy terms alone" in aggregation
+    assert "only for its KL and entropy terms" in aggregation
     assert "since veRL 0.9 gspo's own term has it too" in aggregation
     assert "token_k3 is not there" in result.line(f"not mapped: {CORRECTION}.rollout_rs=token_k3")
 

@@ -160,7 +160,7 @@ async def test_classes_of_built_in_reward_functions_score_in_workflows(registere
     (made,) = await explore(registered(Boxed), Toolbox(replies("abc"), scored=scored), n=1)
     assert made.reward == 1.5 and (asked[0].prompt, asked[0].truth, asked[0].response_tokens) == ("1+1", "2", 4)
     assert "takes no other answer_parser" in await failure(registered(Parses), Toolbox(replies("a")), n=1)
-    with pytest.raises(plugins.PluginError, match="scores in workflows alone"):
+    with pytest.raises(plugins.PluginError, match="scores only in workflows"):
         MathBoxedRewardFn()("a")
 
 
@@ -355,7 +355,7 @@ class Unrewarded(Workflow):
         (Misspells, "models take no 'temprature'"),
         (Images, "the model of a workflow has no 'chat_mm'"),
         (Embeds, "an auxiliary model has no 'embeddings'"),
-        (Unrecorded, "nothing was recorded: base_url was not asked for"),
+        (Unrecorded, "nothing was recorded: base_url was not used"),
         (Samples, "update_reward takes no sample_ids"),
         (Breaks, "KeyError: 'nothing'"),
         (Nothing, "returned [], must be a list of experiences"),

@@ -108,7 +108,7 @@ def algorithm_advice(config: Config) -> Iterator[str]:
         return
     plan = resolve(config.algorithm)
     if plan.of_pairs and config.algorithm.loss_agg_mode is not None:
-        yield "algorithm.loss_agg_mode: is of the KL and entropy terms alone; dpo itself is a mean over pairs"
+        yield "algorithm.loss_agg_mode: only affects the KL and entropy terms; dpo is a mean over pairs"
     correction, name = plan.correction, plan.policy_loss.name
     weighed = correction.token_cap is not None or correction.sequence_cap is not None or correction.decoupled is False
     if "ratio" in plan.loss_traits and not weighed and _asynchronous(config) and _several_updates(config):

@@ -214,7 +214,7 @@ def argument_problems(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
             f"is {config.repeat_times}; the last rollout is the baseline of the others, so 2 are needed",
         )
     if correction.token_cap is not None and correction.sequence_cap is not None:
-        yield "rollout_correction.sequence_cap", "is given beside token_cap; use one of them"
+        yield "rollout_correction.sequence_cap", "is given together with token_cap; use one of them"
     for key in ("token_range", "geometric_range"):
         limits = getattr(correction, key)
         if limits is not None and not 0 <= limits[0] < limits[1]:

@@ -244,7 +244,7 @@ def _construct(node: yaml.Node, source: str) -> Any:
 
 
 def _resolved(values: dict[str, Any], lines: Lines, source: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """With overrides applied, then ${...} filled in."""
+    """Applies the overrides, then fills in ${...}."""
     try:
         document = OmegaConf.create(values)
         for override in overrides:

@@ -29,7 +29,7 @@ def without_credentials(text: str) -> str:
 
 
 def _short(text: str, longest: int) -> str:
-    """Without the middle of a text that a huge key or value makes too long, and without credentials."""
+    """Shortens a text that a huge key or value makes too long in its middle, and leaves out credentials."""
     text, half = without_credentials(text), longest // 2
     return text if len(text) <= longest else f"{text[:half]} ... {text[-half:]}"
 

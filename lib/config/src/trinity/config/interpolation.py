@@ -82,7 +82,7 @@ def _target(path: list[str], name: str) -> list[str]:
 
 
 def _value(document: Any, path: list[str]) -> Any:
-    """None where there is nothing."""
+    """Returns the value at a path, or None."""
     for part in path:
         if isinstance(document, dict):
             document = document.get(part)

@@ -1,4 +1,4 @@
-"""From a YAML file to a checked Config. Everything wrong is reported together, with line, key and the nearest name."""
+"""Turns a YAML file into a checked Config. Reports all problems together, with line, key and the nearest name."""
 
 import json
 import re
@@ -69,7 +69,7 @@ def dump(config: Config) -> dict[str, Any]:
 
 
 def _problems(error: ValidationError, lines: Lines) -> Iterator[Problem]:
-    """One for each key path: pydantic reports every alternative of a union by itself."""
+    """Yields one problem for each key path: pydantic reports every alternative of a union by itself."""
     found: dict[Location, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         found.setdefault(_key_path(detail), []).append(detail)

@@ -63,7 +63,7 @@ def _language_model(folder: Path) -> dict[str, Any]:
 
 
 def _with_sizes(config: dict[str, Any]) -> dict[str, Any]:
-    """Without sizes that are none: whole numbers above 0, of MLPs also one for each layer."""
+    """Leaves out wrong sizes: sizes are whole numbers above 0, for MLPs also one for each layer."""
     return {name: value for name, value in config.items() if name not in _SIZES or _is_size(name, value)}
 
 
@@ -159,7 +159,7 @@ def _reference_visits(plan: Plan) -> bool:
 
 
 def training_gib(plan: Plan, count: float, sharding: Sharding) -> float:
-    """On one rank's GPU, without activations: weights, gradients, states, and the reference model if there is one."""
+    """GiB on one rank's GPU without activations: weights, gradients, states, and a reference model."""
     away = sharding.offload_optimizer and sharding.zero_stage >= 3
     gradients = 0.0 if away else _shared(plan, sharding)[1]
     visitor = _reference(plan) if _reference_visits(plan) else 0.0

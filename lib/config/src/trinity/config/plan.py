@@ -220,7 +220,7 @@ def make_plan(config: Config) -> Plan:
 
 
 def _algorithm(plan: Plan) -> AlgorithmPlan:
-    """With what depends on the other sections."""
+    """Fills in the values that depend on other sections."""
     algorithm = plan.algorithm
     if learns_from_pairs(plan.config):
         algorithm = replace(algorithm, offline=True)
@@ -260,7 +260,7 @@ def _named(taskset: TasksetConfig, name: str) -> TasksetConfig:
 
 
 def expand(config: Config) -> list[Config]:
-    """One Config per stage, named `name/stage_name`; the config itself if it has no stages.
+    """Returns one Config per stage, named `name/stage_name`; the config itself if it has no stages.
 
     A section given in a stage replaces the inherited one whole. Every stage saves its last model for the next one.
     """

@@ -58,7 +58,7 @@ class EpisodeRules:
     step_wise: bool = False
 
     def with_args(self, args: dict[str, Any]) -> "EpisodeRules":
-        """With a YAML's workflow_args, which have no problem, over these."""
+        """Returns these rules with a YAML's workflow_args, which have no problem, in place of the defaults."""
         environment = args.get("environment", self.environment)
         given: dict[str, Any] = {}
         for_environment = {**self.environment_args, **args.get("environment_args", {})}

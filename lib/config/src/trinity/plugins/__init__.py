@@ -182,7 +182,7 @@ def tool(name: str, description: str, parameters: dict[str, Any]) -> Callable[[_
 
 
 def _add(registry: dict[str, Any], name: str, what: Any) -> None:
-    """One name, one meaning: that of another place is never replaced."""
+    """Registers one meaning for a name. Raises PluginError for a name of another place."""
     if not isinstance(name, str) or not name or not callable(what):
         raise PluginError(f"{name!r} is registered for {what!r}; a name is text, and what it names can be called")
     known = registry.get(name)

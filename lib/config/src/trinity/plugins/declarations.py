@@ -101,7 +101,7 @@ class Registry(dict[str, D]):
         self.declared: list[str] = []  # in this process, of built-in ones
 
     def add(self, new: D) -> None:
-        """One name, one meaning: that of another module is never replaced. Raises PluginError."""
+        """Registers one meaning for a name. Raises PluginError for a name of another module."""
         known = self.get(new.name)
         if known is not None and known.module != new.module:
             of = f"is the name of a built-in {self.what}; choose another"

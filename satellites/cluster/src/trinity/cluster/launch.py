@@ -181,13 +181,13 @@ def slurm(
     account: Annotated[str, typer.Option("--account", "-A", help="Who is charged")] = "",
     time_limit: Annotated[str, typer.Option("--time", "-t", help="Time limit, as Slurm writes it: 1-12:00:00")] = "",
     gpus: Annotated[str, typer.Option("--gpus-per-node", help="Number of GPUs, or type:number")] = "",
-    gres: Annotated[str, typer.Option("--gres", help="Where GPUs are asked for so: gpu:4")] = "",
+    gres: Annotated[str, typer.Option("--gres", help="On clusters that count GPUs as gpu:4")] = "",
     cpus: Annotated[int | None, typer.Option("--cpus-per-task", help="CPU cores of each node")] = None,
     options: Annotated[
         list[str] | None, typer.Option("--sbatch", help="Any other option of sbatch: qos=high, exclusive")
     ] = None,
     explorer_options: Annotated[
-        list[str] | None, typer.Option("--explorer-sbatch", help="The same for explorers alone: partition=preempt")
+        list[str] | None, typer.Option("--explorer-sbatch", help="The same, only for explorers: partition=preempt")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script; write and submit nothing")] = False,
     plugin_dir: PluginDirs = None,
@@ -222,7 +222,7 @@ def _check(config: Config) -> None:
     if config.mode not in ("both", "train"):
         raise RunError(f"mode: is {config.mode!r}; launch starts a whole run: leave it out, or give both", 2)
     if not config.continue_from_checkpoint:
-        raise RunError("continue_from_checkpoint: is false, so each job would begin a run of its own; leave it out", 2)
+        raise RunError("continue_from_checkpoint: is false, so each job would begin a new run; leave it out", 2)
     for name in _OF_OTHER_RUNS:
         if os.environ.get(name):
             raise RunError(f"{name}: is set, but launch makes the run's identities and NATS; unset it", 2)

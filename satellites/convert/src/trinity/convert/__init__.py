@@ -43,7 +43,7 @@ def convert(
     base_model_dir: Annotated[
         Path | None, typer.Option("--base-model-dir", "-b", help="Where config.json is taken from if it is missing")
     ] = None,
-    steps: Annotated[str | None, typer.Option("--steps", "-s", help="These steps alone, as 100,200")] = None,
+    steps: Annotated[str | None, typer.Option("--steps", "-s", help="Only these steps, as 100,200")] = None,
     allow_unverified: Annotated[
         bool, typer.Option("--allow-unverified", help="Convert files that differ from the checkpoint's manifest.json")
     ] = False,

@@ -154,7 +154,7 @@ def _stage3(ranks: list[_Rank], groups: list[dict[str, torch.Size]]) -> Iterator
 
 
 def _check_end(used: int, there: int, alignment: int, path: Path) -> None:
-    """All but the padding to a multiple of `alignment` must have been used, or the order was not what we think."""
+    """Checks that only the padding to a multiple of `alignment` is left; else the assumed order is wrong."""
     if math.ceil(used / alignment) != math.ceil(there / alignment):
         raise CheckpointError(f"{path.parent}: {used} of {there} float32 elements have a name; the layout is unknown")
 

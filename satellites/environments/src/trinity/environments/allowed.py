@@ -47,7 +47,7 @@ class _NoRedirects(HTTPRedirectHandler):
 
 
 def opener() -> OpenerDirector:
-    """For HTTP to allowed addresses. Environments are near: a proxy only gets in the way."""
+    """Returns an opener for HTTP to allowed addresses, without a proxy: environments are near."""
     return build_opener(ProxyHandler({}), _NoRedirects())
 
 

@@ -25,7 +25,7 @@ class Puzzle:
 
     @classmethod
     def of(cls, task: dict[str, Any]) -> "Puzzle":
-        """From a row with `nums` (or `numbers`) and `target`. Raises InvalidInput."""
+        """Reads a row with `nums` (or `numbers`) and `target`. Raises InvalidInput."""
         numbers = task.get("nums", task.get("numbers"))
         target = task.get("target")
         if not isinstance(numbers, list) or not numbers or not all(type(n) is int for n in numbers):

@@ -112,7 +112,7 @@ def _described(task: Arguments) -> tuple[frozenset[Cell], Cell, Cell, Cell]:
 
 
 def shortest_path(holes: frozenset[Cell], size: Cell, start: Cell, target: Cell) -> list[str] | None:
-    """By breadth-first search; None if there is no path."""
+    """Finds a shortest path by breadth-first search; None if there is no path."""
     paths: dict[Cell, list[str]] = {start: []}
     frontier = deque([start])
     while frontier:

@@ -94,7 +94,7 @@ class TextGame(Environment):
         """Make a move that `refusal` let pass. Raises Refused where only the move itself shows that it is none."""
 
     def actions(self) -> Sequence[str]:
-        """Every legal action now; empty where they are too many to list."""
+        """Returns every legal action now; empty where they are too many to list."""
         return ()
 
     def refusal(self, action: str) -> str:

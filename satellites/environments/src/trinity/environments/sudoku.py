@@ -113,7 +113,7 @@ def draw(seed: int, empty: int) -> tuple[Board, Board]:
 
 
 def _solutions(board: Board, most: int) -> Iterator[None]:
-    """One item for each solution, `most` at most; the emptiest choice first."""
+    """Yields one item for each solution, `most` at most; tries the cell with the fewest choices first."""
     cells = [(r, c) for r in range(_SIZE) for c in range(_SIZE) if not board[r][c]]
     if not cells:
         yield None

@@ -31,7 +31,7 @@ def _loss(run: Run) -> str:
 
 
 def arguments(run: Run) -> Node | None:
-    """veRL's clip range of 0.2 wherever the loss has another default here."""
+    """Sets veRL's clip range of 0.2 wherever the loss has another default here."""
     loss = _loss(run)
     args: dict[str, Node] = {}
     if loss in CLIPPED:
@@ -68,7 +68,7 @@ def aggregation(run: Run) -> Node | None:
     if loss not in BY_SEQUENCE:
         return None if given is None or is_null(given) else node_of(given, option)
     if given is not None and given != "seq-mean-token-mean":
-        why = f"veRL's {loss} has it for its KL and entropy terms alone; all terms have the loss's aggregation here"
+        why = f"veRL's {loss}has it only for its KL and entropy terms; all terms have the loss's aggregation here"
         newer = "; since veRL 0.9 gspo's own term has it too: then write it into algorithm.loss_agg_mode"
         run.unmapped.append(f"{option}={given}: {why}{newer if loss == 'gspo' else ''}")
     newer = "up to 0.8; since 0.9 as loss_agg_mode, token-mean unless given"

@@ -71,7 +71,7 @@ def _train_batch(run: Run) -> Node | None:
 
 
 def _tasksets(run: Run) -> Node | None:
-    """One per file. The first samples as `model` says; each further one states its sampling, to be set by itself."""
+    """Makes a taskset per file. The first samples by `model`; each other one states its sampling."""
     found = run.tasksets("data.train_files", "")
     order = run.picked("data", {"shuffle": "selector_type", "seed": "seed"}) if found else {}
     if isinstance(shuffle := order.get("selector_type"), Leaf):

@@ -162,7 +162,7 @@ NOT_NEEDED: Mapping[str, str] = {
     "ray_init.": _RAY,
     "ray_kwargs.": _RAY,
     "hydra.": "there is no Hydra",
-    "reward_model.": "the reward model is served by an engine of its own (explorer.auxiliary_models)",
+    "reward_model.": "a separate engine serves the reward model (explorer.auxiliary_models)",
 }
 
 # Options whose place is known, without a counterpart that could be written.
@@ -175,7 +175,7 @@ NO_COUNTERPART: Mapping[str, str] = {
     "data.reward_fn_key": "veRL's column names the data's source; here format.reward_fn_key names the function",
     "data.custom_cls.": "datasets are files; a workflow makes the prompt",
     "algorithm.filter_groups.": "groups are not filtered by their rewards",
-    "trainer.resume_from_path": "a run resumes from the newest checkpoint of its own job folder",
+    "trainer.resume_from_path": "a run resumes from the newest checkpoint in its job folder",
 }
 
 # Kept below trainer.trainer_config. Of the rollout options the trainer knows log_prob_*, which has no effect there.

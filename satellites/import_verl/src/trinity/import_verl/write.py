@@ -1,4 +1,4 @@
-"""From a veRL call to the YAML's text, and the lines about options that were not imported."""
+"""Writes the YAML's text for a veRL call, and the lines about options that were not imported."""
 
 from dataclasses import dataclass
 

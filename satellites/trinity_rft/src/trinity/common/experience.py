@@ -83,7 +83,7 @@ class Experience:
 
 
 def group_by(experiences: Sequence[Any], id_type: str = "task") -> dict[str, list[Any]]:
-    """By task, by run (all steps of a rollout) or by step (that step of all rollouts)."""
+    """Groups experiences by task, by run (all steps of a rollout) or by step (that step of all rollouts)."""
     names = {"task": "tid", "run": "rid", "step": "sid"}
     if id_type not in names:
         raise ValueError(f"id_type is {id_type!r}, must be one of {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""veRL's `rollout_correction`, which Trinity-RFT hands on to it, in the keys of ours.
+"""Translates veRL's `rollout_correction`, which Trinity-RFT passes on to veRL, into our keys.
 
 rho is the ratio of the trainer's probability to the engine's, in veRL's terms exp(old_log_prob - rollout_log_prob).
 """

@@ -119,7 +119,7 @@ class PolicySampler:
     def recorded(self, reward: float | None, info: dict[str, Any], metrics: dict[str, float]) -> list[Experience]:
         """The session's conversations, one for each branch. Raises SessionFailed without one, or without a reward."""
         if self._agent is None:
-            raise NotMapped("nothing was recorded: base_url was not asked for", "recording")
+            raise NotMapped("nothing was recorded: base_url was not used", "recording")
         self._agent.reward = reward
         info_json = json.dumps(info, default=str) if info else ""
         return [as_text(self._tools, e, metrics, info_json) for e in self._agent.experiences(0)]
@@ -139,7 +139,7 @@ class PolicySampler:
         return [AuxiliaryModel(name, partial(self._judge, name), loop, asynchronous) for name in self._tools.judges]
 
     async def _judge(self, name: str, messages: Messages, options: dict[str, Any]) -> list[str]:
-        """At temperature 1, unless the call says another; a reply has at most the task's tokens."""
+        """Samples at temperature 1 unless the call has another; a reply has at most the task's tokens."""
         task = self._task.sampling
         neutral = SamplingParams(max_tokens=task.max_tokens)
         options = dict(options)
@@ -163,7 +163,7 @@ class PolicySampler:
         return prompt[:limit], len(prompt) > limit
 
     def _sampling(self, options: dict[str, Any], prompt_length: int, cut: bool) -> SamplingParams:
-        """The task's, where the call does not say."""
+        """Returns the sampling parameters of a call, and the task's where the call has none."""
         room = 1 if cut else max(self._tools.max_model_tokens - prompt_length, 1)
         return _sampling(options, self._task.sampling, room)
 

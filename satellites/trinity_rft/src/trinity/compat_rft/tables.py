@@ -13,7 +13,7 @@ _PLACES: dict[str, list[str]] = {name: paths.split() for name, paths in _TABLES[
 
 
 def _places(path: str) -> Iterator[dict[str, str]]:
-    """Each place that the {name} in a path stands for; without one, a single empty mapping."""
+    """Yields each place that the {name} in a path stands for; a single empty mapping without a {name}."""
     found = re.search(r"\{(\w+)\}", path)
     yield from ({found[1]: place} for place in _PLACES[found[1]]) if found else ({},)
 

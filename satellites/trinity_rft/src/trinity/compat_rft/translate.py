@@ -102,7 +102,7 @@ def _correction(values: dict[str, Any], prefix: str, result: Translation) -> Non
         section = algorithm["rollout_correction"] = {}
     for ours, value in found.values.items():
         if section.setdefault(ours, value) != value:
-            message = f"is {section[ours]!r}, but keys of veRL beside it ask for {value!r}; give one of them"
+            message = f"is {section[ours]!r}, but keys of veRL in this section ask for {value!r}; give one of them"
             result.refused.append(Notice(f"{prefix}algorithm.rollout_correction.{ours}", message))
     for key, why in found.refused.items():
         result.refused.append(Notice(f"{prefix}algorithm.{names[key]}", f"is {theirs.get(key)!r}: {why}"))

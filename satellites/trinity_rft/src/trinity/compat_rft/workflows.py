@@ -41,7 +41,7 @@ class RftWorkflowFailed(TrinityError):
 
 
 class RftWorkflow(Workflow):
-    """One attempt at a task by `kind`."""
+    """An attempt at a task by a workflow of class `kind`."""
 
     kind: ClassVar[type[rft.Workflow]]
 
@@ -55,7 +55,7 @@ class RftWorkflow(Workflow):
         return self._counted([e for made in of_runs for e in numbered(made)])
 
     def _counted(self, made: list[Experience]) -> list[Experience]:
-        """All of them; an evaluation counts the last step of each rollout."""
+        """Returns all experiences; for an evaluation only the last step of each rollout."""
         if self.task.kind is not TaskKind.EVALUATION:
             return made
         return list({e.rollout: replace(e, step=0) for e in sorted(made, key=lambda e: e.step)}.values())
@@ -82,7 +82,7 @@ class RftWorkflow(Workflow):
     def _run(
         self, model: ModelWrapper, sampler: PolicySampler, loop: asyncio.AbstractEventLoop, times: int
     ) -> list[Made] | Callable[[], list[Experience]]:
-        """In the thread. Of a workflow with recording: what takes the experiences out of its session."""
+        """Runs in the thread. A workflow with recording gives a function that takes experiences from its session."""
         SCORE.set(self._scorer(sampler, loop))
         task, auxiliary = self._task(), sampler.auxiliary(loop, self.kind.is_async)
         instance = self.kind(task=task, model=model, auxiliary_models=auxiliary)
@@ -139,7 +139,7 @@ class RftWorkflow(Workflow):
 
 
 def _answer(response: str, truth: str, prompt: str, replies: Sequence[Reply]) -> Answer:
-    """With tokens and length of the newest reply of that text; of other texts they are not known."""
+    """Makes an answer with tokens and length of the newest reply of that text, which other texts lack."""
     reply = next((reply for reply in reversed(replies) if reply.text == response), None)
     ids = tuple(reply.completion.token_ids.tolist()) if reply is not None else ()
     return Answer(prompt, response, truth, reply is not None and reply.cut, len(ids), ids)

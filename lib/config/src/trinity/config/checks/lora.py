@@ -107,7 +107,7 @@ def _unknown(key: str, wanted: str | list[str], known: list[str]) -> Iterator[Pr
             yield Problem(place, f"has {name!r}, which no linear layer of the model is called; {what}")
         elif key == "target_modules" and not any(_chosen([name], module) for module in ends):
             whole = ends[0].removeprefix("model.")
-            what = f"which layers of the vision tower alone are called; name them with it: {whole}, or by a regex"
+            what = f"a name of layers in the vision tower only; name them with it: {whole}, or by a regex"
             yield Problem(place, f"has {name!r}, {what}")
 
 
@@ -162,5 +162,5 @@ def check_lora(config: Config) -> Iterator[Problem]:
 def check_stages(config: Config) -> Iterator[Problem]:
     """A later stage begins with the whole model of the one before, in which the adapters are by then."""
     if config.model.lora is not None and config.model.lora.path and len(config.stages) > 1:
-        what = "a later stage begins with the merged model of the one before; give each stage a YAML of its own"
-        yield Problem(f"{PLACE}.path", f"is given beside {len(config.stages)} stages: {what}")
+        what = "a later stage begins with the merged model of the one before; give each stage a separate YAML"
+        yield Problem(f"{PLACE}.path", f"is given with {len(config.stages)} stages: {what}")

@@ -29,7 +29,7 @@ def check_reproducible(config: Config) -> Iterator[Problem]:
         (plan.policy == "replay", "does not go with replay_buffer: priorities follow from when groups are stored"),
         (
             plan.policy == "arrival",
-            "does not go with staleness_control, which takes what is stored first",
+            "does not go with staleness_control, which takes the groups that are stored first",
         ),
         (
             bool(learning),

@@ -126,7 +126,7 @@ def check_trainer(trainer: TrainerConfig) -> Iterator[Problem]:
         yield Problem(f"{base}.offload_param", f"needs {base}.offload_optimizer: true")
     size, key = trainer.ulysses_sequence_parallel_size, "trainer.ulysses_sequence_parallel_size"
     if size > 1 and not trainer.use_remove_padding:
-        yield Problem(key, f"is {size}; ranks share packed sequences alone: trainer.use_remove_padding: true")
+        yield Problem(key, f"is {size}; ranks can only share packed sequences: trainer.use_remove_padding: true")
     for other in ("use_remove_padding", "use_dynamic_bsz"):
         if trainer.shared_prompts and not getattr(trainer, other):
             yield Problem("trainer.shared_prompts", f"needs trainer.{other}: true")
@@ -183,9 +183,7 @@ def _check_sampling(config: Config) -> Iterator[Problem]:
             yield Problem(f"{base}.replay_buffer.priority_fn_args.{argument}", f"is {value!r}, must be a number >= 0")
     strategy = SAMPLE_STRATEGIES[plan.sample_strategy.name]
     if replay.enable and (strategy.alias_of or strategy.name) not in ("default", "mix"):
-        yield Problem(
-            f"{base}.replay_buffer.enable", f"is true beside sample_strategy {strategy.name}; use one of them"
-        )
+        yield Problem(f"{base}.replay_buffer.enable", f"is true with sample_strategy {strategy.name}; use one of them")
     if not learns_from_disk(config) and source.path is not None and not is_archive(source.path):
         yield Problem(f"{base}.path", f"is {source.path!r}, must be an archive: {ARCHIVES}")
 
@@ -258,7 +256,7 @@ def _check_online(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
     yield from _check_batch_size(config)
     source = buffer.explorer_input
     if source.taskset is not None and source.tasksets:
-        yield Problem("buffer.explorer_input.tasksets", "is given beside taskset; use one of them")
+        yield Problem("buffer.explorer_input.tasksets", "is given together with taskset; use one of them")
     if source.taskset is None and not source.tasksets and config.mode in ("both", "train"):
         yield Problem("buffer.explorer_input.taskset", f"is missing; {config.algorithm.algorithm_type} needs tasks")
     if config.mode == "bench" and not source.eval_tasksets:

@@ -62,8 +62,7 @@ def weights_advice(config: Config) -> Iterator[str]:
     if not sync.canary:
         yield "synchronizer.canary: is false; a version is served as soon as its files are whole, right or wrong"
     if sync.versions_to_keep == 1 and "versions_to_keep" in given:
-        yield "synchronizer.versions_to_keep: is 1; `trinity weights rollback` has nothing to go back to but what is " \
-              "pinned"  # fmt: skip
+        yield "synchronizer.versions_to_keep: is 1; `trinity weights rollback` can only return to pinned versions"
     if "full_interval" in given and config.model.lora is not None:
         yield "synchronizer.full_interval: has no effect: a version is adapters, and never a difference to another"
     elif "full_interval" in given and not _has_differences(config):
@@ -72,7 +71,7 @@ def weights_advice(config: Config) -> Iterator[str]:
         yield "synchronizer.collective_timeout: has no effect with sync_method checkpoint"
     strategy = config.algorithm.sample_strategy
     if sync.on_rejected == "continue" and strategy == "staleness_control":
-        yield "synchronizer.on_rejected: continue beside staleness_control; while the newest version is rejected the " \
+        yield "synchronizer.on_rejected: continue with staleness_control; while the newest version is rejected the " \
               "one before it is not too old"  # fmt: skip
 
 

@@ -95,7 +95,7 @@ class ExplorerInputConfig(Section):
     default_reward_fn_type: Name | None = Field(None, description="Reward function of tasksets that name none")
 
     def by_key(self) -> list[tuple[str, TasksetConfig]]:
-        """Every taskset, and its key below this section."""
+        """Yields every taskset with its key below this section."""
         named = [("taskset", self.taskset)] if self.taskset else []
         named += [(f"tasksets.{i}", t) for i, t in enumerate(self.tasksets)]
         return named + [(f"eval_tasksets.{i}", t) for i, t in enumerate(self.eval_tasksets)]

@@ -19,7 +19,7 @@ _OF_THE_JOB = ("bench", "identity", "log", "nats", "run", "slurm")
 
 def _not_of_the_job(name: str) -> str:
     if name in _OF_THE_JOB or name.startswith((".", "global_step_")) or name.endswith((".json", ".keys")):
-        raise ValueError("must be another name: the job folder has a file or folder of its own called so")
+        raise ValueError("must be another name: the job folder has a file or folder with this name")
     return name
 
 

@@ -113,9 +113,9 @@ def rotate(
         list[str] | None, typer.Option("--host", help="Called here from now on, in place of the hosts before")
     ] = None,
     new_authority: Annotated[
-        bool, typer.Option("--ca", help="Make a new authority, trusted beside the old one; issues nothing")
+        bool, typer.Option("--ca", help="Make a new authority, trusted like the old one; issues nothing")
     ] = False,
-    drop_old: Annotated[bool, typer.Option("--drop-old-ca", help="Trust the newest authority alone")] = False,
+    drop_old: Annotated[bool, typer.Option("--drop-old-ca", help="Trust only the newest authority")] = False,
 ) -> str:
     """Issue identities again, with their roles, and their hosts unless --host names others.
 
@@ -133,7 +133,7 @@ def rotate(
         return f"{folder}: ca.crt of each identity trusts a new CA too; copy it to every machine, then rotate"
     if drop_old:
         found.drop_old_authorities()
-        return f"{folder}: ca.crt of each identity trusts the newest CA alone"
+        return f"{folder}: ca.crt of each identity trusts only the newest CA"
     chosen = names or [row.name for row in found.rows()[1:] if row.state != "revoked"]
     requests = {name: found.request(name) for name in chosen}
     for name, request in requests.items():

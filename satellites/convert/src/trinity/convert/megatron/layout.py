@@ -86,7 +86,7 @@ class Shapes:
         return (rows, columns) if columns and kind == "weight" else (rows,)
 
     def names(self) -> Iterator[str]:
-        """Every tensor that the model must have."""
+        """Returns every tensor that the model must have."""
         yield from ("model.embed_tokens.weight", "model.norm.weight", *(() if self.tied else ("lm_head.weight",)))
         inside = [*_FAMILIES[self.family], *(f"self_attn.{part}_proj.weight" for part in "qkvo")]
         inside += [f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")]

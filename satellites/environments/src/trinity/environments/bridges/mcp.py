@@ -94,7 +94,7 @@ class ToolSession:
             self._session = self._ready.result(START_SECONDS)
         except Exception as error:
             self.close()
-            said = f"no answer in {START_SECONDS:g} s" if isinstance(error, TimeoutError) else _said(error)
+            said = f"no answer in {START_SECONDS:g} s" if isinstance(error, TimeoutError) else _error_text(error)
             raise Unavailable(f"mcp: the server {command['command']!r} does not start: {said}") from None
 
     def call(self, name: str, arguments: dict[str, Any], seconds: float) -> tuple[str, bool]:
@@ -107,8 +107,8 @@ class ToolSession:
             raise TimedOut(f"mcp: the tool {name} took longer than {seconds:g} s") from None
         except Exception as error:
             if not self._thread.is_alive() or _is_connection_lost(error):
-                raise Unavailable(f"mcp: the server is gone: {_said(error)}") from None
-            return _said(error), True
+                raise Unavailable(f"mcp: the server is gone: {_error_text(error)}") from None
+            return _error_text(error), True
         failed = getattr(result, "is_error", getattr(result, "isError", False))
         texts = [text for block in result.content if isinstance(text := getattr(block, "text", None), str)]
         return "\n".join(texts)[:MAX_RESULT_CHARACTERS], bool(failed)
@@ -158,7 +158,7 @@ def _is_connection_lost(error: Exception) -> bool:
     return (getattr(told, "code", None), getattr(told, "message", None)) == (_CONNECTION_CLOSED, "Connection closed")
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """The text of an error, or of the first in a group of them."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -65,7 +65,9 @@ class Verifiers(TextGame):
         self.held.callback(self.rollout.end)
         self._question: Any = self.rollout.next()
         if self._question is None:
-            raise Unavailable(f"verifiers: the rollout was over before it began: {_said(self.rollout.result())}")
+            output = self.rollout.result()
+            reason = _fault(output) or output.get("stop_condition")
+            raise Unavailable(f"verifiers: the rollout was over before it began: {reason}")
         self._news: dict[str, Any] = {}
         text = self._conversation(self._question)
         self.goal = shown(split_system(self._question.messages)[1])
@@ -217,7 +219,3 @@ def _fault(output: Any) -> str | None:
     if isinstance(kind, type) and issubclass(kind, require("verifiers", "verifiers").ToolError):
         return None
     return str(error["error_chain_repr"])[:500]
-
-
-def _said(output: Any) -> str:
-    return _fault(output) or str(output.get("stop_condition"))

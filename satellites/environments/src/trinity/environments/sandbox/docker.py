@@ -38,7 +38,7 @@ def run_line(name: str, image: str, limits: Limits) -> list[str]:
 
 
 def exec_line(name: str, argv: Sequence[str], seconds: float, cwd: str, env: Mapping[str, str]) -> list[str]:
-    """To run a command in a container, killed after `seconds`."""
+    """The command line that runs a command in a container, and kills it after `seconds`."""
     line = ["docker", "exec", "--interactive", *(["--workdir", cwd] if cwd else [])]
     for key, value in env.items():
         line += ["--env", f"{key}={value}"]
@@ -52,7 +52,7 @@ def build(context: Mapping[str, File]) -> str:
     if _docker(["docker", "image", "inspect", tag], _START_SECONDS).returncode:
         made = _docker(["docker", "build", "--quiet", "--tag", tag, "-"], _BUILD_SECONDS, packed)
         if made.returncode:
-            raise Conflict(f"docker cannot build the task's image: {_said(made)}")
+            raise Conflict(f"docker cannot build the task's image: {_error_text(made)}")
     return tag
 
 
@@ -66,7 +66,7 @@ class DockerSandbox(Sandbox):
         started = _docker(run_line(self.name, image, limits), _START_SECONDS)
         if started.returncode:
             self.close()
-            raise Unavailable(f"docker starts no container of {image}: {_said(started)}")
+            raise Unavailable(f"docker starts no container of {image}: {_error_text(started)}")
 
     def _run(self, argv: list[str], seconds: float, stdin: bytes, cwd: str, env: dict[str, str], alone: bool) -> Output:
         """An empty `cwd` is the image's folder."""
@@ -121,5 +121,5 @@ def _docker(line: list[str], seconds: float, stdin: bytes = b"") -> "subprocess.
         raise Unavailable(f"{' '.join(line[:2])} took longer than {seconds:g} s") from None
 
 
-def _said(done: "subprocess.CompletedProcess[bytes]") -> str:
+def _error_text(done: "subprocess.CompletedProcess[bytes]") -> str:
     return " ".join(done.stderr.decode(errors="replace").split())[-500:] or f"exit code {done.returncode}"

@@ -111,7 +111,7 @@ class Shell(ToolGame):
         if name == "submit":
             return self._judged("")
         output = self._call(name, given)
-        turn = self.called(said(output, self._limits), output.code != 0)
+        turn = self.called(output_text(output, self._limits), output.code != 0)
         if output.ended in ("memory", "processes") and self._on_limit == "end":
             return Turn(turn.text, done=True, metrics={**turn.metrics, f"limit_{output.ended}": 1.0})
         return turn
@@ -142,7 +142,7 @@ class Shell(ToolGame):
         """
         clear = ["bash", "-c", f"find /tests /logs -mindepth 1 -delete; mkdir -p {_REWARD.rpartition('/')[0]}"]
         if (cleared := self._sandbox.run(clear, cwd="/", alone=True)).code:
-            return Turn(f"{before}The tests could not run: {said(cleared, self._limits)}", 0.0, True, False)
+            return Turn(f"{before}The tests could not run: {output_text(cleared, self._limits)}", 0.0, True, False)
         put(self._sandbox, self._task.tests)
         tests = self._sandbox.run(
             ["bash", "/tests/test.sh"],
@@ -194,7 +194,7 @@ def limits_of(task: Harbor, args: Arguments) -> Limits:
     return Limits.read(args)
 
 
-def said(output: Output, limits: Limits) -> str:
+def output_text(output: Output, limits: Limits) -> str:
     """Returns the policy's view of a command."""
     text = output.text.rstrip("\n")
     if output.cut:

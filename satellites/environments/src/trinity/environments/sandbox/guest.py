@@ -150,7 +150,7 @@ class Guest:
             os.kill(-1, signal.SIGKILL)
 
     def start(self, asked: dict[str, Any], given: int, output: int) -> NoReturn:
-        """In the child: become the command."""
+        """Turns the child process into the command."""
         try:
             os.setsid()
             os.dup2(given, 0)

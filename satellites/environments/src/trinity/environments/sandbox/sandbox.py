@@ -1,4 +1,4 @@
-"""One sandbox: commands in, their ends out."""
+"""Sandboxes: an environment sends commands, and gets their ends."""
 
 import base64
 import contextlib
@@ -73,7 +73,7 @@ class Sandbox(ABC):
 
 
 class BubblewrapSandbox(Sandbox):
-    """By bubblewrap. Ends with this process, with `close`, and when its time is over, whichever comes first."""
+    """A sandbox by bubblewrap. Ends with this process, with `close`, or when its time is over."""
 
     def __init__(self, limits: Limits, folders: Collection[str] = ()) -> None:
         super().__init__(limits)

@@ -109,7 +109,7 @@ def load(machine: Simulator, task: Arguments, simplifications: str, split: str, 
 
 
 def _described(task: Arguments) -> Arguments:
-    """R3L's rows hold task and variation in one text."""
+    """Splits task and variation, which rows of R3L hold in one text."""
     if "task_desc" not in task or "task_name" in task:
         return task
     text = task.text("task_desc")

@@ -57,7 +57,7 @@ class Simulator:
 
     @property
     def usable(self) -> bool:
-        """Nothing is being computed, and the last call came back."""
+        """Tells if the machine computes nothing, and its last call returned."""
         return not self._busy and self._process.poll() is None
 
     def variations(self, task: str) -> int:
@@ -149,7 +149,7 @@ def java() -> str:
 
 
 def end_all() -> None:
-    """At the end of the process: a Java machine that is left behind keeps Python waiting."""
+    """Ends all machines at the end of the process: Python waits for a Java machine that is left."""
     for simulator in list(_alive):
         simulator.end()
     _idle.clear()

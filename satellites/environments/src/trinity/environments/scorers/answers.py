@@ -97,7 +97,7 @@ def _last_number(text: str) -> str | None:
 
 
 def normalise(answer: str) -> str:
-    """Without what carries no meaning: spaces, thousands separators, currency, percent, a final full stop, `x =`."""
+    """Removes parts without meaning: spaces, thousands separators, currency, percent, a final full stop, `x =`."""
     text = answer.strip().strip("$").replace("\\!", "").replace("\\,", "").replace("\\%", "").replace("\\$", "")
     text = _IN_LATEX.sub(r"\1", text)
     text = re.sub(r"^[a-zA-Z]\s*=\s*", "", text)
@@ -114,7 +114,7 @@ def _without_unit(text: str) -> str:
 
 
 def _thousands_joined(text: str) -> str:
-    """Without spaces between groups of three digits; other white space becomes one space."""
+    """Removes spaces between groups of three digits; other white space becomes one space."""
     return _THREE_DIGITS.sub(lambda found: found[0].replace(" ", ""), " ".join(text.split()))
 
 

@@ -76,8 +76,8 @@ def program(response: str) -> str:
 
 
 def _results(sandbox: Sandbox, cases: list[Case], seconds: float, stop: bool) -> Iterator[bool]:
-    """One for each case until the time is over, or one failed and `stop` says so. Raises TimedOut where the Score
-    call has no time left: no verdict is better than a wrong one.
+    """Runs each case until the time is over, or until a case fails with `stop`. Raises TimedOut where the Score call
+    has no time left: no verdict is better than a wrong one.
     """
     end = time.monotonic() + seconds
     for case in cases:
@@ -161,7 +161,7 @@ def _checking(test: str, entry_point: Any, where: str) -> str:
         return test
     if any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in body):
         if not isinstance(entry_point, str) or not entry_point.strip():
-            raise InvalidInput(where, "only defines `check`; the row needs the column entry_point: what is checked")
+            raise InvalidInput(where, "only defines `check`; the row needs the column entry_point: the name to check")
         return _checking(f"{test}\ncheck({entry_point})", None, where)
     raise InvalidInput(where, f"has the test {test!r:.200}, which only defines names: it must assert something")
 

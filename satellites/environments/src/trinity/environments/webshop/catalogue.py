@@ -124,7 +124,7 @@ PRODUCTS: tuple[Product, ...] = (
 
 
 def goals() -> list[Goal]:
-    """Every choice of options of every product with one or two attributes, in a fixed random order."""
+    """Returns all choices of options of all products with one or two attributes, in a fixed random order."""
     random_numbers = random.Random(GOAL_SEED)
     made = []
     for item in PRODUCTS:

@@ -12,7 +12,7 @@ from trinity.plugins.declarations import ADVANTAGES
 
 
 class AdvantageFn:
-    """With `process`, of all experiences of a batch; those of veRL's DataProto are refused."""
+    """`process` gets all experiences of a batch; a class that works on veRL's DataProto is refused."""
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
@@ -26,14 +26,14 @@ class GroupAdvantage(AdvantageFn, ABC):
         """Takes what subclasses hand on."""
 
     def group_experiences(self, exps: list[Experience]) -> dict[str, list[Experience]]:
-        """Those of one task are a group."""
+        """Groups experiences by task."""
         return group_by(exps, "task")
 
     @abstractmethod
     def calculate_group_advantage(self, group_id: str, exps: list[Experience]) -> tuple[list[Experience], dict]: ...
 
     def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, Any]]:
-        """All groups, one after the other. Metrics are not reported."""
+        """Computes all groups, one after the other. Metrics are not reported."""
         groups = self.group_experiences(exps).items()
         return [exp for name, group in groups for exp in self.calculate_group_advantage(name, group)[0]], {}
 

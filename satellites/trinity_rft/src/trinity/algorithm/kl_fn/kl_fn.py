@@ -35,7 +35,7 @@ class KLFn(ABC):
 def _add(name: str, kind: Any) -> None:
     check_kind(name, kind, KLFn, "KL_FN")
     if own := [method for method in _OF_TRINITY if hasattr(kind, method)]:
-        raise NotMapped(f"{name!r} of KL_FN defines {own[0]}; calculate_kl alone is a plugin's", "algorithms")
+        raise NotMapped(f"{name!r} of KL_FN defines {own[0]}; a plugin gives only calculate_kl", "algorithms")
     make = Made(kind)
 
     def estimate(lp: Any, ref: Any, old: Any, **args: Any) -> Any:

@@ -36,13 +36,13 @@ class Sampler(Protocol):
         """A conversation that chat() made, as one experience of the tokens that were sampled."""
 
     async def history(self, clear: bool) -> list[Experience]:
-        """Every reply so far, of chat, generate and the OpenAI clients."""
+        """All replies so far, to chat, generate and the OpenAI clients."""
 
     async def endpoint(self) -> tuple[str, str]:
         """The base_url and key of a session of this workflow's."""
 
     def client(self, endpoint: tuple[str, str], asynchronous: bool) -> Any:
-        """OpenAI's client of the session, for the thread or the loop that asks."""
+        """Returns OpenAI's client of the session, for the calling thread or loop."""
 
 
 class ModelWrapper:
@@ -124,7 +124,7 @@ class ModelWrapper:
         return self._wait(self._sampler.endpoint())[1]
 
     def get_openai_client(self) -> "openai.OpenAI":
-        """OpenAI's client of this workflow's session, with `model_path`."""
+        """Returns OpenAI's client of this workflow's session, with `model_path`."""
         client: openai.OpenAI = self._sampler.client(self._wait(self._sampler.endpoint()), asynchronous=False)
         return client
 

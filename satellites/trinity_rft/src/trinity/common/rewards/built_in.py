@@ -26,7 +26,7 @@ class BuiltInReward(RewardFn):
     def __call__(self, response: str, prompt: str | None = None, truth: Any = None, **args: Any) -> dict[str, float]:
         score = SCORE.get()
         if score is None:
-            raise NotMapped(f"{type(self).__name__} scores in workflows alone", "reward-functions")
+            raise NotMapped(f"{type(self).__name__} scores only in workflows", "reward-functions")
         given = {name: value for name, value in {**self._args, **args}.items() if name not in _WITHOUT_EFFECT}
         for name, default in _DEFAULTS.items():
             if given.pop(name, default) not in (None, default):

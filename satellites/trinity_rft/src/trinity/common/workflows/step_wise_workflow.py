@@ -82,7 +82,7 @@ class AsyncStepWiseRewardWorkflow(StepWiseRewardWorkflow):
 
 
 class RewardPropagationWorkflow(_Steps):
-    """All steps have the reward of the whole: `reward(exps)`."""
+    """Gives all steps the reward of the whole: `reward(exps)`."""
 
     def reward(self, exps: list[Experience]) -> float:
         raise NotImplementedError(f"{type(self).__name__} has no reward()")
