@@ -15,7 +15,7 @@ import structlog
 from trinity.reading.job import ProcessRecord
 from trinity.runtime import files
 from trinity.runtime.errors import EXIT_FOR_GOOD, EXIT_UNEXPECTED
-from trinity.runtime.process import as_parent
+from trinity.runtime.process import as_parent, inherited
 
 log = structlog.get_logger(__name__)
 
@@ -57,7 +57,7 @@ class Child:
         with self.output.open("ab") as out:
             self.process = subprocess.Popen(
                 list(self.command),
-                env={**os.environ, **self.environment, **as_parent()},
+                env={**inherited(), **self.environment, **as_parent()},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -5,13 +5,16 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import hashlib
 import os
 import random
+import re
 import resource
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +39,46 @@ def die_with_parent(parent: int | None = None) -> None:
         return
     if (parent or said) not in (0, os.getppid()):  # it ended before the request
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+# What torchrun, MPI's launchers and clusters' operators set for the process that they start.
+_OF_LAUNCHERS = re.compile(
+    r"(LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MASTER_(ADDR|PORT)|TORCHELASTIC_.*|PET_.*"
+)
+# An address of a Unix socket has 107 bytes; vLLM and multiprocessing add at most 40 to the folder of temporary files.
+_LONGEST_TEMPORARY_FOLDER = 64
+
+
+def inherited() -> dict[str, str]:
+    """This process's environment for a service that it starts.
+
+    It has none of a launcher's variables: the trainer starts its own ranks, and would wait for the launcher's. Where
+    TMPDIR is too long for the addresses of Unix sockets, it names a short link to the same folder. Raises InvalidInput
+    if no folder for that link can be written.
+    """
+    environment = {name: value for name, value in os.environ.items() if not _OF_LAUNCHERS.fullmatch(name)}
+    folder = os.path.abspath(tempfile.gettempdir())
+    if len(os.fsencode(folder)) > _LONGEST_TEMPORARY_FOLDER:
+        environment["TMPDIR"] = _short_link(folder)
+    return environment
+
+
+def _short_link(folder: str) -> str:
+    name = f"trinity-{os.getuid()}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
+    for parent in ("/tmp", "/var/tmp", "/dev/shm"):
+        link = f"{parent}/{name}"
+        with contextlib.suppress(OSError):
+            os.symlink(folder, link)
+        with contextlib.suppress(OSError):
+            if os.lstat(link).st_uid == os.getuid() and os.readlink(link) == folder:
+                return link
+    from trinity.runtime.errors import InvalidInput  # loads gRPC, which most commands do not need
+
+    raise InvalidInput(
+        "TMPDIR",
+        f"is {folder!r}, longer than the {_LONGEST_TEMPORARY_FOLDER} characters that leave room for Unix sockets, and "
+        "neither /tmp, /var/tmp nor /dev/shm takes a link to it; set a shorter one",
+    )
 
 
 def as_parent() -> dict[str, str]:

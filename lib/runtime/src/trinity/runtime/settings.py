@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import ipaddress
 import os
+import re
 import socket
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,8 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 NO_RUN = "none"  # of log_run
 _OF_TRINITY_RFT = ("TRINITY_BUFFER_PATH",)  # its variables, for YAMLs, that look like settings of a service
+# Kubernetes tells every pod of the services beside it: TRINITY_BUFFER_SERVICE_HOST, TRINITY_BUFFER_PORT_7001_TCP_ADDR.
+_SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 
 
 class ServiceSettings(BaseSettings):
@@ -102,8 +105,9 @@ def load_settings(kind: type[T], **given: object) -> T:
     prefix = str(kind.model_config.get("env_prefix", "")).upper()
     known = {f"{prefix}{name}".upper() for name in kind.model_fields}
     for variable in os.environ:
-        if variable.upper().startswith(prefix) and variable.upper() not in {*known, *_OF_TRINITY_RFT}:
-            near = difflib.get_close_matches(variable.upper(), known, n=1)
+        name = variable.upper()
+        if name.startswith(prefix) and name not in {*known, *_OF_TRINITY_RFT} and not _is_service_link(name):
+            near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
             raise InvalidInput(variable, f"is no setting of this service; {hint}")
     try:
@@ -113,6 +117,11 @@ def load_settings(kind: type[T], **given: object) -> T:
         first = error.errors()[0]
         name = f"{prefix}{'_'.join(map(str, first['loc']))}".upper()
         raise InvalidInput(name, f"is {first.get('input')!r}: {first['msg']}") from None
+
+
+def _is_service_link(variable: str) -> bool:
+    is_port = variable.endswith("_PORT") and "://" in os.environ.get(variable, "")
+    return is_port or _SERVICE_LINK.fullmatch(variable) is not None
 
 
 def split_address(address: str, field: str) -> tuple[str, int]:

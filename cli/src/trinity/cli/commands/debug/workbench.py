@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from trinity.reading.job import identify
 from trinity.reading.nats import NatsAccess, wait_until_open
 from trinity.runtime import files
 from trinity.runtime.devices import visible_gpus
-from trinity.runtime.process import as_parent
+from trinity.runtime.process import as_parent, inherited
 from trinity.runtime.settings import NO_RUN, split_address
 
 _OPEN_SECONDS = 60.0
@@ -67,7 +66,7 @@ class Workbench:
         with child.output.open("ab") as out:
             child.process = subprocess.Popen(
                 list(child.command),
-                env={**os.environ, **child.environment, **as_parent()},
+                env={**inherited(), **child.environment, **as_parent()},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=out,

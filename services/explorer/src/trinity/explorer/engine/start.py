@@ -98,6 +98,8 @@ def _arguments_of(options: EngineOptions) -> dict[str, Any]:
 @contextmanager
 def _environment(options: EngineOptions, devices: str | None) -> Any:
     """Environment of vLLM's child processes while one engine starts."""
+    if "://" in os.environ.get("VLLM_PORT", ""):  # Kubernetes' link to a service named vllm; vLLM wants a number
+        del os.environ["VLLM_PORT"]
     values = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1", **nccl.OF_PROCESS}
     if options.device == "cpu":
         values["VLLM_CPU_KVCACHE_SPACE"] = f"{max(1, round(options.cpu_kvcache_gib))}"
