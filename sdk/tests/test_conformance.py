@@ -193,6 +193,13 @@ async def test_a_provider_that_keeps_the_contract_passes(kind: type[Environment]
     assert len(results) >= 25
 
 
+async def test_a_provider_is_reached_past_a_proxy_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    async with serving(Count, scorers={"length": length}) as address:
+        assert failed(await check(address, only="length")) == {}
+
+
 @pytest.mark.parametrize(
     ("kind", "checks", "said"),
     [

@@ -28,6 +28,7 @@ from trinity.sdk.serve import until_signal
 log = logging.getLogger(__name__)
 
 _OPTIONS = [
+    ("grpc.enable_http_proxy", 0),  # a web proxy of the shell reaches no service of a run
     ("grpc.max_receive_message_length", contract.MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", contract.MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 15_000),

@@ -41,3 +41,25 @@ async def test_a_server_of_an_unknown_authority_is_sent_nothing(kind: str, tmp_p
                 await elsewhere.models.list()
     assert "CERTIFICATE_VERIFY_FAILED" in repr(raised.value.__cause__)
     await agent.close()
+
+
+async def test_the_gateway_is_reached_past_a_proxy_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+
+    async def app() -> Any:
+        raise AssertionError("a thread's client has a socket")
+
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "models.example")
+    session: Any = None
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        agent = AgentSession(session, url, "key", 10, app)
+        with pytest.raises(openai.NotFoundError):
+            await asyncio.to_thread(agent.sync.with_options(max_retries=0).models.list)
+        await agent.close()
+    assert agent.environment["no_proxy"] == agent.environment["NO_PROXY"] == "models.example,127.0.0.1"

@@ -153,6 +153,15 @@ async def test_a_session_is_of_the_task_that_is_asked_for_and_says_so(explorer: 
     assert (explorer.gateway.outside.waiting, explorer.gateway.outside.open_now) == (2, 2)
 
 
+async def test_the_sdk_reaches_the_explorer_past_a_proxy_of_the_shell(
+    explorer: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with pytest.raises(SessionRefused) as raised:
+        await asyncio.to_thread(open_session(explorer.url, "no key of this explorer").__enter__)
+    assert raised.value.status == 401
+
+
 async def test_each_branch_has_a_reward_of_its_own(explorer: Explorer) -> None:
     running = explorer.explore(repeat_times=1)
     key = (await explorer.open())["key"]

@@ -1,7 +1,6 @@
 """`trinity-<service> health`: whether the service with this environment is SERVING, for health checks of containers."""
 
 import contextlib
-from typing import Any
 
 import grpc
 from cryptography import x509
@@ -9,6 +8,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
+from trinity.runtime.rpc import CLIENT_OPTIONS
 from trinity.runtime.settings import ServiceSettings, split_address
 from trinity.runtime.trust import ca
 from trinity.runtime.trust.identity import Identity
@@ -37,12 +37,12 @@ def problem(settings: ServiceSettings, own: Identity | None) -> str:
 
 def _channel(address: str, own: Identity | None) -> grpc.Channel:
     if own is None or own.tls is None:
-        return grpc.insecure_channel(address)
+        return grpc.insecure_channel(address, options=CLIENT_OPTIONS)
     material = own.tls.current()
     credentials = grpc.ssl_channel_credentials(material.roots, material.key, material.chain)
     # The server shows this process's own certificate, which need not be for the loopback.
     hosts = ca.hosts_of(x509.load_pem_x509_certificate(material.chain))
-    options: list[tuple[str, Any]] = [("grpc.ssl_target_name_override", hosts[0])] if hosts else []
+    options = [*CLIENT_OPTIONS, *([("grpc.ssl_target_name_override", hosts[0])] if hosts else [])]
     return grpc.secure_channel(address, credentials, options=options)
 
 

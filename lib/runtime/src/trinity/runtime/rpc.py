@@ -72,6 +72,8 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
 ]
 CLIENT_OPTIONS: list[tuple[str, Any]] = [
     *_COMMON,
+    # gRPC reads grpc_proxy, https_proxy and http_proxy, and would send a run's calls and tokens to a user's web proxy.
+    ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]

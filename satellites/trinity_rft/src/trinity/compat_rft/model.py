@@ -130,7 +130,9 @@ class PolicySampler:
         kind: Any = openai.AsyncOpenAI if asynchronous else openai.OpenAI
         http: Any = openai.DefaultAsyncHttpxClient if asynchronous else openai.DefaultHttpxClient
         (base_url, key), seconds = endpoint, self._task.timeout_seconds
-        made = kind(base_url=base_url, api_key=key, timeout=seconds, http_client=http(verify=public_authorities()))
+        # None: no proxy of the shell lies between it and the explorer.
+        direct = http(verify=public_authorities(), mounts={base_url.removesuffix("/v1"): None})
+        made = kind(base_url=base_url, api_key=key, timeout=seconds, http_client=direct)
         made.model_path = self.model_path
         return made
 

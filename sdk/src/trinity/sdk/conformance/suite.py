@@ -24,6 +24,7 @@ _CALL_SECONDS = 10.0
 _SCORE_SECONDS = 60.0
 _RESPONSES = ("", "42", "<answer>42</answer>", "\\boxed{", "9**9**9**9", "\x00\x1b[31m\u202e", "٤٢ ④②", "x" * 100_000)
 _OPTIONS = [
+    ("grpc.enable_http_proxy", 0),  # a web proxy of the shell reaches no service of a run
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 ]

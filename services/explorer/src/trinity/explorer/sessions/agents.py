@@ -1,9 +1,11 @@
 """The session that a workflow gives its agent: where the agent finds the policy, and the reward of what it did."""
 
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from trinity.data.experience import Experience
 from trinity.explorer.serving.asgi import App
@@ -14,6 +16,12 @@ if TYPE_CHECKING:
     import openai
 
 MODEL = "policy"
+
+
+def without_proxy(url: str) -> str:
+    """The value of `no_proxy` for a child process that also calls `url`."""
+    there = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    return ",".join(filter(None, [there, urlsplit(url).hostname]))
 
 
 @dataclass
@@ -38,7 +46,10 @@ class AgentSession:
         """For agents in a thread (asyncio.to_thread): the explorer's own loop answers it."""
         import openai
 
-        return openai.OpenAI(http_client=openai.DefaultHttpxClient(verify=public_authorities()), **self._arguments)
+        # None: no proxy lies between it and the gateway, as the shell's variables would have it.
+        direct = {self.base_url.removesuffix("/v1"): None}
+        http = openai.DefaultHttpxClient(verify=public_authorities(), mounts=direct)
+        return openai.OpenAI(http_client=http, **self._arguments)
 
     @cached_property
     def asynchronous(self) -> "openai.AsyncOpenAI":
@@ -57,10 +68,14 @@ class AgentSession:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that OpenAI's and Anthropic's clients read, for an agent in a process of its own."""
+        """Variables that OpenAI's and Anthropic's clients read, for an agent in another process.
+
+        `no_proxy` names the gateway too, so that a web proxy of the shell does not get the session's calls.
+        """
         root = self.base_url.removesuffix("/v1")
         openai = {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": self.key}
-        return {**openai, "ANTHROPIC_BASE_URL": root, "ANTHROPIC_API_KEY": self.key}
+        proxied = {name: without_proxy(self.base_url) for name in ("no_proxy", "NO_PROXY")}
+        return {**openai, "ANTHROPIC_BASE_URL": root, "ANTHROPIC_API_KEY": self.key, **proxied}
 
     def experiences(self, rollout: int) -> list[Experience]:
         """One of each branch. Raises what failed in the session, or SessionFailed without a reward."""
