@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from trinity.sdk import InvalidInput, ScoreItem, scoring
@@ -100,3 +101,32 @@ async def test_what_a_shutdown_leaves_unscored_is_an_error_never_a_reward(arena:
     made.stop()
     made.work()
     assert [score.error for score in made.scores] == ["not scored: the service shut down"] * 2
+
+
+def test_a_mapping_with_a_score_is_read_as_verl_does() -> None:
+    given = {"score": -1.0, "acc": True, "pred": "43", "extra": {"a": 1}, "far": math.inf, "steps": np.int64(3)}
+    found = scoring.as_result(given)
+    assert (found.reward, found.metrics) == (-1.0, {"score": -1.0, "acc": 1.0, "steps": 3.0})
+    assert scoring.as_result({"right": True, "format": np.float32(0.5)}).reward == 1.5
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ("1.0", "reward"),
+        (b"1", "reward"),
+        (np.str_("7"), "reward"),
+        (None, "reward"),
+        (np.zeros(2), "reward"),
+        (10**400, "reward"),
+        ({"score": "43", "acc": 1.0}, "score"),
+        ({"right": 1.0, "pred": "43"}, "pred"),
+        ({"right": 1.0, "parts": [1, 2]}, "parts"),
+        (scoring.ScoreResult("3"), "reward"),  # type: ignore[arg-type]
+        (scoring.ScoreResult(1.0, {"pred": "3"}), "pred"),  # type: ignore[dict-item]
+    ],
+)
+def test_only_real_numbers_count(given: Any, field: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"^{field}: is .*must be a number") as raised:
+        scoring.results(lambda item, args: given, [ScoreItem("", "", "")], {})
+    assert raised.value.field == field

@@ -1,5 +1,6 @@
 """What a scoring function gets and gives. It is a pure function: bounded time on any text, no evaluation of code."""
 
+import contextlib
 import math
 import time
 from collections import deque
@@ -8,6 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from trinity.api.numbers import real_number
 from trinity.sdk.contract import Response, Score, ScoreRequest
 from trinity.sdk.errors import InvalidInput
 from trinity.sdk.wire import parsed
@@ -62,13 +64,29 @@ def results(scorer: Scorer, items: list[ScoreItem], args: dict[str, Any]) -> lis
 
 
 def as_result(value: Any) -> ScoreResult:
-    """What a scoring function may return: a number, or a mapping of parts whose sum is the reward."""
+    """The result of a scoring function that returned `value`.
+
+    A number is the reward. A mapping is of numbers whose sum is the reward, unless it has a `score`: that is the reward
+    then, as for veRL, and its other entries are metrics where they are finite numbers. Raises InvalidInput for text and
+    for what else is no number.
+    """
     if isinstance(value, ScoreResult):
-        return value
-    if isinstance(value, Mapping):
-        parts = {str(name): float(part) for name, part in value.items()}
-        return ScoreResult(sum(parts.values()), parts)
-    return ScoreResult(float(value))
+        metrics = {str(name): real_number(part, str(name)) for name, part in value.metrics.items()}
+        return ScoreResult(real_number(value.reward, "reward"), metrics)
+    if not isinstance(value, Mapping):
+        return ScoreResult(real_number(value, "reward"))
+    if "score" in value:
+        noted = {str(name): number for name, part in value.items() if (number := _finite(part)) is not None}
+        return ScoreResult(real_number(value["score"], "score"), noted)
+    parts = {str(name): real_number(part, str(name)) for name, part in value.items()}
+    return ScoreResult(sum(parts.values()), parts)
+
+
+def _finite(value: Any) -> float | None:
+    with contextlib.suppress(InvalidInput):
+        number = real_number(value, "")
+        return number if math.isfinite(number) else None
+    return None
 
 
 def seconds_left() -> float:

@@ -15,7 +15,8 @@ from typing import Any
 
 import grpc
 
-from trinity.sdk.errors import InvalidInput, TrinityError
+from trinity.api.numbers import real_number
+from trinity.sdk.errors import TrinityError
 
 _ANSWER_SECONDS = 60.0  # beyond what is waited for
 
@@ -63,11 +64,11 @@ class Session:
         Raises InvalidInput for what is no number, and the session stays open; SessionRefused: the attempt at the task
         has failed then.
         """
-        given: dict[str, Any] = {"metrics": {str(k): _number(f"metrics.{k}", v) for k, v in self.metrics.items()}}
+        given: dict[str, Any] = {"metrics": {str(k): real_number(v, f"metrics.{k}") for k, v in self.metrics.items()}}
         if self.reward is not None:
-            given["reward"] = _number("reward", self.reward)
+            given["reward"] = real_number(self.reward, "reward")
         else:
-            given["rewards"] = [_number(f"rewards[{at}]", value) for at, value in enumerate(self.rewards)]
+            given["rewards"] = [real_number(value, f"rewards[{at}]") for at, value in enumerate(self.rewards)]
         self.ended = True
         answer: dict[str, int] = _post(f"{self.base_url}/sessions/close", self.key, given)
         return answer
@@ -110,14 +111,6 @@ def open_session(
             with contextlib.suppress(SessionRefused, OSError):
                 session.abandon(f"{type(error).__name__}: {error}")
         raise
-
-
-def _number(field: str, value: Any) -> float:
-    """Also of numpy's and torch's numbers, which JSON has not."""
-    try:
-        return float(value if hasattr(value, "__float__") else "")
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidInput(field, f"is {value!r:.100}, must be a number") from None
 
 
 # A run's explorer is never reached through a web proxy of the shell.

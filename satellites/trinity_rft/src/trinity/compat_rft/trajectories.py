@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from trinity.api.numbers import real_number
 from trinity.common.experience import Experience as Made
 from trinity.common.refusals import NotMapped
 from trinity.data.experience import Experience, Truncation, VersionSpan
@@ -85,10 +86,10 @@ def trajectory(made: Made, replies: Sequence[Reply], name: str) -> Experience:
         prompt_length=made.prompt_length,
         logprobs=found.logprobs,
         action_mask=mask & found.trained,
-        reward=float(made.reward),
+        reward=real_number(made.reward, "reward"),
         version_spans=found.version_spans,
         truncation=_truncation(made, found),
-        metrics={key: float(value) for key, value in made.metrics.items()},
+        metrics={key: real_number(value, f"metrics: {key}") for key, value in made.metrics.items()},
         info_json=json.dumps(made.info, default=str) if made.info else "",
         prompt_text=made.prompt_text or "",
         response_text=made.response_text or "",

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from trinity import plugins
+from trinity.api.numbers import real_number
 from trinity.common import workflows as rft
 from trinity.common.config import FormatConfig, GenerationConfig
 from trinity.common.experience import Experience as Made
@@ -90,7 +91,7 @@ class RftWorkflow(Workflow):
             instance.set_repeat_times(times, 0)
         made: Any = asyncio.run(instance.run_async()) if self.kind.is_async else instance.run()
         if isinstance(instance, rft.WorkflowWithRecording):
-            metrics = {name: float(value) for name, value in dict(made or {}).items()}
+            metrics = {name: real_number(value, f"metrics: {name}") for name, value in dict(made or {}).items()}
             return partial(sampler.recorded, instance.recorded_reward, instance.recorded_info or {}, metrics)
         if not isinstance(made, Sequence) or not made or not all(isinstance(one, Made) for one in made):
             raise NotMapped(

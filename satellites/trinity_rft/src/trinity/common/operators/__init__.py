@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from trinity import plugins
+from trinity.api.numbers import real_number
 from trinity.common.experience import EID
 from trinity.common.refusals import NotMapped
 from trinity.common.registry import Registry
@@ -58,8 +59,8 @@ class StoredExperience:
         mask = np.asarray(self.action_mask, bool)
         if mask.any() and not np.array_equal(mask, self.draft.experience.action_mask):
             raise NotMapped("an operator masks a part of the tokens; it can mask all of them", _ANCHOR)
-        self.draft.reward, self.draft.masked = float(self.reward), not mask.any()
-        self.draft.metrics |= {name: float(value) for name, value in self.metrics.items()}
+        self.draft.reward, self.draft.masked = real_number(self.reward, "reward"), not mask.any()
+        self.draft.metrics |= {name: real_number(value, f"metrics: {name}") for name, value in self.metrics.items()}
 
 
 def _adapted(kind: type[ExperienceOperator]) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trinity import plugins
+from trinity.api.numbers import real_number
 from trinity.common.registry import Registry
 from trinity.config.names import REWARD_FUNCTIONS as BUILT_IN
 
@@ -26,7 +27,9 @@ def _scorer(kind: type[RewardFn]) -> Callable[[Any, dict[str, Any]], Any]:
         key = json.dumps(args, sort_keys=True, default=str)
         if key not in made:
             made[key] = kind(**args)
-        return made[key](**arguments_of(made[key], item))
+        parts = {name: real_number(part, name) for name, part in made[key](**arguments_of(made[key], item)).items()}
+        # Trinity-RFT adds all parts up; elsewhere a part called `score` would be the reward.
+        return parts if "score" not in parts else {**parts, "score": sum(parts.values())}
 
     score.__module__, score.__qualname__ = kind.__module__, kind.__qualname__
     return score

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trinity import plugins
+from trinity.api.numbers import real_number
 from trinity.common.config import FormatConfig, GenerationConfig
 from trinity.common.experience import Experience
 from trinity.common.models.model import ModelWrapper
@@ -124,7 +125,7 @@ class WorkflowWithRecording(Workflow):
         """Sets the reward of all recorded samples; the last call counts. Raises NotMapped for a part of the samples."""
         if sample_ids is not None:
             raise NotMapped("update_reward takes no sample_ids: a session has one reward", "recording")
-        self.recorded_reward, self.recorded_info = float(reward), info
+        self.recorded_reward, self.recorded_info = real_number(reward, "reward"), info
 
 
 class MultiTurnWorkflow(Workflow):
@@ -156,7 +157,7 @@ class MultiTurnWorkflow(Workflow):
     def _rewarded(
         self, made: Experience, reward: float, info: dict[str, Any] | None, truncate_status: str | None
     ) -> Experience:
-        made.reward = 0.0 if made.truncate_status == "prompt_truncated" else reward
+        made.reward = 0.0 if made.truncate_status == "prompt_truncated" else real_number(reward, "reward")
         made.truncate_status = made.truncate_status or truncate_status
         made.info = dict(info or {})
         made.metrics = {name: float(value) for name, value in made.info.items() if isinstance(value, int | float)}
@@ -200,7 +201,7 @@ class BaseSimpleWorkflow(Workflow):
         for index, reply in enumerate(replies):
             parts = self.reward_fn(response=reply.response_text, truth=self.truth)
             reply.metrics.update(parts)
-            reply.reward = sum(parts.values())
+            reply.reward = sum(real_number(part, name) for name, part in parts.items())
             reply.eid.run = index + self.run_id_base
         return replies
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from trinity import plugins
+from trinity.api.numbers import real_number
 from trinity.buffer.operators import OPERATORS
 from trinity.buffer.operators.base import Draft, Operator
 from trinity.config.names import experience_operator_problems
@@ -173,7 +174,7 @@ def _apply(
     for draft in after:
         if not 0 <= draft.index < len(group.experiences) or draft.experience is not group.experiences[draft.index]:
             raise InvalidInput(f"draft {draft.index}", "has another experience than the group; they stay as stored")
-        draft.reward, draft.masked = float(draft.reward), bool(draft.masked)
+        draft.reward, draft.masked = real_number(draft.reward, f"draft {draft.index}: reward"), bool(draft.masked)
         if not math.isfinite(draft.reward) and math.isfinite(before.get(draft, (0.0, False))[0]):
             raise InvalidInput(f"draft {draft.index}", f"the reward becomes {draft.reward}, must be finite")
     left = [draft for draft in drafts if draft not in kept]
@@ -182,7 +183,7 @@ def _apply(
 
 def _count(originals: set[Draft], before: _State, after: list[Draft], left: list[Draft], found: _Metrics) -> Counts:
     counts = Counts(groups=1, dropped_groups=int(not after), repeated=sum(draft not in before for draft in after))
-    counts.sums = {str(name): float(value) for name, value in found.items()}
+    counts.sums = {str(name): real_number(value, f"metrics: {name}") for name, value in found.items()}
     counts.reported.update(counts.sums.keys())
     fates = {draft: "masked" if draft.masked else "kept" for draft in after} | dict.fromkeys(left, "dropped")
     for draft in originals & fates.keys():

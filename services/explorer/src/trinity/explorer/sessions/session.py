@@ -18,6 +18,7 @@ from typing import Any
 
 import structlog
 
+from trinity.api.numbers import real_number
 from trinity.data.experience import Experience, SamplingParams, is_number
 from trinity.explorer.sessions.samples import Place, Said, SampleTree
 from trinity.explorer.types import Completion
@@ -79,7 +80,7 @@ class Session:
         if len(rewards) != len(branches):
             raise InvalidInput("rewards", f"are {len(rewards)}, the session has {len(branches)} branches")
         for value in rewards:
-            if not hasattr(value, "__float__") or not is_number(float(value)):
+            if not is_number(real_number(value, "reward")):
                 raise InvalidInput("reward", f"is {value!s:.100}, must be finite and fit into float32")
         made = []
         for step, (branch, value) in enumerate(zip(branches, rewards, strict=True)):
