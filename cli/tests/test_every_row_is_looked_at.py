@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from support.fakes.models.tokenizer_folder import make_tokenizer_folder
 from trinity.cli.main import app
-from trinity.cli.supervise import preflight
+from trinity.cli.supervise.checks import preflight
 from trinity.data.datasets import read
 
 pytestmark = pytest.mark.core

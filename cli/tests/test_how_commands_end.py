@@ -27,7 +27,7 @@ def test_a_run_that_a_script_started_in_the_background_ends_by_signals(signum: s
     """Such a shell starts it with SIGINT ignored; the supervisor hears both."""
     code = """
 import asyncio, os, signal
-from trinity.cli.supervise.supervisor import Interrupted, ended_by_signals
+from trinity.cli.supervise.stage.supervisor import Interrupted, ended_by_signals
 async def supervise():
     stop = asyncio.Event()
     with ended_by_signals(stop):

@@ -17,7 +17,7 @@ from support.checks.deep_check import check, play
 from support.servers.service import ServiceProcess
 from trinity import plugins
 from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc
-from trinity.cli.supervise import task_environments
+from trinity.cli.supervise.checks import task_environments
 from trinity.runtime import rpc
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.process import free_port

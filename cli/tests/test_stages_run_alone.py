@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from trinity.cli.supervise import supervisor
-from trinity.cli.supervise.devices import Placement
-from trinity.cli.supervise.display import Pages, make_display
+from trinity.cli.supervise.processes.devices import Placement
+from trinity.cli.supervise.stage import supervisor
+from trinity.cli.supervise.stage.display import Pages, make_display
 from trinity.config import Config, Plan, expand, make_plan
 from trinity.reading import job as jobs
 from trinity.reading.errors import RunError

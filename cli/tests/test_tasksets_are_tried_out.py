@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.checks.deep_check import check, play
-from trinity.cli.supervise import task_environments
+from trinity.cli.supervise.checks import task_environments
 from trinity.environments import ENVIRONMENTS
 
 pytestmark = pytest.mark.core

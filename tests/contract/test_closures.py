@@ -18,7 +18,7 @@ LIGHT = {
     "environment": "trinity.environment.service",
     "sync": "trinity.sync.service",
     "reading": "trinity.reading.status, trinity.reading.view, trinity.reading.accounts.cost",
-    "cli": "trinity.cli.main, trinity.cli.supervise.supervisor, trinity.cli.supervise.join, "
+    "cli": "trinity.cli.main, trinity.cli.supervise.stage.supervisor, trinity.cli.supervise.stage.join, "
     "trinity.cli.commands.status, trinity.cli.commands.ledger.batch, trinity.cli.commands.ledger.replay",
     "observe": "trinity.ui.main, trinity.ui.app",
     "config": "trinity.config",

@@ -15,7 +15,7 @@ import pytest
 
 from support.programs.forked_run import ForkedRun, trinity
 from support.programs.run import Status, kill_process, process_of, write_config
-from trinity.cli.supervise.stage import EXIT_SPENT
+from trinity.cli.supervise.stage.stage import EXIT_SPENT
 from trinity.reading.accounts.device_log import DeviceLog
 from trinity.weights.checkpoints import complete_steps
 

@@ -47,7 +47,10 @@ MUTATIONS = [
         _LIVE,
     ),
     Mutation(
-        "cli/src/trinity/cli/supervise/join_config.py", "if _code(ours) == _code(theirs):", "if _code(ours):", _LIVE
+        "cli/src/trinity/cli/supervise/stage/join_config.py",
+        "if _code(ours) == _code(theirs):",
+        "if _code(ours):",
+        _LIVE,
     ),
     Mutation(
         f"{_RUNTIME}/trust/identity.py",

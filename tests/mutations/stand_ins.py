@@ -68,7 +68,7 @@ MUTATIONS = [
         f"{_SFT}::test_it_trains_and_leaves_a_model",
     ),
     Mutation(
-        f"{_CLI}/supervise/services.py",
+        f"{_CLI}/supervise/processes/services.py",
         "if not plan.offline:",
         "if True:",
         f"{_SFT}::test_it_trains_and_leaves_a_model",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trinity.cli.supervise.preflight import check_inputs
+from trinity.cli.supervise.checks.preflight import check_inputs
 from trinity.config import ConfigError, load, make_plan
 from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS
 

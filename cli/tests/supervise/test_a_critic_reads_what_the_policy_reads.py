@@ -6,7 +6,7 @@ import pytest
 
 from support.checks.deep_check import check
 from support.fakes.data.vision import make_files, pretend_torchvision
-from trinity.cli.supervise import preflight
+from trinity.cli.supervise.checks import preflight
 
 pytestmark = pytest.mark.core
 

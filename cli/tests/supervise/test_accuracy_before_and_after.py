@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.cli.supervise.stage import summarise
+from trinity.cli.supervise.stage.stage import summarise
 from trinity.reading.client import Answers
 
 pytestmark = pytest.mark.core

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from trinity.cli.supervise import join, join_config
-from trinity.cli.supervise.join_config import joined_config
-from trinity.cli.supervise.serve import _plan
+from trinity.cli.supervise.stage import join, join_config
+from trinity.cli.supervise.stage.join_config import joined_config
+from trinity.cli.supervise.stage.serve import _plan
 from trinity.config import Config
 from trinity.config.run_record import Addresses, RunRecord, announcement
 from trinity.config.schema.model import ModelConfig

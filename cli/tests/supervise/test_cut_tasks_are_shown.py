@@ -6,8 +6,8 @@ import pytest
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.cli.commands import status
-from trinity.cli.supervise.display import facts
-from trinity.cli.supervise.stage import summarise
+from trinity.cli.supervise.stage.display import facts
+from trinity.cli.supervise.stage.stage import summarise
 from trinity.reading import wire
 from trinity.reading.client import Answers
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from trinity.cli.commands.plan_text import describe
 from trinity.cli.main import app
-from trinity.cli.supervise import services
-from trinity.cli.supervise.devices import place
+from trinity.cli.supervise.processes import services
+from trinity.cli.supervise.processes.devices import place
 from trinity.config import Plan, load, make_plan
 from trinity.config.load import parse
 from trinity.config.run_record import Addresses

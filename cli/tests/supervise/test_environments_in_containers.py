@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity.cli.supervise import services
+from trinity.cli.supervise.processes import services
 from trinity.config import Plan, make_plan
 from trinity.config.load import parse
 from trinity.reading.children import stop_all
@@ -121,7 +121,7 @@ import os, subprocess, sys
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_environments_in_containers import plan_of
-from trinity.cli.supervise import services
+from trinity.cli.supervise.processes import services
 (child,) = services.containers(plan_of("127.0.0.1:{free_port()}"), Path({str(tmp_path)!r}))
 # A container is no child of docker's client: it stays.
 line = child.command[child.command.index("/bin/sh"):]

@@ -12,7 +12,7 @@ import pytest
 from support.checks.deep_check import check, play
 from support.fakes.data.vision import make_files, pretend_torchvision
 from support.fakes.environments.gallery import Gallery
-from trinity.cli.supervise import preflight
+from trinity.cli.supervise.checks import preflight
 from trinity.sdk import serving
 
 pytestmark = pytest.mark.core

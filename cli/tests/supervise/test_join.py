@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trinity.cli.supervise import join
+from trinity.cli.supervise.stage import join
 from trinity.config import Config
 from trinity.reading.job import Job, ProcessRecord, SupervisorRecord, read_records
 from trinity.reading.nats import NatsAccess

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from support.checks.deep_check import check
-from trinity.cli.supervise import join
-from trinity.cli.supervise.endpoint import endpoint_problems, endpoint_settings
+from trinity.cli.supervise.processes.endpoint import endpoint_problems, endpoint_settings
+from trinity.cli.supervise.stage import join
 from trinity.config import Config, ConfigError
 from trinity.reading.job import Job
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from trinity.cli.supervise.display import Pages
+from trinity.cli.supervise.stage.display import Pages
 from trinity.config import Config
 from trinity.runtime.process import is_alive
 from trinity.ui.recorded import DEMO

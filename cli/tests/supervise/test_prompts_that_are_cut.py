@@ -9,8 +9,8 @@ import pytest
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.cli.commands import status
-from trinity.cli.supervise.display import PlainDisplay, facts
-from trinity.cli.supervise.stage import Stage
+from trinity.cli.supervise.stage.display import PlainDisplay, facts
+from trinity.cli.supervise.stage.stage import Stage
 from trinity.reading import status as reading_status
 from trinity.reading import wire
 from trinity.reading.client import Answers
@@ -76,7 +76,7 @@ class Recorded:
 async def test_a_run_warns_once_where_every_prompt_of_the_first_batch_is_cut(
     views: tuple[Answers, ...], warnings: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trinity.cli.supervise.stage._POLL_SECONDS", 0)
+    monkeypatch.setattr("trinity.cli.supervise.stage.stage._POLL_SECONDS", 0)
     screen = Screen()
     plan: Any = SimpleNamespace(job_dir=None, config=SimpleNamespace(project="p", name="n", group=""))
     nothing: Any = None

@@ -4,7 +4,7 @@ import pytest
 
 from trinity.api.explorer.v1 import explorer_pb2
 from trinity.api.sync.v1 import sync_pb2
-from trinity.cli.supervise.display import PlainDisplay
+from trinity.cli.supervise.stage.display import PlainDisplay
 from trinity.reading.client import Answers
 
 pytestmark = pytest.mark.core

@@ -3,7 +3,7 @@
 import pytest
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.cli.supervise.display import LiveDisplay, PlainDisplay
+from trinity.cli.supervise.stage.display import LiveDisplay, PlainDisplay
 from trinity.reading.client import Answers
 
 pytestmark = pytest.mark.core

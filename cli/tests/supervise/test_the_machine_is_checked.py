@@ -9,9 +9,9 @@ import yaml
 from typer.testing import CliRunner
 
 from trinity.cli.main import app
-from trinity.cli.supervise import preflight
-from trinity.cli.supervise.preflight import machine_problems
-from trinity.cli.supervise.task_environments import missing_packages
+from trinity.cli.supervise.checks import preflight
+from trinity.cli.supervise.checks.preflight import machine_problems
+from trinity.cli.supervise.checks.task_environments import missing_packages
 from trinity.config import load, make_plan
 from trinity.environments.extras import needs
 from trinity.plugins.environments import built_in_environments

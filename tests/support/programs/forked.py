@@ -35,7 +35,7 @@ _PRELOADED = [
     "trinity.buffer.service",
     "trinity.cli.main",
     "trinity.cli.commands.ledger.replay_step",
-    "trinity.cli.supervise.supervisor",
+    "trinity.cli.supervise.stage.supervisor",
     "trinity.environment.service",
     "trinity.sync.service",
     "trinity.trainer.service",

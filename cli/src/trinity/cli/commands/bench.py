@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trinity.cli.supervise import services
-from trinity.cli.supervise.devices import place
-from trinity.cli.supervise.display import Display, make_display
-from trinity.cli.supervise.preflight import check_inputs
-from trinity.cli.supervise.supervisor import ended_by_signals
+from trinity.cli.supervise.checks.preflight import check_inputs
+from trinity.cli.supervise.processes import services
+from trinity.cli.supervise.processes.devices import place
+from trinity.cli.supervise.stage.display import Display, make_display
+from trinity.cli.supervise.stage.supervisor import ended_by_signals
 from trinity.config import Config, Plan, dump, expand, make_plan
 from trinity.config.run_record import Addresses
 from trinity.plugins import satellites

@@ -60,7 +60,7 @@ def check(
 
 def _deep(loaded: Config, stages: list[Config], source: str) -> int:
     """Look at model, data and this machine; the exit code. Raises ConfigError."""
-    from trinity.cli.supervise.preflight import check_deeper, check_stages, machine_problems
+    from trinity.cli.supervise.checks.preflight import check_deeper, check_stages, machine_problems
     from trinity.data.task_pipeline import describe as describe_tasks
 
     for name, (steps, tasks) in check_stages(loaded, source).items():

@@ -15,12 +15,12 @@ from trinity.runtime import logs
 
 app = group()
 
-_SUPERVISE = "trinity.cli.supervise"
+_STAGE = "trinity.cli.supervise.stage"
 _RUNNERS = {
-    "both": (f"{_SUPERVISE}.supervisor", "run"),
-    "train": (f"{_SUPERVISE}.supervisor", "run"),
-    "explore": (f"{_SUPERVISE}.join", "join"),
-    "serve": (f"{_SUPERVISE}.serve", "serve"),
+    "both": (f"{_STAGE}.supervisor", "run"),
+    "train": (f"{_STAGE}.supervisor", "run"),
+    "explore": (f"{_STAGE}.join", "join"),
+    "serve": (f"{_STAGE}.serve", "serve"),
     "bench": ("trinity.cli.commands.bench", "bench"),
 }
 

@@ -17,8 +17,8 @@ import typer
 
 from trinity.cli.commands.debug.text import render
 from trinity.cli.commands.debug.workbench import Workbench
-from trinity.cli.supervise.preflight import check_inputs
-from trinity.cli.supervise.task_rows import check_tasks
+from trinity.cli.supervise.checks.preflight import check_inputs
+from trinity.cli.supervise.checks.task_rows import check_tasks
 from trinity.commands import Arguments, AsJson, ConfigOption, PluginDirs, command, group
 from trinity.commands.request import Request, request, say_notices
 from trinity.config import Config, ConfigError, Plan, expand, make_plan

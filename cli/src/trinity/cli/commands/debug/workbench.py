@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from trinity.cli.supervise import services
-from trinity.cli.supervise.devices import place
+from trinity.cli.supervise.processes import services
+from trinity.cli.supervise.processes.devices import place
 from trinity.config import Config, dump, make_plan
 from trinity.config.run_record import Addresses
 from trinity.data.experience import Task

@@ -24,9 +24,9 @@ import typer
 from trinity.cli.commands.ledger.bisect import bisect
 from trinity.cli.commands.ledger.replay_report import Report, Step, Weights, circumstances, render
 from trinity.cli.commands.run import run
-from trinity.cli.supervise import services
-from trinity.cli.supervise.devices import Placement
-from trinity.cli.supervise.preflight import check_model_folder
+from trinity.cli.supervise.checks.preflight import check_model_folder
+from trinity.cli.supervise.processes import services
+from trinity.cli.supervise.processes.devices import Placement
 from trinity.commands import AsJson, Overrides, command, group
 from trinity.config import Config, ConfigError, dump, load, make_plan
 from trinity.config.run_record import Addresses

@@ -22,7 +22,7 @@ from trinity.cli.commands.ledger.replay import (
     run_to_end,
     trainer_config,
 )
-from trinity.cli.supervise import services
+from trinity.cli.supervise.processes import services
 from trinity.commands import AsJson, Overrides, command, group
 from trinity.config import dump
 from trinity.config.run_record import Addresses

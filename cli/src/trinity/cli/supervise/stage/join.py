@@ -11,13 +11,13 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from trinity.cli.supervise import services
-from trinity.cli.supervise.devices import place
-from trinity.cli.supervise.display import Display, make_display
-from trinity.cli.supervise.endpoint import endpoint_problems, endpoint_settings
-from trinity.cli.supervise.join_config import joined_config
-from trinity.cli.supervise.own_tasks import own_tasks
-from trinity.cli.supervise.supervisor import ended_by_signals
+from trinity.cli.supervise.processes import services
+from trinity.cli.supervise.processes.devices import place
+from trinity.cli.supervise.processes.endpoint import endpoint_problems, endpoint_settings
+from trinity.cli.supervise.stage.display import Display, make_display
+from trinity.cli.supervise.stage.join_config import joined_config
+from trinity.cli.supervise.stage.own_tasks import own_tasks
+from trinity.cli.supervise.stage.supervisor import ended_by_signals
 from trinity.config import Config, ConfigError, Problem, dump, make_plan
 from trinity.config.run_record import Addresses, RunRecord
 from trinity.reading.accounts.device_log import DeviceLog

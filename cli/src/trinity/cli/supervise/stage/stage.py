@@ -8,10 +8,10 @@ from typing import Any
 
 import structlog
 
-from trinity.cli.supervise import services
-from trinity.cli.supervise.devices import Placement
-from trinity.cli.supervise.display import Display
-from trinity.cli.supervise.endpoint import endpoint_settings
+from trinity.cli.supervise.processes import services
+from trinity.cli.supervise.processes.devices import Placement
+from trinity.cli.supervise.processes.endpoint import endpoint_settings
+from trinity.cli.supervise.stage.display import Display
 from trinity.config import Plan, dump
 from trinity.config.run_record import Addresses, RunRecord
 from trinity.reading import run_record

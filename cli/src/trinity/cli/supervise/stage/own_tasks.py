@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 
 from trinity.cli.supervise.client import publish_joined
-from trinity.cli.supervise.display import Display
+from trinity.cli.supervise.stage.display import Display
 from trinity.config import Config, ConfigError, Plan, Problem
 from trinity.config.run_record import RunRecord, data_digests
 from trinity.config.schema.buffer import TasksetConfig

@@ -10,11 +10,11 @@ from typing import Any
 
 import structlog
 
-from trinity.cli.supervise.devices import Placement, place
-from trinity.cli.supervise.display import Display, Pages, make_display
-from trinity.cli.supervise.preflight import check_inputs, machine_problems
-from trinity.cli.supervise.stage import EXIT_SPENT, Stage
-from trinity.cli.supervise.task_rows import names_for
+from trinity.cli.supervise.checks.preflight import check_inputs, machine_problems
+from trinity.cli.supervise.checks.task_rows import names_for
+from trinity.cli.supervise.processes.devices import Placement, place
+from trinity.cli.supervise.stage.display import Display, Pages, make_display
+from trinity.cli.supervise.stage.stage import EXIT_SPENT, Stage
 from trinity.config import Config, ConfigError, Plan, Problem, expand, make_plan
 from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS
 from trinity.data.task_pipeline import describe, run_stages
@@ -106,7 +106,7 @@ def _missing_packages(plan: Plan) -> Iterable[Problem]:
         names_for(plan, f".{key}", taskset)[0] in played for key, taskset in plan.config.buffer.explorer_input.by_key()
     ):
         return []
-    from trinity.cli.supervise.task_environments import missing_packages
+    from trinity.cli.supervise.checks.task_environments import missing_packages
 
     return missing_packages(plan)
 

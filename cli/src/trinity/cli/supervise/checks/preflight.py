@@ -11,10 +11,10 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from trinity import plugins
-from trinity.cli.supervise.endpoint import endpoint_problems
-from trinity.cli.supervise.rendered_rows import check_rendering
-from trinity.cli.supervise.services import container_problems
-from trinity.cli.supervise.task_rows import check_images, check_providers, check_tasks, check_text
+from trinity.cli.supervise.checks.rendered_rows import check_rendering
+from trinity.cli.supervise.checks.task_rows import check_images, check_providers, check_tasks, check_text
+from trinity.cli.supervise.processes.endpoint import endpoint_problems
+from trinity.cli.supervise.processes.services import container_problems
 from trinity.config import Config, ConfigError, Plan, Problem, devices, expand, make_plan
 from trinity.config.checks.lora import PLACE, choose, modules_of
 from trinity.config.checks.weights import S3
@@ -109,7 +109,7 @@ def check_deeper(plan: Plan, source: str, job: Path) -> list[str]:
     buffers = [(d.key, d.config.format, read_buffer(d.config))
                for d in _datasets(plan) if isinstance(d.config, ExperienceBufferConfig)]  # fmt: skip
     examples = [(key, form, rows) for key, form, rows in buffers if "token_ids" not in rows[0]]
-    from trinity.cli.supervise.task_environments import check_environments  # those and their scorers load sympy
+    from trinity.cli.supervise.checks.task_environments import check_environments  # those and their scorers load sympy
 
     found = [
         *check_images(plan, read_rows),
@@ -130,7 +130,7 @@ def machine_problems(plan: Plan) -> list[Problem]:
 def _not_repeatable(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence[Row]) -> list[Problem]:
     if not plan.config.reproducible:
         return []
-    from trinity.cli.supervise.task_environments import check_repeatable  # its environments load sympy
+    from trinity.cli.supervise.checks.task_environments import check_repeatable  # its environments load sympy
 
     return list(check_repeatable(plan, key, taskset, rows))
 

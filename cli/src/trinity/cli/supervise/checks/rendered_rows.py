@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trinity.cli.supervise.task_rows import names_for
+from trinity.cli.supervise.checks.task_rows import names_for
 from trinity.config import Plan, Problem
 from trinity.config.schema.buffer import FormatConfig, TasksetConfig
 from trinity.config.workflows import reads_prompt

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from trinity import plugins
+from trinity.cli.supervise.checks.task_rows import names_for
 from trinity.cli.supervise.client import try_provider
-from trinity.cli.supervise.task_rows import names_for
 from trinity.config import Plan, Problem
 from trinity.config.checks.vision import archives
 from trinity.config.schema.buffer import TasksetConfig

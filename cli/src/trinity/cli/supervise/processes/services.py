@@ -8,7 +8,7 @@ import socket
 from dataclasses import asdict
 from pathlib import Path
 
-from trinity.cli.supervise.devices import Placement
+from trinity.cli.supervise.processes.devices import Placement
 from trinity.config import Plan, Problem
 from trinity.config.run_record import Addresses
 from trinity.reading import nats

@@ -7,13 +7,13 @@ import asyncio
 import os
 from typing import Any
 
-from trinity.cli.supervise import services
-from trinity.cli.supervise.devices import place
-from trinity.cli.supervise.display import make_display
-from trinity.cli.supervise.endpoint import endpoint_settings
-from trinity.cli.supervise.join_config import check_identity, own_model
-from trinity.cli.supervise.preflight import check_inputs
-from trinity.cli.supervise.supervisor import ended_by_signals
+from trinity.cli.supervise.checks.preflight import check_inputs
+from trinity.cli.supervise.processes import services
+from trinity.cli.supervise.processes.devices import place
+from trinity.cli.supervise.processes.endpoint import endpoint_settings
+from trinity.cli.supervise.stage.display import make_display
+from trinity.cli.supervise.stage.join_config import check_identity, own_model
+from trinity.cli.supervise.stage.supervisor import ended_by_signals
 from trinity.config import Config, ConfigError, Plan, Problem, dump, expand, make_plan
 from trinity.config.run_record import Addresses, RunRecord
 from trinity.reading.children import Child, stop_all

@@ -1,0 +1,1 @@
+"""Checks before a run starts: the YAML against model, data and this machine."""

@@ -1,0 +1,1 @@
+"""The processes of one stage: commands, settings, ports, devices."""
