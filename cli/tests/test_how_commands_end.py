@@ -4,14 +4,19 @@ import errno
 import signal
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
+from trinity.cli import satellites
 from trinity.cli.main import app
 from trinity.reading.errors import RunError, ending_well
 
 pytestmark = pytest.mark.core
+
+DEMO = Path(__file__).parents[2] / "satellites/ui/src/trinity/ui/demo/quickstart"
 
 
 def test_ctrl_c_before_anything_started_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,3 +109,26 @@ def test_a_command_of_a_distribution_that_is_not_installed_names_it() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr == "trinity: this command is in trinity-ui, which is not installed: pip install trinity-ui\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["status", "--job", str(DEMO)]], ids=["help", "a finished run"])
+def test_what_reads_no_service_imports_no_client(arguments: list[str]) -> None:
+    heavy = ("nats", "numpy", "omegaconf", "torch")
+    code = f"""import sys
+from trinity.cli.main import app
+try:
+    app({arguments!r})
+finally:
+    print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.strip() == "[]"
+
+
+def test_a_command_of_another_distribution_is_listed_with_its_summary(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = SimpleNamespace(dist=SimpleNamespace(metadata={"Summary": "Dice for runs."}), load=lambda: 7)
+    monkeypatch.setattr(satellites, "_entry", {"dice": entry}.get)
+    assert satellites.help_of("dice") == "Dice for runs." and satellites.help_of("cards") is None
+    assert satellites.load("dice") == 7
+    with pytest.raises(satellites.NotInstalled, match="pip install trinity-cluster"):
+        satellites.load("launch")

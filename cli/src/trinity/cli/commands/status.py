@@ -8,7 +8,6 @@ from trinity.commands import AsJson, command, group
 from trinity.reading import job as jobs
 from trinity.reading.find import AnnouncedRun, find_run
 from trinity.reading.render import error_text, table, to_json, visible
-from trinity.reading.status import collect, collect_announced, finished
 
 app = group()
 
@@ -16,14 +15,12 @@ app = group()
 @command(app, "status", find_run)
 def status(place: Path | AnnouncedRun, as_json: AsJson = False) -> str:
     """Show the processes of a live run, or how a finished one ended. Without options: the newest one here."""
-    if isinstance(place, AnnouncedRun):
-        found = asyncio.run(collect_announced(place))
-        return to_json(found) if as_json else render(found)
-    folder = place
-    if not jobs.read_records(folder):
-        summary = finished(folder)
-        return to_json(summary) if as_json else render_finished(folder, summary)
-    found = asyncio.run(collect(folder))
+    if isinstance(place, Path) and not jobs.read_records(place):
+        summary = jobs.describe_finished(place)
+        return to_json(summary) if as_json else render_finished(place, summary)
+    from trinity.reading.status import collect, collect_announced  # services are asked: gRPC takes a while to import
+
+    found = asyncio.run(collect(place) if isinstance(place, Path) else collect_announced(place))
     return to_json(found) if as_json else render(found)
 
 

@@ -2,19 +2,23 @@
 
 import os
 import sys
-from collections.abc import Collection
+import tempfile
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from trinity import plugins
-from trinity.config import Config, load
+from trinity.config import Config, ConfigError, Problem, expand, load
 from trinity.config.names import EXPERIENCE_OPERATORS, REWARD_FUNCTIONS, WORKFLOWS
 from trinity.data.task_pipeline import check_task_pipeline
 from trinity.plugins.environments import built_in_environments, installed_environments
 from trinity.reading.errors import RunError
-from trinity.reading.job import check_folder
+from trinity.reading.job import make_folder
 from trinity.reading.render import visible
+
+# Sockets, logs and weights below the job folder need the rest of the system's 4,096.
+_LONGEST_PATH = 3_000
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Request:
                 file = sys.modules[own[name].__module__].__file__
                 raise RunError(f"{file}: {name!r} is the name of a built-in {kind}; choose another", code=2)
         config = load(self.config, self.overrides, checks=[check_task_pipeline])
-        check_folder(config, str(self.config))
+        _check_folder(config, str(self.config))
         return config
 
 
@@ -62,3 +66,51 @@ def request(config: Path | None, arguments: list[str] | None, plugin_dirs: list[
 def say_notices(config: Config, file: TextIO) -> None:
     for notice in config.notices:
         print(f"note: {visible(str(notice))}", file=file)
+
+
+def _check_folder(config: Config, source: str) -> None:
+    """Raise ConfigError unless the folders of the job, of stores and of task pipelines are there or can be made."""
+    places = [("checkpoint_root_dir", "the job folder", make_folder(config)), *_outputs(config)]
+    if config.stages and not _why_not(make_folder(config)):
+        places += [("checkpoint_root_dir", "the folder of a stage", make_folder(stage)) for stage in expand(config)]
+    stores = config.synchronizer.storage if config.mode in ("both", "train") else []
+    for index, entry in enumerate(stores):
+        if entry.startswith("/"):
+            places.append((f"synchronizer.storage.{index}", "the folder", Path(entry)))
+    problems = []
+    for key, what, folder in places:
+        if problem := _why_not(folder):
+            problems.append(
+                Problem(key, f"{what} {str(folder)[:200]!r} cannot be made: {problem}; give another folder")
+            )
+    if problems:
+        raise ConfigError(source, problems)
+
+
+def _outputs(config: Config) -> Iterator[tuple[str, str, Path]]:
+    """Folders of what task pipelines write, where it is not there yet."""
+    for stage in expand(config) if config.mode in ("both", "train") else []:
+        pipeline = stage.data_processor.task_pipeline
+        output = Path(pipeline.output).expanduser().absolute() if pipeline and pipeline.output else None
+        if output is not None and not os.path.exists(output):
+            folder = output.parent if output.suffix else output
+            yield "data_processor.task_pipeline.output", "the folder", folder
+
+
+def _why_not(folder: Path) -> str:
+    """Why a folder is not there and cannot be made; empty if it is or can."""
+    place = folder
+    try:
+        while not os.path.lexists(place) and place != place.parent:
+            place = place.parent
+        if not place.is_dir():
+            return f"{place} is {'a link to nowhere' if not place.exists() else 'a file, no folder'}"
+        if len(os.fsencode(folder)) > _LONGEST_PATH:
+            return f"its path has more than {_LONGEST_PATH} bytes"
+        # For root, permissions say nothing of /proc, of read-only mounts and of full disks.
+        os.rmdir(tempfile.mkdtemp(prefix=".trinity-check-", dir=place))
+    except PermissionError:
+        return f"there is no permission to write in {place}"
+    except (OSError, ValueError) as error:
+        return f"in {place}: {getattr(error, 'strerror', None) or error}"
+    return ""

@@ -1,22 +1,25 @@
-"""Which run a command is about: a job folder here, or a live run that its NATS alone knows."""
+"""Which run a command is about: a job folder here, or a live run that its NATS alone knows.
+
+Configurations, NATS and gRPC are imported where they are used: most commands about a finished run need none.
+"""
 
 import asyncio
 import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from trinity.config import load
-from trinity.config.run_record import RunRecord
 from trinity.reading import job as jobs
 from trinity.reading.errors import RunError
 from trinity.reading.nats import NatsAccess
 from trinity.reading.render import visible
-from trinity.reading.run_record import live_runs
-from trinity.runtime import logs, names
+from trinity.runtime import names
 from trinity.runtime.errors import NotFound, PermissionDenied
-from trinity.runtime.logs import without_credentials
 from trinity.runtime.names import IS_RUN
+
+if TYPE_CHECKING:
+    from trinity.config.run_record import RunRecord
 
 _CONNECT_SECONDS = 10.0
 HAVE_JOB = "give --job or --config, on a machine that has the folder"
@@ -27,7 +30,7 @@ class AnnouncedRun:
     """A live run, and the NATS that knows it."""
 
     nats_url: str
-    about: RunRecord
+    about: "RunRecord"
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ def find_job(config: Path | None = None, job: Path | None = None) -> Path:
     if config is not None and job is not None:
         raise RunError(f"--config {config} and --job {job} each name a run: give one of them", code=2)
     if config is not None:
+        from trinity.config import load
+
         job = jobs.Job(load(config, plugins_loaded=False)).folder
     if job is None:
         found = jobs_here()
@@ -109,13 +114,15 @@ def _find_announced(url: str, run: str) -> AnnouncedRun:
 
     From now on this command has the identity that TRINITY_TLS_* or TRINITY_IDENTITY_FOLDER says.
     """
+    from trinity.runtime import logs
+
     logs.configure("look", level="ERROR")
     jobs.identify(None)
     records, problems = asyncio.run(_read(url))
     found = [about for about in records if _is_called(about, run)]
     if len(found) == 1:
         return AnnouncedRun(url, found[0])
-    at = f"at {without_credentials(url)}"
+    at = f"at {logs.without_credentials(url)}"
     listed = visible(", ".join(sorted(f"{about.title} ({about.run})" for about in records)))
     if found:
         raise RunError(f"several runs live {at}: {listed}; name one by --run", code=2)
@@ -124,12 +131,14 @@ def _find_announced(url: str, run: str) -> AnnouncedRun:
     raise NotLive(f"no run{wanted} lives {at}{others}")
 
 
-async def _read(url: str) -> tuple[list[RunRecord], list[str]]:
+async def _read(url: str) -> "tuple[list[RunRecord], list[str]]":
+    from trinity.reading.run_record import live_runs
+
     async with await NatsAccess(url).connect("trinity", "", wait_seconds=_CONNECT_SECONDS) as broker:
         return await live_runs(broker)
 
 
-def _is_called(about: RunRecord, wanted: str) -> bool:
+def _is_called(about: "RunRecord", wanted: str) -> bool:
     """Whether a name means a run: its id, or its name or its job's, with or without project. Empty means every run."""
     known = {about.run}
     for name in (about.config.name, about.config.name.removesuffix(f"/{about.stage}")):

@@ -8,37 +8,32 @@
 <job>/nats/                 store of the embedded nats-server
 <job>/[<stage>/]config.json log/ monitor/ weights/ global_step_<n>/ finished.json
 <job>/summary.json
+
+Configurations, identities and pydantic are imported where they are used: `trinity status` of a finished run needs none.
 """
 
 import math
 import os
 import re
 import socket
-import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from pydantic import TypeAdapter, ValidationError
-
-from trinity.config import Config, ConfigError, Problem, expand, make_plan
 from trinity.reading.errors import RunError
 from trinity.reading.nats import NatsAccess
 from trinity.runtime import files
-from trinity.runtime.logs import bare_url
 from trinity.runtime.names import run_id
 from trinity.runtime.process import FileLock, is_alive
-from trinity.runtime.settings import is_loopback
-from trinity.runtime.trust import identity
-from trinity.runtime.trust.identity import Identity
 from trinity.runtime.trust.roles import Role
-from trinity.runtime.trust.tls import TlsFiles, TlsIdentity
-from trinity.runtime.trust.tokens import has_tokens, make_tokens
 
-# Sockets, logs and weights below the job folder need the rest of the system's 4,096.
-_LONGEST_PATH = 3_000
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+    from trinity.config import Config
+
 _CERTIFIED_SERVICE = re.compile("TRINITY_(BUFFER|ENVIRONMENT|EXPLORER|SYNC|TRAINER)_TLS_CERT")
 
 
@@ -76,13 +71,10 @@ class SupervisorRecord:
         return NatsAccess(given or self.nats_url, users)
 
 
-_SUPERVISOR = TypeAdapter(SupervisorRecord)
-
-
 class Job:
     """The folder of one run, or of all stages of a run."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: "Config") -> None:
         self.folder = make_folder(config)
         self.token = run_id(config.project, config.name, config.group)
 
@@ -92,6 +84,8 @@ class Job:
         return FileLock(self.folder / (f".lock-{name}" if name else ".lock"))
 
     def write_record(self, name: str, record: SupervisorRecord) -> None:
+        from trinity.runtime.logs import bare_url
+
         shown = {**asdict(record), "nats_url": bare_url(record.nats_url)}
         files.write_json(self.folder / "run" / f"{name}.json", shown, mode=0o600)
         self._write_targets()
@@ -120,6 +114,8 @@ class Job:
     def elsewhere(self) -> SupervisorRecord | None:
         """The run's supervisor on another machine that shares the job folder, if its NATS listens for others. It may
         have ended."""
+        from trinity.runtime.settings import is_loopback
+
         path = self.folder / "run" / "main.json"
         record = _parse(path, files.read_json(path))
         if record is None or record.host == socket.gethostname():
@@ -135,6 +131,10 @@ def identify(job: Path | None, role: Role = Role.OPERATOR, *, starts_services: b
     folder of a run whose job folder is another. TRINITY_INSECURE=1 lets tokens cross the network unencrypted. RunError
     if that folder has no tokens, or for both kinds at once.
     """
+    from trinity.runtime.trust import identity
+    from trinity.runtime.trust.tls import TlsFiles, TlsIdentity
+    from trinity.runtime.trust.tokens import has_tokens, make_tokens
+
     certificate = TlsFiles.from_environment(os.environ)
     given = os.environ.get("TRINITY_IDENTITY_FOLDER")
     if starts_services and job is not None and not given:
@@ -155,7 +155,7 @@ def identify(job: Path | None, role: Role = Role.OPERATOR, *, starts_services: b
             raise RunError(f"{certified[0]} is set, but TRINITY_TLS_CERT is not: `trinity certs issue operator`", 2)
         make_tokens(folder)
     insecure = os.environ.get("TRINITY_INSECURE") == "1"
-    identity.configure(Identity(role, folder, insecure=insecure) if has_tokens(folder) else None)
+    identity.configure(identity.Identity(role, folder, insecure=insecure) if has_tokens(folder) else None)
 
 
 def make_private(folder: Path) -> None:
@@ -164,58 +164,10 @@ def make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def make_folder(config: Config) -> Path:
+def make_folder(config: "Config") -> Path:
     """<root>/<project>/[group/]<name>, absolute."""
     parts = [config.project, *([config.group] if config.group else []), *config.name.split("/")]
     return Path(config.checkpoint_root_dir).expanduser().absolute().joinpath(*parts)
-
-
-def check_folder(config: Config, source: str) -> None:
-    """Raise ConfigError unless the folders of the job, of stores and of task pipelines are there or can be made."""
-    places = [("checkpoint_root_dir", "the job folder", make_folder(config)), *_outputs(config)]
-    if config.stages and not _why_not(make_folder(config)):
-        places += [("checkpoint_root_dir", "the folder of a stage", make_folder(stage)) for stage in expand(config)]
-    stores = config.synchronizer.storage if config.mode in ("both", "train") else []
-    for index, entry in enumerate(stores):
-        if entry.startswith("/"):
-            places.append((f"synchronizer.storage.{index}", "the folder", Path(entry)))
-    problems = []
-    for key, what, folder in places:
-        if problem := _why_not(folder):
-            problems.append(
-                Problem(key, f"{what} {str(folder)[:200]!r} cannot be made: {problem}; give another folder")
-            )
-    if problems:
-        raise ConfigError(source, problems)
-
-
-def _outputs(config: Config) -> Iterator[tuple[str, str, Path]]:
-    """Folders of what task pipelines write, where it is not there yet."""
-    for stage in expand(config) if config.mode in ("both", "train") else []:
-        pipeline = stage.data_processor.task_pipeline
-        output = Path(pipeline.output).expanduser().absolute() if pipeline and pipeline.output else None
-        if output is not None and not os.path.exists(output):
-            folder = output.parent if output.suffix else output
-            yield "data_processor.task_pipeline.output", "the folder", folder
-
-
-def _why_not(folder: Path) -> str:
-    """Why a folder is not there and cannot be made; empty if it is or can."""
-    place = folder
-    try:
-        while not os.path.lexists(place) and place != place.parent:
-            place = place.parent
-        if not place.is_dir():
-            return f"{place} is {'a link to nowhere' if not place.exists() else 'a file, no folder'}"
-        if len(os.fsencode(folder)) > _LONGEST_PATH:
-            return f"its path has more than {_LONGEST_PATH} bytes"
-        # For root, permissions say nothing of /proc, of read-only mounts and of full disks.
-        os.rmdir(tempfile.mkdtemp(prefix=".trinity-check-", dir=place))
-    except PermissionError:
-        return f"there is no permission to write in {place}"
-    except (OSError, ValueError) as error:
-        return f"in {place}: {getattr(error, 'strerror', None) or error}"
-    return ""
 
 
 def read_records(folder: Path) -> dict[str, SupervisorRecord]:
@@ -236,12 +188,21 @@ def _parse(path: Path, value: Any) -> SupervisorRecord | None:
     """None for what is no record. RunError for one of another version."""
     if not isinstance(value, dict) or "pid" not in value:
         return None
+    from pydantic import ValidationError
+
     try:
-        return _SUPERVISOR.validate_python(value)
+        return _validator().validate_python(value)
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(map(str, first["loc"]))
         raise RunError(f"{path}: {at}: {first['msg']}; process {value['pid']} seems to be of another version") from None
+
+
+@cache
+def _validator() -> "TypeAdapter[SupervisorRecord]":
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(SupervisorRecord)
 
 
 def live_jobs(root: Path) -> list[Path]:
@@ -301,17 +262,28 @@ def _is_seconds(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value < math.inf
 
 
+def describe_finished(folder: Path) -> dict[str, Any]:
+    """The state of a run that is not live: its summary, or its checkpoints."""
+    from trinity.weights.checkpoints import complete_steps
+
+    read = files.read_json(folder / "summary.json")
+    summary = read if isinstance(read, dict) else None
+    stages = {str(path.parent.relative_to(folder)): complete_steps(path.parent) for path in stage_configs(folder)}
+    return {
+        "job": str(folder),
+        "state": "finished" if summary is not None else "stopped",
+        "checkpoints": {name: steps for name, steps in stages.items() if steps},
+        "summary": summary,
+    }
+
+
 def mark_finished(stage_folder: Path, step: int, part: dict[str, Any]) -> None:
     files.write_json(stage_folder / "finished.json", {"step": step, "summary": part})
 
 
-def fresh_name(config: Config, stamp: str) -> Config:
+def fresh_name(config: "Config", stamp: str) -> "Config":
     """For continue_from_checkpoint: false, a new name beside existing folders."""
     folder = make_folder(config)
     if config.continue_from_checkpoint or not folder.exists() or not any(os.scandir(folder)):
         return config
     return config.model_copy(update={"name": f"{config.name}_{stamp}"})
-
-
-def stage_folder(config: Config) -> Path:
-    return make_plan(config).job_dir

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trinity.reading.errors import RunError
-from trinity.runtime.errors import InvalidInput, PermissionDenied, Unauthenticated
-from trinity.runtime.trust import nats_users
 from trinity.runtime.trust.roles import Role
 
 if TYPE_CHECKING:
@@ -44,7 +42,8 @@ class NatsAccess:
 
     async def connect(self, name: str, run: str, *, wait_seconds: float = 30.0) -> "Broker":
         """This command's own connection, as operator. RunError if NATS refuses it; Unavailable if it is away."""
-        from trinity.runtime.broker import connect  # `trinity check` imports no client of NATS
+        from trinity.runtime.broker import connect  # most commands import no client of NATS
+        from trinity.runtime.errors import InvalidInput, PermissionDenied, Unauthenticated
 
         creds = self._creds(Role.OPERATOR, run, "cli")
         try:
@@ -54,7 +53,11 @@ class NatsAccess:
             raise RunError(f"{error}; {hint}") from None
 
     def _creds(self, role: Role, run: str, name: str) -> Path | None:
-        return nats_users.user_file(self.users, role, name, run) if self.users is not None else None
+        if self.users is None:
+            return None
+        from trinity.runtime.trust import nats_users
+
+        return nats_users.user_file(self.users, role, name, run)
 
 
 def find_binary() -> Path:
@@ -83,6 +86,8 @@ def open_accounts(folder: Path, users: Path) -> None:
 
     RunError if it holds streams of several accounts.
     """
+    from trinity.runtime.trust import nats_users
+
     nats_users.init_accounts(users)
     store, account = folder / "store" / "jetstream", nats_users.account_id(users)
     filled = sorted({path.parent.parent.name for path in store.glob("*/streams/*")})
@@ -106,9 +111,11 @@ def write_config(
 
     `certificate`: folder of its tls.crt and tls.key; without one it speaks no TLS.
     """
+    from trinity.runtime.trust.nats_users import ACCOUNTS_FILE
+
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "nats.conf"
-    accounts = (users / nats_users.ACCOUNTS_FILE).read_text() if users is not None else ""
+    accounts = (users / ACCOUNTS_FILE).read_text() if users is not None else ""
     tls = ""
     if certificate is not None:
         cert, key = _quoted(certificate / "tls.crt"), _quoted(certificate / "tls.key")

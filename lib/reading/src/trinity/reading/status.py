@@ -17,28 +17,14 @@ from trinity.reading.errors import RunError
 from trinity.reading.find import AnnouncedRun
 from trinity.reading.nats import wait_until_open
 from trinity.reading.wire import failing, prompts_cut
-from trinity.runtime import files, rpc
+from trinity.runtime import rpc
 from trinity.runtime.logs import without_credentials
 from trinity.runtime.process import is_alive
 from trinity.runtime.trust.roles import Role
-from trinity.weights.checkpoints import complete_steps
 
 _CALL_SECONDS = 2.0
 _NEWEST_VERSIONS = 5
 _ALARM_STEPS = 20  # of monitors
-
-
-def finished(folder: Path) -> dict[str, Any]:
-    """The state of a run that is not live: its summary, or its checkpoints."""
-    read = files.read_json(folder / "summary.json")
-    summary = read if isinstance(read, dict) else None
-    stages = {str(path.parent.relative_to(folder)): complete_steps(path.parent) for path in jobs.stage_configs(folder)}
-    return {
-        "job": str(folder),
-        "state": "finished" if summary is not None else "stopped",
-        "checkpoints": {name: steps for name, steps in stages.items() if steps},
-        "summary": summary,
-    }
 
 
 async def collect(folder: Path) -> dict[str, Any]:

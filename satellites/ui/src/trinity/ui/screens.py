@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 from markupsafe import Markup
 
-from trinity.reading import results, series, status
+from trinity.reading import results, series
 from trinity.reading.alarms import Known, alarms, disk_of
 from trinity.reading.errors import RunError
+from trinity.reading.job import describe_finished
 from trinity.ui import charts, pictures, replays, tokens
 from trinity.ui.audit import count_problems
 from trinity.ui.places import Places, Unreadable
@@ -73,7 +74,7 @@ def _state(source: Source) -> str:
     try:
         if source.is_live:
             return "live"
-        return str(status.finished(source.job_stage.job)["state"])
+        return str(describe_finished(source.job_stage.job)["state"])
     except UNREADABLE:
         return "unknown"
 
