@@ -58,7 +58,7 @@ def test_a_sound_run_has_none() -> None:
         ({"trainer": [{"step": 1, "actor/mismatch/kernel_kl": -0.02}]}, "warn: KL of engine and trainer is -0.02"),
         ({"group_advantages/skipped_group_ratio": 0.5}, "warn: 50% of the groups have the same reward"),
         ({"rollout/response_truncated/mean": 0.75}, "warn: 75% of the responses were cut off"),
-        ({"status": status(explorers=[])}, "bad: no explorer is there"),
+        ({"status": status(explorers=[])}, "bad: no explorer is running"),
         ({"status": status(explorers=[EXPLORER | {"version": -1}])}, "warn: explorer one: it serves no version yet"),
         ({"status": status(explorers=[EXPLORER | {"failure": "no"}])}, "warn: explorer one: no"),
         ({"status": status(providers=[PROVIDER | {"health": "away"}])}, "warn: provider games: away"),

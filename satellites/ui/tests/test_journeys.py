@@ -48,7 +48,7 @@ def get(runs: Path) -> Iterator[Get]:
         def page(path: str, status: int = 200) -> str:
             answer = client.get(f"/run{path}")
             assert answer.status_code == status, answer.text
-            return answer.text
+            return re.sub(r">\s+<", "><", answer.text)
 
         yield page
 
@@ -138,7 +138,7 @@ def test_damaged_numbers_leave_the_rest_of_a_page(number: str, get: Get, runs: P
         file = runs / f"one/monitor/{name}.jsonl"
         file.write_text(re.sub(rf'"{field}": [^,}}]+', f'"{field}": {number}', file.read_text(), count=lines))
     for page in ("", "/waste?price=2", "/step/4", "/step/4/lanes", "/step/3/group/11", "/step/3/sample/0/trace"):
-        assert "This cannot be shown" not in get(f"/one{page}")
+        assert "This page cannot be shown" not in get(f"/one{page}")
 
 
 def test_without_the_logs_a_trace_shows_what_is_left(get: Get, runs: Path) -> None:

@@ -133,11 +133,11 @@ def test_the_language_is_the_switch_then_what_it_was_then_the_browsers(
 
 
 def test_the_switch_is_remembered(client: TestClient) -> None:
-    assert "Every task is somewhere" in client.get("/run/one").text
-    assert "每个任务都有去向" in client.get("/run/one?lang=zh").text
-    assert "每个任务都有去向" in client.get("/run/one").text
-    assert "Every task is somewhere" in client.get("/run/one?lang=en").text
-    assert "Every task is somewhere" in client.get("/run/one?lang=../../zh").text
+    assert "Task accounting" in client.get("/run/one").text
+    assert "任务核算" in client.get("/run/one?lang=zh").text
+    assert "任务核算" in client.get("/run/one").text
+    assert "Task accounting" in client.get("/run/one?lang=en").text
+    assert "Task accounting" in client.get("/run/one?lang=../../zh").text
 
 
 def test_numbers_and_names_of_an_alarm_stay() -> None:

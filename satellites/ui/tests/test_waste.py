@@ -32,7 +32,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClie
 
 def test_the_fates_add_up_and_the_dearest_groups_lead_to_their_tasks(client: TestClient, tmp_path: Path) -> None:
     write_account(tmp_path / "job")
-    page = client.get("/run/job/waste").text
+    page = re.sub(r">\s+<", "><", client.get("/run/job/waste").text)
     seconds = dict(re.findall(r'</span> ([a-z_ ]+)</td>.*?<td class="n">([0-9.]+)</td><td class="n">[0-9.]+ %', page))
     assert sum(map(float, seconds.values())) == 20.0
     assert (seconds["trained"], seconds["idle"], seconds["failed"]) == ("6", "10", "1")

@@ -54,7 +54,7 @@ RULES = {
                     "the buffer of {{ $labels.run }} has lost NATS", 1, True),
     ),
     "no_explorers": Rule(
-        "no explorer is there", "trinity log shows why; mode explore of the same YAML starts one", level="bad",
+        "no explorer is running", "trinity log shows why; mode explore of the same YAML starts one", level="bad",
         page="fleet",
         query=Query("TrinityNoExplorers",
                     "sum by (run) (trinity_sync_members) == 0 and on (run) trinity_sync_claim_age_seconds < 60",
@@ -123,7 +123,7 @@ RULES = {
     ),
     "staleness": Rule(  # bounds above the threshold: one of a step is reached by every run that samples ahead
         "the newest batch has experience {staleness} steps old, and the bound is {bound}",
-        "explorers are ahead as far as they may be (docs/staleness.md)", 1, page="step/{step}",
+        "explorers sample as far ahead as the bound allows (docs/staleness.md)", 1, page="step/{step}",
     ),
     "disk": Rule(
         "the disk of the job folder is {share:.0%} full", "make room, or keep fewer checkpoints "
