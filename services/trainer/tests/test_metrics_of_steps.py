@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import REGISTRY
 
-from trinity.trainer.metrics import show_memory, show_step
+from trinity.trainer.observers import show_memory, show_step
 
 pytestmark = pytest.mark.core
 

@@ -14,7 +14,7 @@ from trinity.api.common.v1 import experience_pb2
 from trinity.config import make_plan
 from trinity.config.schema import Config
 from trinity.data.wire import encode_outcome
-from trinity.trainer.data import quarantine
+from trinity.trainer.data import bad_steps
 from trinity.trainer.data.bad_steps import BadStep, NotFinite, OutOfMemory, Undecodable
 from trinity.trainer.data.batch import TrainBatch
 from trinity.trainer.data.client import RawBatch
@@ -124,7 +124,7 @@ def test_a_bad_batch_is_skipped_and_kept_whole(tmp_path: Path) -> None:
     report = json.loads((tmp_path / f"bad_steps/step_{STEP}/report.json").read_text())
     assert report["blamed"] == [{"group": 1, "task_id": raw.entry.groups[1].task_id, "log_sequence": 11}]
     assert [group["log_sequence"] for group in report["groups"]] == [10, 11, 12]
-    again = quarantine.read_batch(tmp_path, STEP)
+    again = bad_steps.read_batch(tmp_path, STEP)
     assert again.entry == raw.entry
     assert again.groups == raw.groups
 
@@ -175,7 +175,7 @@ def test_a_group_that_cannot_be_decoded_is_named_with_its_explorer(tmp_path: Pat
     assert ("of explorer 'tester', attempt 1," in str(raised.value)) == (damage != "bytes")
     assert str(raised.value).endswith("; groups 1 of the batch; `trinity batch skip 3 --reason TEXT` passes it")
     assert raised.value.for_good
-    assert quarantine.read_batch(tmp_path, STEP).groups == raw.groups
+    assert bad_steps.read_batch(tmp_path, STEP).groups == raw.groups
     report = json.loads((tmp_path / f"bad_steps/step_{STEP}/report.json").read_text())
     assert report["blamed"] == [{"group": 1, "task_id": task, "log_sequence": 11}]
 
@@ -198,4 +198,4 @@ def test_a_step_that_an_operator_skips_is_passed_untrained(tmp_path: Path) -> No
 
 def test_a_step_that_was_not_kept_has_no_batch(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        quarantine.read_batch(tmp_path, 9)
+        bad_steps.read_batch(tmp_path, 9)

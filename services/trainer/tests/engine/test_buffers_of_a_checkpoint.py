@@ -16,7 +16,7 @@ from trinity.config.schema import Config
 from trinity.trainer.engine.weights import PolicyWeights
 from trinity.trainer.model.policy import load_policy
 from trinity.trainer.process.ranks import Ranks
-from trinity.trainer.replay.steps import differences
+from trinity.trainer.replay import differences
 from trinity.trainer.weights import write_huggingface_index, write_shards
 from trinity.weights.checkpoints import copy_all_but_weights
 

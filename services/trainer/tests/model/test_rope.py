@@ -12,9 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from support.programs.trainer.training import make_gpt2, make_model
 from trinity.config.schema.model import ModelConfig
 from trinity.runtime.errors import InvalidInput
+from trinity.trainer.engine.checkpoints import write_rope
 from trinity.trainer.engine.critic import load_critic
 from trinity.trainer.model.policy import PolicyModel, load_policy
-from trinity.trainer.model.rope import write_rope
 
 pytestmark = pytest.mark.core
 

@@ -15,8 +15,7 @@ from trinity.trainer.process.times import StepTimes
 from trinity.trainer.publishing import VersionPublisher
 from trinity.trainer.weights import write_shards
 from trinity.trainer.weights.publisher import Publisher
-from trinity.trainer.weights.shards import describe
-from trinity.trainer.weights.snapshot import Snapshot
+from trinity.trainer.weights.shards import Snapshot, describe
 from trinity.trainer.weights.verification import VerificationResults
 from trinity.weights import TensorInfo, VersionState
 

@@ -17,7 +17,7 @@ from support.programs.trainer.releases import JudgingExplorer, Sync, Trainer
 from support.programs.trainer.training import make_model
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
-from trinity.trainer.replay.steps import refuse_rollbacks
+from trinity.trainer.replay import refuse_rollbacks
 
 pytestmark = pytest.mark.core
 

@@ -48,7 +48,7 @@ def train(plan: Plan, settings: TrainerSettings, ranks: Ranks, control: Control)
     from trinity.trainer.engine import TrainEngine
     from trinity.trainer.process import devices
     from trinity.trainer.process.exchange import Exchange
-    from trinity.trainer.replay import bad_step
+    from trinity.trainer.replay import train_bad_step
 
     device = devices.choose(settings.device, ranks)
     if device == "cpu":
@@ -67,7 +67,7 @@ def train(plan: Plan, settings: TrainerSettings, ranks: Ranks, control: Control)
         with contextlib.closing(publisher) if publisher is not None else contextlib.nullcontext():
             if settings.replay_folder is not None and settings.replay_bad_step:
                 exchange = Exchange(ranks)
-                bad_step.train(plan, settings.replay_bad_step, settings.replay_folder, engine, exchange)
+                train_bad_step(plan, settings.replay_bad_step, settings.replay_folder, engine, exchange)
                 control.update(step=settings.replay_bad_step, state="finished", waiting_for="")
             else:
                 make_loop(plan, settings, ranks, engine, control, buffer, publisher).run()
@@ -94,7 +94,7 @@ def make_loop(
     from trinity.trainer.process.exchange import Exchange
     from trinity.trainer.process.times import StepTimes
     from trinity.trainer.publishing import NoVersions, VersionPublisher
-    from trinity.trainer.replay.steps import ReplayCheckpoints
+    from trinity.trainer.replay import ReplayCheckpoints
 
     replay, last_step = settings.replay_folder, settings.replay_to if settings.replay_folder else None
     folder, exchange, times = replay or plan.job_dir, Exchange(ranks), StepTimes()

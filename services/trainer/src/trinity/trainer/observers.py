@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from trinity.config.service import monitor_fields
 from trinity.data.images import digest, form
 from trinity.runtime import tracing
 from trinity.runtime.files import end_last_line, write_atomic
+from trinity.runtime.metrics import Counter, Gauge, show
 from trinity.runtime.monitor import Monitor, MonitorOptions, open_monitor
-from trinity.trainer import metrics as operators
 from trinity.trainer.data.batch import TrainSequence
 from trinity.trainer.engine import TrainEngine
 from trinity.trainer.engine.step import StepDone
@@ -27,6 +27,33 @@ from trinity.trainer.process.ranks import Ranks
 from trinity.trainer.process.times import SECONDS, StepTimes
 
 log = structlog.get_logger(__name__)
+
+STEP = Gauge("trinity_trainer_step", "Optimizer steps done")
+LOSS = Gauge("trinity_trainer_loss", "Losses of the newest step, by their names in the monitor", ["loss"])
+REWARD = Gauge("trinity_trainer_reward_mean", "Mean reward of the newest step's rollouts")
+GRADIENT = Gauge("trinity_trainer_gradient_norm", "Norm of the newest gradient, before it is clipped")
+KL = Gauge(
+    "trinity_trainer_kl_nats",
+    "KL of the newest step, per token: to the reference, to the engine of the same version (kernel), or of older ones "
+    "(stale)",
+    ["to"],
+)
+STALENESS = Gauge("trinity_trainer_staleness_steps", "Mean staleness of the newest step's groups, in steps")
+TOKENS = Counter("trinity_trainer_tokens_total", "Tokens of trained sequences, prompts included")
+BAD_STEPS = Counter("trinity_trainer_bad_steps_total", "Steps whose batch could not be trained")
+GPU_MEMORY = Gauge(
+    "trinity_trainer_gpu_memory_bytes",
+    "Memory of rank 0's GPU: allocated by torch, reserved for it, and the peak of allocations",
+    ["kind"],
+)
+
+# Names in the monitor -> labels or gauges.
+_KL = {"actor/kl_loss": "reference", "actor/mismatch/kernel_kl": "kernel", "actor/mismatch/stale_kl": "stale"}
+_GAUGES = {
+    "actor/grad_norm": GRADIENT,
+    "sample/reward_mean": REWARD,
+    "sample/staleness_mean": STALENESS,
+}
 
 
 class _Appends:
@@ -190,10 +217,10 @@ class StepMonitor:
     def trained(self, done: StepDone) -> None:
         SECONDS.labels("train").observe(done.seconds)
         metrics = self._metrics(done)
-        operators.show_step(done.step, metrics, sum(s.length for s in done.batch.sequences) if done.trained else 0)
+        show_step(done.step, metrics, sum(s.length for s in done.batch.sequences) if done.trained else 0)
         if torch.cuda.is_initialized():
             cuda = torch.cuda
-            operators.show_memory(cuda.memory_allocated(), cuda.memory_reserved(), cuda.max_memory_allocated())
+            show_memory(cuda.memory_allocated(), cuda.memory_reserved(), cuda.max_memory_allocated())
         tokens = self.control.progress.tokens_trained + (done.batch.totals.tokens if done.trained else 0)
         self.control.update(step=done.step, tokens_trained=tokens, metrics=metrics)
         with tracing.within(done.span):
@@ -217,3 +244,20 @@ class StepMonitor:
             named["sample/staleness_mean"] = batch.staleness_mean
             named["sample/staleness_max"] = batch.staleness_max
         return named
+
+
+def show_step(step: int, metrics: Mapping[str, float], tokens: int) -> None:
+    """Sets the Prometheus metrics of a step from those of the monitor. A metric that the step lacks keeps its value."""
+    STEP.set(step)
+    TOKENS.inc(tokens)
+    BAD_STEPS.inc(metrics.get("actor/bad_step", 0.0))
+    show(LOSS, {(name.partition("/")[2],): value for name, value in metrics.items() if name.endswith("_loss")})
+    show(KL, {(of,): metrics[name] for name, of in _KL.items() if name in metrics})
+    for name, gauge in _GAUGES.items():
+        if name in metrics:
+            gauge.set(metrics[name])
+
+
+def show_memory(allocated: int, reserved: int, peak: int) -> None:
+    """Sets the gauges of GPU memory, in bytes."""
+    show(GPU_MEMORY, {("allocated",): allocated, ("reserved",): reserved, ("peak",): peak})

@@ -41,8 +41,7 @@ from trinity.trainer.weights.canary import (
     widened,
 )
 from trinity.trainer.weights.publisher import Publisher
-from trinity.trainer.weights.shards import Weights
-from trinity.trainer.weights.snapshot import Snapshot
+from trinity.trainer.weights.shards import Snapshot, Weights
 from trinity.weights import Canary, TensorInfo
 
 log = structlog.get_logger(__name__)

@@ -12,9 +12,10 @@
 """
 
 import contextlib
+import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,7 +30,6 @@ from trinity.runtime.errors import InvalidInput
 from trinity.trainer.engine.engine import TrainEngine
 from trinity.trainer.engine.weights import read_all
 from trinity.trainer.model.lora import write_adapters
-from trinity.trainer.model.rope import write_rope
 from trinity.trainer.process.control import Control
 from trinity.trainer.process.exchange import Exchange
 from trinity.trainer.process.times import SECONDS, StepTimes
@@ -319,3 +319,10 @@ def _processors_of_hub(model: ModelConfig, reads_images: bool) -> list[Any]:
     except (OSError, ValueError) as error:
         problem = f"{model.model_path!r}: its tokenizer or image processor cannot be loaded: {error}"
         raise InvalidInput("model.model_path", problem) from None
+
+
+def write_rope(file: Path, parameters: Mapping[str, Any]) -> None:
+    """Put them into a model's config.json in place of its own, so that a checkpoint computes what was trained."""
+    config = json.loads(file.read_text())
+    config = {key: value for key, value in config.items() if key not in ("rope_scaling", "rope_theta")}
+    files.write_atomic(file, json.dumps({**config, "rope_parameters": dict(parameters)}, indent=2).encode())

@@ -18,8 +18,7 @@ from trinity.trainer.algorithms.aggregation import Report, Totals, aggregate, ma
 from trinity.trainer.data.batch import TrainSequence
 from trinity.trainer.data.microbatch import MicroBatch
 from trinity.trainer.model.fused import fuse, wants_kernels
-from trinity.trainer.model.policy import TokenModel, pack
-from trinity.trainer.model.rope import config_with_rope
+from trinity.trainer.model.policy import TokenModel, config_with_rope, pack
 from trinity.trainer.model.sequence_parallel import SequenceGroup
 from trinity.trainer.model.vision import has_vision
 

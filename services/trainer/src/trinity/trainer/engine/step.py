@@ -14,7 +14,7 @@ from opentelemetry.context import Context, get_current
 from trinity.config import Plan
 from trinity.data.templates import chat_template
 from trinity.runtime import tracing
-from trinity.trainer.data import quarantine
+from trinity.trainer.data import bad_steps
 from trinity.trainer.data.bad_steps import BadStep, NotFinite
 from trinity.trainer.data.batch import TrainBatch, from_groups
 from trinity.trainer.data.client import RawBatch
@@ -116,7 +116,7 @@ class StepTrainer:
                 groups = self.engine.per_group_stats(batch)
         error.groups = sorted({*error.groups, *(group["group"] for group in groups if not group["finite"])})
         if self.is_first:
-            folder = quarantine.store(self.folder, raw, error, policy, groups)
+            folder = bad_steps.store(self.folder, raw, error, policy, groups)
             log.error("trainer.step.bad", step=raw.entry.step, problem=error.problem, groups=error.groups,
                       policy=policy, stored=str(folder))  # fmt: skip
 

@@ -11,6 +11,7 @@ from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 
 from trinity.config.schema.model import ModelConfig
+from trinity.data.rope import rope_parameters
 from trinity.data.vision import image_rules
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data.microbatch import MicroBatch
@@ -18,7 +19,6 @@ from trinity.trainer.model import attention
 from trinity.trainer.model.fused import fuse, is_lean, wants_kernels
 from trinity.trainer.model.logprobs import chunked_logprobs
 from trinity.trainer.model.lora import adapter_weights, add_adapters, without_adapters
-from trinity.trainer.model.rope import config_with_rope
 from trinity.trainer.model.sequence_parallel import KEY, SequenceGroup, check_heads
 from trinity.trainer.model.vision import has_vision, hidden_states, text_model
 from trinity.weights import Lora
@@ -202,6 +202,17 @@ def load_policy(
     if config.lora is not None:
         policy.lora = add_adapters(policy.model, config.lora, dtype, config.model_path)
     return policy
+
+
+def config_with_rope(model: ModelConfig) -> dict[str, Any]:
+    """The argument `config` of transformers' from_pretrained, where the YAML has other positions; else none."""
+    if not model.rope:
+        return {}
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model.model_path, trust_remote_code=model.trust_remote_code)
+    config.rope_parameters = rope_parameters(model.rope, config)
+    return {"config": config}
 
 
 def pack(model: Any, group: SequenceGroup | None) -> bool:

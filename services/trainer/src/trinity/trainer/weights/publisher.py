@@ -15,8 +15,7 @@ from trinity.runtime.errors import Conflict, TrinityError
 from trinity.trainer.weights.canary import Tokens, probe_of_versions
 from trinity.trainer.weights.claim import Claim
 from trinity.trainer.weights.collective import CollectiveSender
-from trinity.trainer.weights.shards import Weights, read_version, write_shards
-from trinity.trainer.weights.snapshot import Snapshot
+from trinity.trainer.weights.shards import Snapshot, Weights, read_version, write_shards
 from trinity.trainer.weights.verification import VerificationResults
 from trinity.trainer.weights.version_stores import VersionStores
 from trinity.weights import Canary, FileInfo, Lora, Manifest, TensorInfo, VersionState

@@ -27,7 +27,9 @@ _DTYPES = {
 _BLOCK = 1024 * 1024  # of hashing: stays in the CPU's cache for the second checksum
 _WRITTEN = 1024 * 1024  # per write: a whole tensor takes up to twice as long (ext4)
 _HELD_BYTES = 1024**3  # host copies of a GPU's shards that are being written
-_STAYING_AT_ONCE = 8  # files of tensors that stay: 13 GB/s on 16 cores; 4 have 5 to 10, 14 no more
+_PARALLEL_FILES = 8  # files of tensors that stay: 13 GB/s on 16 cores; 4 have 5 to 10, 14 no more
+
+_ALIGNMENT = 16  # bytes: a tensor of any dtype can begin there
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 _Written = tuple[list[TensorInfo], FileInfo]
@@ -56,7 +58,7 @@ def write_shards(
     """
     folder.mkdir(parents=True, exist_ok=True)
     given = iter(weights)
-    at_once = _STAYING_AT_ONCE if all_stay else max(1, _HELD_BYTES // shard_bytes)
+    at_once = _PARALLEL_FILES if all_stay else max(1, _HELD_BYTES // shard_bytes)
     written: list[Future[_Written]] = []
     with ThreadPoolExecutor(at_once) as writers:
         for shard in _shards(layout, shard_bytes):
@@ -190,3 +192,44 @@ def write_huggingface_index(folder: Path, tensors: Sequence[TensorInfo], infos: 
         "weight_map": {tensor.name: tensor.file for tensor in tensors},
     }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+
+
+class Snapshot:
+    """reserve -> (take -> iterate) any number of times. A `take` uses the same memory: nothing may read it any more.
+
+    Where there is a GPU the memory is pinned, for copies at the speed of the bus.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._tensors: list[tuple[str, torch.Tensor]] = []
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(self._tensors)
+
+    def reserve(self, layout: Sequence[TensorInfo]) -> None:
+        """Allocate the memory for tensors that `layout` describes."""
+        size = sum(_rooms(layout))
+        if self._buffer.numel() != size:
+            self._buffer = torch.empty(0, dtype=torch.uint8)  # frees the old memory first
+            self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=self._on_gpu)
+
+    @torch.no_grad()
+    def take(self, layout: Sequence[TensorInfo], weights: Weights) -> "Snapshot":
+        """Copy the tensors, which `layout` describes; returns itself. Reserves memory unless it is there."""
+        self._tensors = []
+        self.reserve(layout)
+        for (name, tensor), room in zip(weights, self._buffer.split(_rooms(layout)), strict=True):
+            size = tensor.numel() * tensor.element_size()
+            copy = room[:size].view(tensor.dtype).view(tensor.shape)
+            copy.copy_(tensor, non_blocking=True)
+            self._tensors.append((name, copy))
+        if self._on_gpu:
+            torch.cuda.current_stream().synchronize()
+        return self
+
+
+def _rooms(layout: Sequence[TensorInfo]) -> list[int]:
+    """Bytes of each tensor's place."""
+    return [-(-tensor.size_bytes // _ALIGNMENT) * _ALIGNMENT for tensor in layout]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from trinity.trainer.replay.steps import differences, notes
+from trinity.trainer.replay import differences, notes
 
 pytestmark = pytest.mark.core
 

@@ -18,8 +18,13 @@ from safetensors import safe_open
 from trinity.config import Plan
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
+from trinity.trainer.data import bad_steps
+from trinity.trainer.data.bad_steps import BadStep
+from trinity.trainer.engine import TrainEngine
 from trinity.trainer.engine.checkpoints import Checkpoints, CheckpointStore
+from trinity.trainer.engine.step import StepTrainer
 from trinity.trainer.engine.weights import read_all
+from trinity.trainer.process.exchange import Exchange
 
 log = structlog.get_logger(__name__)
 
@@ -144,3 +149,30 @@ def notes(job_dir: Path) -> dict[int, dict[str, Any]]:
             if type(entry.get("step")) is int:
                 found[entry["step"]] = {name: entry[name] for name in _NOTED if type(entry.get(name)) is int}
     return found
+
+
+def train_bad_step(plan: Plan, step: int, folder: Path, engine: TrainEngine, exchange: Exchange) -> None:
+    """Trains the stored batch of a bad step again, and writes statistics of each of its groups to `folder`/report.json.
+
+    Loads the newest checkpoint before the step, and does not train the steps between them: a run that stopped at a bad
+    step has saved a checkpoint just before it. Every rank reads the stored batch itself.
+    """
+    last_step = plan.total_steps or step
+    try:
+        raw = bad_steps.read_batch(plan.job_dir, step)
+    except FileNotFoundError:
+        where = bad_steps.folder_of(plan.job_dir, step)
+        raise InvalidInput("replay_bad_step", f"is {step}; {where} keeps no batch") from None
+    store = CheckpointStore(plan.job_dir)
+    begin = max((saved for saved in store.steps() if saved < step), default=0)
+    if begin:
+        store.load(begin, engine, exchange, unverified=plan.config.allow_unverified_checkpoint)
+    report: dict[str, Any] = {"step": step, "checkpoint_step": begin, "problem": "", "groups": [], "metrics": {}}
+    try:
+        batch = StepTrainer(plan, engine, exchange.is_first, folder, lambda _: last_step).decode(raw)
+        report["groups"] = bad_steps.with_names(raw, engine.per_group_stats(batch))
+        report["metrics"] = engine.train(batch, last_step)
+    except BadStep as error:
+        report |= {"problem": error.problem, "blamed": error.groups}
+    if exchange.is_first:
+        files.write_json(folder / "report.json", report)
