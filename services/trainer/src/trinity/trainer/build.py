@@ -1,4 +1,4 @@
-"""Building the parts of a trainer process, the same on every rank."""
+"""Builds the parts of a trainer process."""
 
 import contextlib
 import socket
@@ -26,7 +26,7 @@ def run_id_of(plan: Plan) -> str:
 
 
 def weights_dir_of(plan: Plan, settings: TrainerSettings) -> Path:
-    """The folder of whole versions. With sync_method memory it is removed when all steps are done."""
+    """Returns the folder of whole versions. With sync_method memory it is removed after the last step."""
     if settings.weights_dir is not None:
         return settings.weights_dir
     if plan.config.synchronizer.sync_method != "memory":
@@ -37,10 +37,10 @@ def weights_dir_of(plan: Plan, settings: TrainerSettings) -> Path:
 
 
 def train(plan: Plan, settings: TrainerSettings, ranks: Ranks, control: Control) -> None:
-    """Load everything and run the loop; blocks until it ends. Heavy imports happen here.
+    """Loads everything and runs the loop; blocks until it ends. Heavy imports happen here.
 
-    The first rank of a finished run returns once the last evaluation has ended as well: who started the run's
-    processes, as compose did, may end them all with the trainer.
+    Rank 0 of a finished run also waits for the end of the last evaluation, since a supervisor such as compose may end
+    all processes with the trainer.
     """
     import torch
 
@@ -71,7 +71,7 @@ def train(plan: Plan, settings: TrainerSettings, ranks: Ranks, control: Control)
                 control.update(step=settings.replay_bad_step, state="finished", waiting_for="")
             else:
                 make_loop(plan, settings, ranks, engine, control, buffer, publisher).run()
-        engine.close()  # not after an error: other ranks may be in a collective, and end with this process
+        engine.close()  # after an error other ranks may be in a collective, and end with this process
         if control.progress.state == "finished" and buffer is not None and publisher is not None:
             buffer.wait_until_finished(lambda: control.stopping)
 
@@ -85,7 +85,7 @@ def make_loop(
     buffer: BufferClient | None,
     publisher: "Publisher | None",
 ) -> "TrainLoop":
-    """The loop of a run, or with `settings.replay_folder` that of a replay. Rank 0 alone has buffer and publisher."""
+    """Makes the loop of a run, or with `settings.replay_folder` of a replay. Only rank 0 has buffer and publisher."""
     from trinity.trainer.data.source import BatchSource
     from trinity.trainer.engine.checkpoints import Checkpoints, CheckpointStore
     from trinity.trainer.engine.step import StepTrainer
@@ -120,7 +120,7 @@ def make_loop(
 
 
 def make_publisher(plan: Plan, settings: TrainerSettings, engine: "TrainEngine") -> "Publisher":
-    """For rank 0. Starts to claim the run."""
+    """Makes rank 0's publisher, and starts to claim the run."""
     from trinity.trainer.publishing import allowed_by
     from trinity.trainer.weights.claim import Claim
     from trinity.trainer.weights.collective import CollectiveSender
@@ -153,7 +153,7 @@ def make_publisher(plan: Plan, settings: TrainerSettings, engine: "TrainEngine")
             withdrawn,
             sync.on_rejected == "stop",
             allowed_by(plan, engine),
-            seconds=0.1 if plan.config.reproducible else 1.0,  # it is waited for
+            seconds=0.1 if plan.config.reproducible else 1.0,  # each publish waits for it
         ),
         VersionStores(folder, run, stores, sync.full_interval if engine.lora is None else 1, settings.nats_url),
         sync.versions_to_keep,
@@ -164,7 +164,7 @@ def make_publisher(plan: Plan, settings: TrainerSettings, engine: "TrainEngine")
 
 
 def own_host(sync_address: str) -> str:
-    """The address at which explorers reach this machine: the local one of the route to the sync service."""
+    """Returns the address at which explorers reach this machine: the local end of the route to the sync service."""
     host, _, port = sync_address.rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # connecting a datagram socket sends nothing
         try:

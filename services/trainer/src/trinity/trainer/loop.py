@@ -1,12 +1,12 @@
-"""The training loop: ask for step k, train, publish, save. Every rank runs it; rank 0 talks to the other services.
+"""The training loop: request step k, train, publish, save. Every rank runs it; rank 0 talks to the other services.
 
     resume -> (next -> train -> publish -> save) for every step -> finished
 
-After a crash it resumes from the newest whole checkpoint, and the ledger answers with the same batches as before.
-Versions that went out before the crash stay as they are: weights of a step are published once.
+After a crash it resumes from the newest complete checkpoint, and the ledger answers with the same batches as before.
+Versions published before the crash stay unchanged: weights of a step are published once.
 
 A rollback is applied between steps: it loads the older version's weights, keeps the step count, and saves a checkpoint
-at once. If a crash took the trainer back behind that version, the rollback waits until its step is reached again.
+at once. If a crash set the trainer back behind that version, the rollback waits until its step is reached again.
 
 A replay is the same loop with other parts (trinity.trainer.replay).
 """
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 
 class Batches(Protocol):
-    """What to do next. All methods of these parts are collectives: every rank calls them."""
+    """Chooses the next action. All methods of these parts are collectives: every rank calls them."""
 
     def open(self, step: int) -> None: ...
     def next(self, step: int) -> Command: ...
@@ -41,9 +41,9 @@ class Trainer(Protocol):
 
 
 class Versions(Protocol):
-    """Weight versions. `publish` does nothing for a step whose version is not due, or went out before a crash.
+    """Publishes weight versions. `publish` skips a step whose version is not due, or was published before a crash.
 
-    A version goes out a little later; `finish` and `close` wait for that.
+    A version is published in the background; `finish` and `close` wait for that.
     """
 
     def open(self, step: int, rollback: int) -> None: ...
@@ -56,9 +56,9 @@ class Versions(Protocol):
 
 
 class CheckpointWriter(Protocol):
-    """`resume` returns the step of the checkpoint it has loaded, or 0, and the newest rollback applied to it.
+    """Saves checkpoints. `resume` returns the step of the loaded checkpoint, or 0, and its newest rollback.
 
-    A saved step is a checkpoint a little later; `settle` waits for that.
+    A saved step becomes a checkpoint in the background; `settle` waits for that.
     """
 
     def resume(self) -> tuple[int, int]: ...
@@ -68,7 +68,7 @@ class CheckpointWriter(Protocol):
 
 
 class Observer(Protocol):
-    """begin -> trained, after each step -> close."""
+    """Watches the loop: begin -> trained, after each step -> close."""
 
     def begin(self, step: int) -> None: ...
     def trained(self, done: StepDone) -> None: ...
@@ -77,7 +77,7 @@ class Observer(Protocol):
 
 @dataclass
 class TrainLoop:
-    """`run` once."""
+    """Runs the steps of a run. Call `run` once."""
 
     control: Control
     batches: Batches
@@ -87,7 +87,7 @@ class TrainLoop:
     observers: Sequence[Observer] = ()
 
     def run(self) -> None:
-        """Until the last step, or until `control.stop`."""
+        """Runs until the last step, or until `control.stop`."""
         try:
             step = self._resume()
             for observer in self.observers:
@@ -128,10 +128,10 @@ class TrainLoop:
         self.control.on_loaded()
         self.batches.open(step)
         self.versions.open(step, rollback)
-        if self.versions.rollback_is_due(step):  # it happened while no trainer ran
+        if self.versions.rollback_is_due(step):  # since no trainer ran
             self._roll_back(step)
         else:
-            self.versions.publish(step)  # does nothing unless a version was lost
+            self.versions.publish(step)  # only if a version was lost
         return step
 
     def _train(self, raw: RawBatch) -> StepDone:
@@ -153,11 +153,11 @@ class TrainLoop:
         return done.step
 
     def _roll_back(self, step: int) -> None:
-        """Continue from an older version's weights. Checkpoints record it from now on; at step 0 there is none yet.
+        """Continues from an older version's weights, and saves them; at step 0 there is no checkpoint yet.
 
-        A version that was due and could not be published meanwhile gets these weights: the next batch may wait for it.
+        A due version that could not be published before gets these weights, since the next batch may wait for it.
         """
-        self.checkpoints.settle()  # it may be the one that is loaded
+        self.checkpoints.settle()  # the newest checkpoint may be loaded
         self.versions.roll_back()
         if step:
             self.checkpoints.save(step)

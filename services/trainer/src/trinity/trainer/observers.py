@@ -1,4 +1,4 @@
-"""What rank 0 writes of each step: status and monitor, monitor/batches.jsonl, and trained experiences."""
+"""Records each step on rank 0: status, monitor and Prometheus, monitor/batches.jsonl, and trained experiences."""
 
 import base64
 import json
@@ -57,9 +57,10 @@ _GAUGES = {
 
 
 class _Appends:
-    """Appends lines to a file for each step. A step trained again after a crash comes again: its last lines count.
+    """Appends lines to a file for each step. Lines of a step that is trained again replace its earlier lines.
 
-    Training needs no line: an OSError, as on a full disk, costs the step's, and the first of several is logged.
+    Training does not depend on them: an OSError, as on a full disk, loses the step's lines. The first in a row is
+    logged.
     """
 
     def __init__(self, file: Path) -> None:
@@ -90,11 +91,10 @@ class _Appends:
 
 
 class Notes(_Appends):
-    """monitor/batches.jsonl: each step's groups, and what else determines the bits of its result beside the weights.
+    """Writes monitor/batches.jsonl: each step's groups, and the settings that determine the bits of its result.
 
-    A replay needs the same.
-
-    schedule_end(step) as in StepTrainer. rollback(): number of the newest rollback applied to the weights.
+    A replay needs the same settings. schedule_end(step): as in StepTrainer. rollback(): number of the newest rollback
+    applied to the weights.
     """
 
     def __init__(
@@ -126,12 +126,12 @@ class Notes(_Appends):
 
 
 class Experiences(_Appends):
-    """buffer/experience_buffer.jsonl, which `trinity view` shows: a line for each trained experience.
+    """Writes buffer/experience_buffer.jsonl for `trinity view`: a line for each trained experience.
 
-    Its `arrays` are in base64, since numbers as text take far longer to write: token_ids little-endian int32 [P + R],
-    mask uint8 [R] (1: trained), logprobs little-endian float32 [R], under the weights that sampled the response. Of a
-    step that records them (TokenValues): new_logprobs float32 [R], entropy float16 [R], clipped uint8 [R] unless the
-    loss has no clip, and proximal_logprobs float32 [R] if the step made several updates.
+    `arrays` are in base64, since numbers as text take far longer to write: token_ids little-endian int32 [P + R], mask
+    uint8 [R] (1: trained), logprobs little-endian float32 [R], under the weights that sampled the response. A step that
+    records TokenValues adds new_logprobs float32 [R], entropy float16 [R], clipped uint8 [R] if the loss has a clip,
+    and proximal_logprobs float32 [R] if the step made several updates.
     `images` are files below the job's folder, each kept once.
     """
 
@@ -192,7 +192,7 @@ def _arrays(values: TokenValues) -> dict[str, str]:
 
 
 def image_file(image: bytes) -> str:
-    """Where an image is kept, below the job's folder."""
+    """Returns an image's path relative to the job's folder."""
     return f"buffer/images/{digest(image).hex()}.{form(image)}"
 
 
@@ -202,7 +202,7 @@ def _base64(values: np.ndarray, dtype: str) -> str:
 
 @dataclass
 class StepMonitor:
-    """Status, log, and the monitors that the YAML names."""
+    """Updates status, log, Prometheus, and the monitors that the YAML names."""
 
     plan: Plan
     folder: Path
@@ -239,7 +239,7 @@ class StepMonitor:
         named["perf/tokens_per_second"] = sum(s.length for s in batch.sequences) / max(done.seconds, 1e-6)
         named["sample/response_tokens"] = float(batch.response_tokens)
         if not self.plan.algorithm.offline:
-            rewards = [s.reward for s in batch.sequences if s.experience is not None]  # each rollout once
+            rewards = [s.reward for s in batch.sequences if s.experience is not None]  # without duplicates
             named["sample/reward_mean"] = sum(rewards) / max(1, len(rewards))
             named["sample/staleness_mean"] = batch.staleness_mean
             named["sample/staleness_max"] = batch.staleness_max

@@ -1,12 +1,10 @@
 """Weight versions for the training loop, on every rank; rank 0 publishes them.
 
-    open -> (observe -> publish)* , with a roll_back between steps where `poll` asks for one -> finish -> close
+    open -> (observe -> publish)* , with a roll_back between steps if `poll` returns True -> finish -> close
 
 A step's weights are copied to host memory, and a thread publishes the copy while the next step trains or waits for its
-batch. One version is published at a time. Until sync has it, the version does not exist: after a crash the weights of
+batch. One version is published at a time. A version exists once sync has it: after a crash before that, the weights of
 the same step are published, from the checkpoint or trained again.
-
-NoVersions takes its place where no process follows the weights.
 """
 
 import contextlib
@@ -48,7 +46,7 @@ log = structlog.get_logger(__name__)
 
 
 class NoVersions:
-    """For runs that learn from disk, and for replays."""
+    """Publishes nothing: for runs that learn from disk, and for replays."""
 
     rollback = 0
 
@@ -67,7 +65,7 @@ class NoVersions:
 
 @dataclass
 class VersionPublisher:
-    """`publisher` exists on rank 0 alone. `rollback` is the number of the newest rollback applied to the weights."""
+    """publisher: None on ranks but the first. rollback: number of the newest rollback applied to the weights."""
 
     plan: Plan
     exchange: Exchange
@@ -87,7 +85,7 @@ class VersionPublisher:
         self._snapshot = Snapshot(self.engine.device)
 
     def open(self, step: int, rollback: int) -> None:
-        """Resume the run at its newest versions; in a new run the model that it begins with becomes version 0.
+        """Resumes the run at its newest versions; a new run publishes its initial model as version 0.
 
         `step` and `rollback` are those of the weights in the engine.
         """
@@ -102,12 +100,12 @@ class VersionPublisher:
         self._probe = tuple(tuple(tokens) for tokens in opening["probe"])
         if opening["is_new"]:
             self._announce_base(step)
-        if self.publisher is not None:  # pinning takes half a second a GB: now, and not when explorers wait
+        if self.publisher is not None:  # pinning takes half a second a GB: here explorers do not wait for it yet
             self._reserving = self._thread.submit(self._snapshot.reserve, self.engine.layout())
         self._show()
 
     def _announce_base(self, step: int) -> None:
-        """Its canary can only be computed while the engine still has those weights."""
+        """Publishes version 0, with a canary unless the engine has the weights of a later step."""
         probe = pseudo_random_probe(self.engine.vocabulary) if step == 0 else ()
         canary = self._canary(probe, step)
         if self.publisher is not None:
@@ -116,14 +114,14 @@ class VersionPublisher:
             self.publisher.announce_base(self.plan.config.model.model_path, canary, layout, given)
 
     def observe(self, batch: TrainBatch) -> None:
-        """Take the canary's probe from the first batch."""
+        """Takes the canary's probe from the first batch."""
         if not self._probe:
             self._probe = probe_of_batch(batch)
 
     def publish(self, step: int) -> None:
-        """Begin to publish the weights of a step if their version is due, unless it was published before a crash.
+        """Begins to publish the weights of a step if their version is due, unless it was published before a crash.
 
-        For other steps only lost files are written again. Waits for the version before, and raises what it failed by.
+        For other steps it only writes lost files again. Waits for the version before, and raises its error.
         """
         begin = time.monotonic()
         self._settle()
@@ -144,7 +142,7 @@ class VersionPublisher:
     def _publish(
         self, publisher: Publisher, step: int, layout: Sequence[TensorInfo], weights: Snapshot, canary: Canary | None
     ) -> None:
-        """In the thread, with a stream of its own: the next step's kernels are not waited for."""
+        """Runs in the thread, with a separate stream so that it does not wait for the next step's kernels."""
         begin, device = time.monotonic(), self.engine.device
         with torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else contextlib.nullcontext():
             if self.plan.config.reproducible:
@@ -155,7 +153,7 @@ class VersionPublisher:
         SECONDS.labels("publish_in_background").observe(time.monotonic() - begin)
 
     def _settle(self) -> None:
-        """Wait until no version is being published. Raises what the newest one failed by."""
+        """Waits until no version is being published. Raises the newest version's error."""
         publishing, self._publishing = self._publishing, None
         if publishing is not None:
             with self._reporting_end():
@@ -163,7 +161,7 @@ class VersionPublisher:
             self._show()
 
     def close(self) -> None:
-        """Wait for a version that is being published; what it fails by is logged."""
+        """Waits for a version that is being published, and logs its error."""
         try:
             self._settle()
         except Exception as error:
@@ -187,17 +185,17 @@ class VersionPublisher:
         return make_canary(probe, logprobs, allowed, step, images)
 
     def poll(self, step: int) -> bool:
-        """Rank 0, after a step: whether a rollback is to be applied now. Raises errors that end the trainer.
+        """Returns True on rank 0 if a rollback is to be applied after this step. Raises errors that end the trainer.
 
-        After a crash that took it back behind the rollback's version the trainer first trains the batches up to it
-        again: on top of that version they would be trained twice, and earlier checkpoints would have its weights.
+        A trainer that a crash set back before the rollback's version first trains the steps up to it again: applied
+        earlier, these batches would be trained twice, and earlier checkpoints would have that version's weights.
         """
         if self.publisher is None:
             return False
         with self._reporting_end():
             self.publisher.check()
             if self._publishing is not None and not self._publishing.done() and self.publisher.due_rollback is None:
-                return False  # the thread polls itself
+                return False  # the thread polls
             self._settle()
             self.publisher.poll()
         self._show()
@@ -205,14 +203,14 @@ class VersionPublisher:
         return due is not None and due.version <= step
 
     def rollback_is_due(self, step: int) -> bool:
-        """`poll`, on every rank together."""
+        """Returns rank 0's `poll` on every rank. A collective."""
         return self.exchange.share(self.poll(step))
 
     def roll_back(self) -> None:
-        """Put the weights of the newest rollback's version into the engine, on every rank together.
+        """Loads the version of the newest rollback into the engine. A collective.
 
-        From the checkpoint of its step, with the optimizer, if there is one; else from the version's files, with a
-        reset optimizer.
+        Loads the checkpoint of its step, with the optimizer, if there is one; else the version's files, and resets the
+        optimizer.
         """
         due = self.publisher.due_rollback if self.publisher is not None else None
         source: dict[str, Any] = {}
@@ -225,20 +223,18 @@ class VersionPublisher:
             unverified = self.plan.config.allow_unverified_checkpoint
             self.checkpoints.load(version, self.engine, self.exchange, unverified=unverified)
         else:
-            self.engine.load_weights(self._files_of(version))
+            weights: Weights | None = None
+            if self.publisher is not None:
+                weights = self.engine.base_weights() if version == 0 else self.publisher.read(version)
+            self.engine.load_weights(weights)
         self.rollback = source["number"]
         if self.publisher is not None and due is not None:
             self.publisher.follows(due)
         self._show()
         log.warning("trainer.rolled_back", **source)
 
-    def _files_of(self, version: int) -> Weights | None:
-        if self.publisher is None:
-            return None
-        return self.engine.base_weights() if version == 0 else self.publisher.read(version)
-
     def finish(self) -> None:
-        """All steps are done: wait for the last version, and for its verification while an explorer can do it."""
+        """Waits for the last version, and for its verification while an explorer can do it."""
         if self.publisher is None:
             return
         self._settle()
@@ -248,7 +244,7 @@ class VersionPublisher:
 
     @contextlib.contextmanager
     def _reporting_end(self) -> Iterator[None]:
-        """Reports in the trainer's status that it ends."""
+        """Sets the trainer's status to stopped if an error ends it."""
         try:
             yield
         except TrinityError:
@@ -261,5 +257,5 @@ class VersionPublisher:
 
 
 def allowed_by(plan: Plan, engine: TrainEngine) -> tuple[float, float]:
-    """The canary's tolerances for this trainer."""
+    """Returns the canary's tolerances for this trainer."""
     return tolerances(plan, engine.trains_in_float32, engine.device.type == "cuda")

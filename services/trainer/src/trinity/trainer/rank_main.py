@@ -1,4 +1,4 @@
-"""Main of every rank but the first: the training loop alone. It ends with rank 0, its parent."""
+"""Main of ranks other than rank 0: only the training loop. The process ends with rank 0, its parent."""
 
 from trinity.config.service import load_plan
 from trinity.runtime import broker, log_stream, logs, process

@@ -1,4 +1,4 @@
-"""Trains steps of a run again: the same checkpoint, the same ledger entries, the same log.
+"""Trains steps of a run again, from the same checkpoint, ledger entries and log; or the stored batch of a bad step.
 
     load the run's checkpoint before `first` -> (next -> train) up to `last` -> save -> compare
 
@@ -34,9 +34,9 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass
 class ReplayCheckpoints:
-    """Resumes from the run's checkpoints and writes one of its own, after step `last`: then both are compared.
+    """Resumes from the run's checkpoint, saves another after step `last`, and compares it with the run's.
 
-    It also trains the steps between the checkpoint and `first`.
+    The replay also trains the steps between the checkpoint and `first`.
     """
 
     plan: Plan
@@ -50,7 +50,7 @@ class ReplayCheckpoints:
         self._notes = notes(self.plan.job_dir)
 
     def resume(self) -> tuple[int, int]:
-        """Load the run's newest checkpoint before the first step; without one the base model stays loaded."""
+        """Loads the run's newest checkpoint before the first step; without one the base model stays loaded."""
         begin = max((step for step in self._of_the_run.steps() if step < self.first), default=0)
         begin = self.own.exchange.share(begin)  # the folder may change between the ranks' reads
         state = self._of_the_run.state(begin) if begin else None
@@ -68,7 +68,7 @@ class ReplayCheckpoints:
         self._of_the_run.load(step, self.own.engine, self.own.exchange, unverified=unverified)
 
     def schedule_end(self, step: int) -> int:
-        """The run's planned last step when it trained this one: a run may be extended later."""
+        """The run's planned last step at the time of this step; a run may be extended later."""
         return self._notes.get(step, {}).get("last_step", 0) or self.plan.total_steps or self.last
 
     def save(self, step: int) -> None:
@@ -84,11 +84,11 @@ class ReplayCheckpoints:
             self._compare(step)
 
     def _compare(self, step: int) -> None:
-        """Compare the weights with the run's checkpoint of the step, if it exists; then the engine holds that one."""
+        """Compares the weights with the run's checkpoint of the step, if it exists, by loading that into the engine."""
         found: dict[str, Any] = {"step": step, "compared": self.own.exchange.share(step in self._of_the_run.steps())}
         if found["compared"]:
             self._load(step)
-            if self.own.exchange.is_first:  # as it was saved: whole
+            if self.own.exchange.is_first:  # in the form of the saved file
                 _, weights = self.own.engine.whole_weights()
                 found |= differences(weights, self.own.store.path(step) / "actor" / "huggingface")
                 log.info("trainer.replay.compared", step=step, different=len(found["different"]))
@@ -99,9 +99,10 @@ class ReplayCheckpoints:
 
 
 def differences(weights: Iterable[tuple[str, torch.Tensor]], folder: Path) -> dict[str, Any]:
-    """`tensors`: their number; `different`: those that differ in the folder's safetensors.
+    """Compares weights bit for bit with the folder's safetensors.
 
-    Compared bit for bit; the value is the greatest absolute difference, or None where shape or dtype differ.
+    Returns the number of `tensors`, and in `different` the greatest absolute difference of each tensor that differs;
+    None if shape or dtype differ.
     """
     count = 0
     different: dict[str, float | None] = {}
@@ -121,14 +122,14 @@ def differences(weights: Iterable[tuple[str, torch.Tensor]], folder: Path) -> di
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """As integers: NaN equals itself, and -0 is not 0."""
+    """Views a tensor as integers: NaN equals itself, and -0 differs from 0."""
     return tensor.contiguous().view(_WORDS[tensor.element_size()])
 
 
 def refuse_rollbacks(noted: dict[int, dict[str, Any]], begin: int, last: int, before: int) -> None:
-    """Refuse steps after a rollback: they continued from an older version, which log and ledger do not record.
+    """Refuses steps after a rollback: they continued from an older version, which log and ledger do not record.
 
-    `noted`: the run's records of its steps; `before`: number of the newest rollback applied to the weights of `begin`.
+    noted: the run's records of its steps. before: number of the newest rollback applied to the weights of `begin`.
     """
     for step in range(begin + 1, last + 1):
         rollback = noted.get(step, {}).get("rollback", before)
@@ -142,7 +143,7 @@ def refuse_rollbacks(noted: dict[int, dict[str, Any]], begin: int, last: int, be
 
 
 def notes(job_dir: Path) -> dict[int, dict[str, Any]]:
-    """The run's record of each step, from the last time it trained the step: what of it a replay needs."""
+    """Reads from monitor/batches.jsonl the fields of each step that a replay needs; its last line counts."""
     found: dict[int, dict[str, Any]] = {}
     with contextlib.suppress(FileNotFoundError):
         for entry in files.json_lines((job_dir / "monitor" / "batches.jsonl").read_bytes().splitlines()):

@@ -1,4 +1,4 @@
-"""Wiring of the trainer: the loop in a thread, gRPC beside it, the other ranks as children."""
+"""Wires the trainer: the loop in a thread, the gRPC server, the other ranks as children."""
 
 import asyncio
 import os
@@ -20,9 +20,9 @@ from trinity.trainer.settings import TrainerSettings
 log = structlog.get_logger(__name__)
 
 
-# One failure mostly ends all ranks: seconds for the first rank to report its error.
-_WORDS_SECONDS = 2.0
-# What the first rank ends with by itself: nothing, or an error that torch does not raise because another rank is gone.
+# A failure mostly ends all ranks. Rank 0 has this time to report its error.
+_ERROR_SECONDS = 2.0
+# Results of rank 0 that no other rank's death causes: no error, or an error that torch does not raise.
 _OWN_END = (type(None), TrinityError, OSError, *UNEXPECTED)
 
 
@@ -59,18 +59,18 @@ class TrainerService:
         ends: list[asyncio.Future[Any]] = [self._training, died]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if died.done():
-            await asyncio.wait([self._training], timeout=_WORDS_SECONDS)
+            await asyncio.wait([self._training], timeout=_ERROR_SECONDS)
             if self.control.progress.state in ("finished", "stopped"):
-                await asyncio.wait([self._training])  # it may publish a version for minutes, and needs no other rank
+                await asyncio.wait([self._training])  # it may publish a version for minutes, without other ranks
             error = self._training.exception() if self._training.done() else None
             if not self._training.done() or not isinstance(error, _OWN_END):
-                said = f"; rank 0 raised {error!r}" if error is not None else ""
-                log.error("service.failed", reason=died.result() + said)
+                error_text = f"; rank 0 raised {error!r}" if error is not None else ""
+                log.error("service.failed", reason=died.result() + error_text)
                 _exit_now(1)
         await self._training
 
     async def drain(self, grace_seconds: float) -> None:
-        """Let the running step end. It is trained again from the same batch if no checkpoint followed."""
+        """Lets the running step end. A restart trains it again from the same batch unless a checkpoint followed."""
         self.control.stop()
         if self._training is None:
             return
@@ -80,7 +80,7 @@ class TrainerService:
 
 
 def _exit_now(code: int) -> NoReturn:
-    """The loop's thread hangs in a step or a collective and cannot be interrupted: end the process."""
+    """Ends the process, since the loop's thread cannot be interrupted in a step or a collective."""
     tracing.shutdown()
     log_stream.stop()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""The gRPC edge of the trainer."""
+"""Serves the trainer's RPCs."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self._job_dir = job_dir
 
     def add_to(self, server: grpc.aio.Server) -> str:
-        """Serve; returns the service's full name."""
+        """Adds the service to a server; returns its full name."""
         trainer_pb2_grpc.add_TrainerServiceServicer_to_server(self, server)
         return str(pb.DESCRIPTOR.services_by_name["TrainerService"].full_name)
 
@@ -75,6 +75,6 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
 
 
 async def _until(holds: Callable[[], bool]) -> None:
-    """Poll until it holds; the caller's deadline ends it."""
+    """Polls until the condition holds; the caller's deadline ends the wait."""
     while not holds():
         await asyncio.sleep(_POLL_SECONDS)

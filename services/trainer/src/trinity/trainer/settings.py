@@ -25,10 +25,10 @@ class TrainerSettings(NatsSettings):
     collective_host: str = Field(
         "", description="Name of this host for members of the collective group; empty: as seen by the sync service"
     )
-    num_ranks: int = Field(1, ge=1, description="Training processes, unless a launcher such as torchrun says")
+    num_ranks: int = Field(1, ge=1, description="Training processes, unless a launcher such as torchrun sets them")
     gpu_memory_gib: float = Field(0, ge=0, description="Memory that a rank may take of its GPU, in GiB; 0: all of it")
     threads: int = Field(0, ge=0, description="CPU threads of each rank; 0: the cores, shared by the ranks")
-    replay_folder: Path | None = Field(None, description="Train steps again into this folder, for comparison alone")
+    replay_folder: Path | None = Field(None, description="Train steps again into this folder, for comparison only")
     replay_from: int = Field(1, ge=1, description="First step of the replay; it begins at the checkpoint before it")
     replay_bad_step: int = Field(0, ge=0, description="Train this bad step's stored batch into replay_folder; 0: none")
     replay_to: int = Field(1, ge=1, description="Last step of the replay")

@@ -1,4 +1,4 @@
-"""Token losses to one number, and metrics that add up, over the global batch for every split into parts and ranks."""
+"""Aggregates token losses and metrics over the global batch, equally for every split into parts and ranks."""
 
 from dataclasses import dataclass, replace
 
@@ -6,15 +6,15 @@ import torch
 
 # name -> tensor [2]: sum of the values, number of the values
 Report = dict[str, torch.Tensor]
-# A policy loss's report may name so where its clip decided, bool [B, R]. It is of tokens: compute_loss takes it out.
+# Key of a policy loss's report for the tokens at which its clip decided, bool [B, R]; compute_loss removes it.
 CLIPPED = "clipped_BR"
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Totals of the whole batch, over all ranks: trained tokens, and sequences with at least one.
+    """Totals of the whole batch, over all ranks: trained tokens, and sequences with at least one of them.
 
-    pairs: preference pairs. rolled_out, expert: the same of these sequences alone.
+    pairs: preference pairs. rolled_out, expert: totals of these sequences.
     """
 
     tokens: int
@@ -27,11 +27,11 @@ class Totals:
 def aggregate(
     values_BR: torch.Tensor, mask_BR: torch.Tensor, mode: str, totals: Totals, max_response_tokens: int = 1
 ) -> torch.Tensor:
-    """This part's share of the batch's loss; the shares of all parts add up to it.
+    """Returns this part's share of the batch's loss; the shares of all parts add up to it.
 
-    token-mean: sum of all / tokens. seq-mean-token-sum: mean over sequences of each one's sum. seq-mean-token-mean:
-    mean over sequences of each one's mean. seq-mean-token-sum-norm: mean over sequences of each one's sum /
-    max_response_tokens, a constant of the run (Dr. GRPO, arXiv:2503.20783, section 3.2).
+    token-mean: sum of all / tokens. seq-mean-token-sum: mean over sequences of their sums. seq-mean-token-mean: mean
+    over sequences of their means. seq-mean-token-sum-norm: mean over sequences of their sums / max_response_tokens, a
+    constant of the run (Dr. GRPO, arXiv:2503.20783, section 3.2).
     """
     masked = values_BR * mask_BR
     if mode == "token-mean":
@@ -50,7 +50,7 @@ def aggregate(
 class Share:
     """`aggregate` bound to the batch's totals, the chosen mode, and the weights of a correction.
 
-    weights float [B, R] or [B, 1], without gradient; None: 1. max_response_tokens: of the run.
+    weights: float [B, R] or [B, 1], without gradient; None: 1.
     """
 
     mode: str
@@ -59,12 +59,12 @@ class Share:
     max_response_tokens: int = 1
 
     def __call__(self, values_BR: torch.Tensor, mask_BR: torch.Tensor) -> torch.Tensor:
-        """The share of the loss, from a loss for every token."""
+        """Returns the share of the loss, from a loss for every token."""
         weighted = values_BR if self.weights is None else values_BR * self.weights
         return aggregate(weighted, mask_BR, self.mode, self.totals, self.max_response_tokens)
 
     def of_sequences(self, values_B: torch.Tensor, mask_BR: torch.Tensor) -> torch.Tensor:
-        """The share of the loss, from a loss for every sequence: the sum of its tokens' losses. 0 without tokens."""
+        """Returns the share of the loss, from a loss for every sequence (the sum over tokens); 0 without tokens."""
         lengths = mask_BR.sum(-1, keepdim=True).clamp(min=1)
         return self(values_B[:, None] / lengths * torch.ones_like(mask_BR), mask_BR)
 
@@ -72,18 +72,18 @@ class Share:
         return replace(self, mode=mode)
 
     def among(self, totals: Totals | None) -> "Share":
-        """Of a part of the batch's sequences; the same of all if the part is not told."""
+        """Replaces the totals by those of a part of the batch; None keeps the totals."""
         return replace(self, totals=totals or self.totals)
 
 
 def masked_sum(values_BR: torch.Tensor, mask_BR: torch.Tensor) -> torch.Tensor:
-    """Sum over the masked positions and their number, [2]."""
+    """Returns the sum over the masked positions and their number, [2]."""
     mask = mask_BR.to(torch.float32)
     return torch.stack([(values_BR.to(torch.float32) * mask).sum(), mask.sum()])
 
 
 def join(reports: list[Report]) -> Report:
-    """Add reports up."""
+    """Adds up reports."""
     total: Report = {}
     for report in reports:
         for name, pair in report.items():
@@ -92,5 +92,5 @@ def join(reports: list[Report]) -> Report:
 
 
 def means(report: Report) -> dict[str, float]:
-    """Means; entries without values are dropped."""
+    """Returns the mean of each entry; drops entries without values."""
     return {name: float(pair[0] / pair[1]) for name, pair in report.items() if pair[1] > 0}

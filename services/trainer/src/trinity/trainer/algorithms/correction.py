@@ -1,7 +1,7 @@
-"""Off-policy correction of any loss, for the difference between the trainer's weights and the behaviour policy.
+"""Corrects any loss for the difference between the trainer's weights and the behaviour policy.
 
-rho = exp(trainer's log-probability as the step began - the engine's), the exponent clamped to +-20. A masked token
-has loss 0 and still counts in means, so that the loss does not depend on how the batch is split.
+rho = exp(trainer's log-probability before the step - the engine's), the exponent clamped to +-20. A masked token has
+loss 0 and still counts in means, so that the loss does not depend on the split of the batch.
 """
 
 from dataclasses import replace
@@ -15,13 +15,13 @@ from trinity.trainer.algorithms.inputs import LIMIT, LossInputs, sequence_mean, 
 
 
 def correct(x: LossInputs, config: RolloutCorrectionConfig) -> tuple[LossInputs, torch.Tensor | None, Report]:
-    """Inputs for the policy loss, weights of its token losses ([B, R] or [B, 1]; None: 1), and a report.
+    """Returns inputs for the policy loss, weights of its token losses ([B, R] or [B, 1]; None: 1), and a report.
 
     token_cap: min(rho, cap) (truncated importance sampling: Yao et al. 2025, "Your efficient RL framework secretly
     brings you off-policy RL training"). sequence_cap: min(product over the sequence, cap). token_range: 0 outside
     (IcePop: Zhao et al. 2025, "Small leak can sink a great ship"; its weight inside is rho: token_cap = the upper end).
     geometric_range: 0 for sequences the geometric mean of whose rho is outside (Liu et al. 2025, "When speed kills
-    stability"). decoupled: the loss's ratio is relative to the trainer's weights as the step began; the weights correct
+    stability"). decoupled: the loss's ratio is relative to the trainer's weights before the step; the weights correct
     their ratio to the rollouts (decoupled PPO, arXiv:2110.00641, equation 5; arXiv:2505.24298). Rows of a dataset have
     weight 1.
     """
@@ -49,8 +49,9 @@ def correct(x: LossInputs, config: RolloutCorrectionConfig) -> tuple[LossInputs,
 
 
 def decouples(config: RolloutCorrectionConfig, proximal: torch.Tensor | np.ndarray | None) -> bool:
-    """Whether the loss's ratio is relative to the trainer's weights as the step began. Without a configured value the
-    batch decides: only a batch of several updates has `proximal` log-probabilities.
+    """Returns True if the loss's ratio is relative to the trainer's weights before the step.
+
+    By default that is so for a batch of several updates, which has `proximal` log-probabilities.
     """
     return proximal is not None if config.decoupled is None else config.decoupled
 

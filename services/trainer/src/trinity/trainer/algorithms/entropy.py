@@ -1,4 +1,4 @@
-"""Entropy terms: the mean entropy of the tokens that are trained, which entropy_coef times is taken off the loss."""
+"""Entropy terms: the mean entropy of trained tokens. The loss subtracts entropy_coef times this mean."""
 
 import torch
 
@@ -10,18 +10,18 @@ from trinity.trainer.algorithms.inputs import LossInputs
 
 
 def mean_entropy(part: Part, x: LossInputs, share: Share) -> torch.Tensor:
-    """This micro-batch's share of the mean that the part's function takes, a scalar."""
+    """Returns this micro-batch's share of the mean entropy by the part's function, a scalar."""
     found: torch.Tensor = ENTROPY_LOSSES[part.name](x, share, **part.args_beside(ENTROPY_LOSSES.args))
     return found
 
 
 @entropy_loss("default", also=["basic"])
 def default(x: LossInputs, share: Share) -> torch.Tensor:
-    """Of all sequences."""
+    """Mean over all sequences."""
     return share(x.entropy, x.mask)
 
 
 @entropy_loss("mix")
 def mix(x: LossInputs, share: Share) -> torch.Tensor:
-    """Of the rolled-out sequences, as a mean over these."""
+    """Mean over the rolled-out sequences."""
     return share.among(share.totals.rolled_out)(x.entropy, x.mask * (1 - x.expert))

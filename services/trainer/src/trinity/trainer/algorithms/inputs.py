@@ -1,23 +1,23 @@
-"""A loss's inputs from a micro-batch, and the ratios made of them. B sequences, R response positions."""
+"""Inputs of a loss from a micro-batch, and their ratios. B sequences, R response positions."""
 
 from dataclasses import dataclass, fields, replace
 
 import torch
 
-LIMIT = 20.0  # of the exponent of a ratio
+LIMIT = 20.0  # absolute value of a ratio's exponent
 
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Tensors of one micro-batch, aligned with the response, float [B, R] unless they say otherwise.
+    """Tensors of one micro-batch, aligned with the response, float [B, R] unless stated otherwise.
 
-    logprobs and entropy are of the policy and have its gradient; old_logprobs of the weights and engine that sampled;
-    reference_logprobs of the frozen base model; proximal_logprobs of the trainer's weights as the step began (None: the
-    batch makes one update, and they are those of `logprobs`). mask: 1 at the tokens to train. on_policy_mask: 1 at
-    tokens sampled by the weights that the step begins with, as all before them in the response. keep_mask and peers_B:
-    what the loss's `keep` and `peers` made of the WholeBatch. expert_B: 1 for rows of a dataset among rolled-out ones.
-    pairs_B: 1 for the chosen, -1 for the rejected one of a preference pair, 0 without. None: not needed, or 0.
-    step: the optimizer step, from 1.
+    logprobs and entropy are the policy's and have its gradient; old_logprobs are those of the sampling engine;
+    reference_logprobs those of the frozen base model; proximal_logprobs those of the trainer's weights before the step
+    (None: the batch makes one update, and they equal `logprobs`). mask: 1 at the tokens to train. on_policy_mask: 1 at
+    tokens that were sampled, as all earlier tokens of the response, by the weights before the step. keep_mask and
+    peers_B: results of the loss's `keep` and `peers`. expert_B: 1 for rows of a dataset among rolled-out sequences.
+    pairs_B: 1 for the chosen sequence of a preference pair, -1 for the rejected, 0 without a pair. None: not needed, or
+    0. step: the optimizer step, from 1.
     """
 
     logprobs: torch.Tensor
@@ -36,7 +36,7 @@ class LossInputs:
 
     @property
     def proximal(self) -> torch.Tensor:
-        """Log-probabilities of the trainer's weights as the step began, without gradient, [B, R]."""
+        """Log-probabilities of the trainer's weights before the step, without gradient, [B, R]."""
         return self.logprobs.detach() if self.proximal_logprobs is None else self.proximal_logprobs
 
     @property
@@ -59,11 +59,11 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class WholeBatch:
-    """All sequences of a batch as an update begins, for a loss's `keep` or `peers`; float64 [R] of each sequence.
+    """All sequences of a batch before an update, for a loss's `keep` or `peers`; float64 [R] for each sequence.
 
-    masks bool: the tokens to train of rolled-out sequences. log_ratios: logprobs - those in the ratio's denominator.
-    reference: None unless the loss has the trait. groups: equal for the rollouts of a task; pairs: k for the chosen, -k
-    for the rejected one of a preference pair, 0 without. seed: of random choices.
+    masks bool: tokens to train of rolled-out sequences. log_ratios: logprobs minus the log-probabilities in the ratio's
+    denominator. reference: None unless the loss has the trait. groups: equal for the rollouts of a task. pairs: k for
+    the chosen sequence of a preference pair, -k for the rejected, 0 without a pair. seed: for random choices.
     """
 
     masks: list[torch.Tensor]
@@ -77,7 +77,7 @@ class WholeBatch:
 
 
 def log_ratio(x: LossInputs, limit: float = LIMIT) -> torch.Tensor:
-    """lp - lo, clamped to +-limit, [B, R]. Beyond it there is no gradient."""
+    """lp - lo, clamped to +-limit, [B, R]. Beyond the limit it has no gradient."""
     return (x.logprobs - x.old_logprobs).clamp(-limit, limit)
 
 
@@ -87,12 +87,12 @@ def sequence_sum(values_BR: torch.Tensor, mask_BR: torch.Tensor) -> torch.Tensor
 
 
 def sequence_mean(values_BR: torch.Tensor, mask_BR: torch.Tensor) -> torch.Tensor:
-    """Mean over each sequence's trained tokens, [B]; without any 0."""
+    """Mean over each sequence's trained tokens, [B]; 0 without trained tokens."""
     return sequence_sum(values_BR, mask_BR) / mask_BR.sum(-1).clamp(min=1)
 
 
 def bounds(both: float | None, low: float | None, high: float | None) -> tuple[float, float]:
-    """Of a clip: `both` stands for one that is None. `trinity check` refuses arguments that give none."""
+    """Returns a clip's bounds; `both` replaces a bound that is None. `trinity check` refuses a missing bound."""
     low, high = (both if low is None else low), (both if high is None else high)
     assert low is not None
     assert high is not None
@@ -102,6 +102,6 @@ def bounds(both: float | None, low: float | None, high: float | None) -> tuple[f
 def clipped(
     advantages: torch.Tensor, ratio: torch.Tensor, low: float, high: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """max(-A r, -A clip(r, 1 - low, 1 + high)), and where the clip decided."""
+    """Returns max(-A r, -A clip(r, 1 - low, 1 + high)), and True where the clip decided."""
     plain, bounded = -advantages * ratio, -advantages * ratio.clamp(1 - low, 1 + high)
     return torch.maximum(plain, bounded), bounded > plain

@@ -14,7 +14,7 @@ from trinity.plugins.declarations import KL_FUNCTIONS
 
 
 def estimate(part: Part, lp: torch.Tensor, ref: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """The KL of each token, by the part's function."""
+    """Returns the KL of each token by the part's function."""
     found: torch.Tensor = KL_FUNCTIONS[part.name](lp, ref, old, **part.args_beside(KL_FUNCTIONS.args))
     return found
 
@@ -70,13 +70,13 @@ class KlCoefficients:
 
     @classmethod
     def of(cls, plan: AlgorithmPlan) -> "KlCoefficients":
-        """As the YAML has them."""
+        """Takes the coefficients of the YAML."""
         return cls(plan.kl_loss.args.get("kl_coef", 0.0), plan.kl_penalty.args.get("kl_coef", 0.0))
 
     def after(
         self, plan: AlgorithmPlan, loss_kl: float | None, reward_kl: float | None, sequences: int
     ) -> "KlCoefficients":
-        """Update after a step with this mean KL in loss and reward; None: no KL, and the coefficient stays."""
+        """Returns the coefficients after a step with this mean KL in loss and reward; None keeps a coefficient."""
         return KlCoefficients(
             adapted(self.loss, plan.kl_loss, loss_kl, sequences),
             adapted(self.reward, plan.kl_penalty, reward_kl, sequences),

@@ -23,10 +23,10 @@ def compute_loss(
     kl_coef: float | None = None,
     record: Callable[[LossInputs, torch.Tensor | None], None] | None = None,
 ) -> tuple[torch.Tensor, Report]:
-    """This micro-batch's share of the batch's loss (a scalar), and its report. kl_coef: in place of the plan's.
+    """Returns this micro-batch's share of the batch's loss (a scalar), and its report. kl_coef: replaces the plan's.
 
-    Expert rows have neither reward nor behaviour policy: only losses with an expert term receive them. `record` gets
-    the inputs, and at which trained tokens the policy loss's clip decided, bool [B, R]; None: the loss has no clip.
+    Expert rows have neither reward nor behaviour policy: only losses with an expert term receive them. `record` is
+    called with the inputs and the trained tokens at which the policy loss's clip decided, bool [B, R]; None: no clip.
     """
     if not plan.trains_experts:
         inputs, totals = replace(inputs, mask=inputs.mask * (1 - inputs.expert)), totals.rolled_out or totals
@@ -57,16 +57,16 @@ def compute_loss(
 
 
 def _sampler(plan: AlgorithmPlan, x: LossInputs) -> torch.Tensor:
-    """Log-probabilities under the behaviour policy, [B, R]; for rows of datasets the policy's own."""
+    """Log-probabilities under the behaviour policy, [B, R]; rows of datasets have those of the policy."""
     return x.logprobs if plan.offline else torch.where(x.expert > 0, x.logprobs, x.old_logprobs)
 
 
 @torch.no_grad()
 def mismatch(x: LossInputs) -> Report:
-    """Distance of the trainer from the behaviour policy, always measured: means over tokens, kernel and stale apart.
+    """Measures the distance of the trainer from the behaviour policy: means over kernel tokens and over stale tokens.
 
-    Tokens sampled by the trainer's own version differ by the engine's arithmetic alone (kernel); those of older
-    versions, or in a response that older ones began, also by the training since (stale). A mean of no tokens is not
+    Tokens sampled by the trainer's version differ only by the engine's arithmetic (kernel). Tokens of older versions,
+    or in a response that an older version began, differ also by the training since (stale). A mean of no tokens is not
     reported. rho = trainer's probability / engine's, of sampled tokens;
     kl: rho - 1 - log rho, which estimates KL(engine || trainer) and is never negative; ratio: rho; logprob_diff:
     |log rho|.

@@ -1,1 +1,1 @@
-"""From ledger entries to micro-batches: the client of the buffer, batches, rows of datasets, stored bad steps."""
+"""Ledger entries to micro-batches: the client of the buffer, batches, rows of datasets, bad steps."""

@@ -1,4 +1,4 @@
-"""A step's batch as the trainer sees it: sequences, from the log's groups; those of datasets are in `examples`."""
+"""A step's batch in the trainer: sequences with their advantages, made from the log's groups."""
 
 import contextlib
 import json
@@ -45,17 +45,17 @@ class LedgerEntry(Protocol):
 
 @dataclass(frozen=True)
 class TrainSequence:
-    """One sequence. T tokens, of which the last R are the response.
+    """A sequence of T tokens, of which the last R are the response.
 
     token_ids int32 [T]; old_logprobs float32 [R], under the weights that sampled them; mask bool [R], tokens to train.
-    token_advantages float32 [R]: where None, each token's is `advantage`, which otherwise is only reported.
-    on_policy_mask bool [R]: tokens sampled by the weights that this step begins with, as all before them in the
-    response, whose keys and values the engine reuses; None: none. proximal_logprobs float32 [R]: under the trainer's
-    weights before the first mini-batch of the step; None: those of the loss itself. reference_logprobs float32 [R]: the
-    frozen base model's; None: it is not needed, or computes beside the policy.
-    pair: k > 0 for the chosen one of preference pair k, -k for the rejected one. keep_mask bool [R] and `peers`:
+    token_advantages float32 [R]; if None, each token's advantage is `advantage`, which otherwise is only reported.
+    on_policy_mask bool [R]: tokens that were sampled, as all earlier tokens of the response, by the weights before this
+    step (the engine reuses their keys and values); None: no token. proximal_logprobs float32 [R]: under the trainer's
+    weights before the first mini-batch of the step; None: the loss uses those of its forward pass. reference_logprobs
+    float32 [R]: the frozen base model's; None: it is not needed, or computes each micro-batch.
+    pair: k > 0 for the chosen sequence of preference pair k, -k for the rejected. keep_mask bool [R] and peers:
     statistics of the whole batch for the loss (engine.whole_batch). values and returns float32 [R]: the critic's values
-    before the step, and its targets; None without a critic. images: those among the tokens, in order.
+    before the step, and its targets; None without a critic. images: images among the tokens, in order.
     """
 
     token_ids: np.ndarray
@@ -89,7 +89,7 @@ class TrainSequence:
 
     @property
     def advantages(self) -> np.ndarray:
-        """Of each response token, float32 [R]."""
+        """Advantages of the response tokens, float32 [R]."""
         if self.token_advantages is not None:
             return self.token_advantages
         return np.full(self.response_length, self.advantage, np.float32)
@@ -97,7 +97,7 @@ class TrainSequence:
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """All sequences of a step, the same on every rank. `made_at_seconds`: Unix time when the last group was whole."""
+    """All sequences of a step, equal on every rank. made_at_seconds: Unix time when the last group was complete."""
 
     step: int
     sequences: tuple[TrainSequence, ...]
@@ -130,12 +130,12 @@ def _totals(sequences: Sequence[TrainSequence]) -> Totals:
 def from_groups(
     entry: LedgerEntry, groups: Iterable[bytes], plan: AlgorithmPlan, experts: Sequence[TrainSequence] = ()
 ) -> TrainBatch:
-    """An online batch.
+    """Makes an online batch.
 
-    `groups` are log entries as they were stored, in the ledger entry's order; the entry lists the experiences that
-    operators keep. `experts` are the rows of auxiliary buffers: without reward and advantage, and dropped for losses
-    without an expert term. With a KL penalty in the reward, or a critic, advantages are computed after the models'
-    forward passes (engine.whole_batch).
+    groups: stored log entries, in the ledger entry's order; the entry lists the experiences that operators keep.
+    experts: rows of auxiliary buffers, without reward and advantage; losses without an expert term drop them. With a KL
+    penalty in the reward, or a critic, advantages follow after the models' forward passes (engine.whole_batch).
+    Raises Undecodable for a group that cannot be decoded, NotFinite for a reward or advantage.
     """
     sequences: list[TrainSequence] = []
     made_at = 0.0
@@ -163,7 +163,7 @@ def from_groups(
 
 
 def _undecodable(step: int, index: int, member: LedgerGroup, data: bytes, error: Exception) -> Undecodable:
-    """Names the task, and the explorer that made the group if as much can be read."""
+    """Returns the error of a group; it names the task, and the explorer if that part of the group can be decoded."""
     with contextlib.suppress(InvalidInput):
         made = parse_outcome(data).group
         if made.explorer_id:
@@ -173,7 +173,7 @@ def _undecodable(step: int, index: int, member: LedgerGroup, data: bytes, error:
 
 
 def _sequences_of(group: Group, index: int, version: int) -> list[TrainSequence]:
-    """`version`: the trainer's before the step."""
+    """version: the trainer's version before the step."""
     temperature = group.task.sampling.temperature or 1.0
     return [
         TrainSequence(
@@ -202,9 +202,9 @@ def _wholly_by(experience: Experience, version: int) -> np.ndarray:
 
 
 def _paired(sequences: list[TrainSequence], plan: AlgorithmPlan) -> list[TrainSequence]:
-    """Preference pairs, if the loss is of pairs: of each group the best with the worst, the next with the next.
+    """Pairs each group's best sequence with its worst, the next with the next, if the loss is of pairs.
 
-    A pair needs two different rewards, and tokens to train in both. Sequences without a pair are not trained.
+    The two rewards of a pair differ, and both sequences have tokens to train. Sequences without a pair are not trained.
     """
     if not plan.of_pairs:
         return sequences
@@ -232,11 +232,11 @@ def with_advantages(
     penalties: Sequence[np.ndarray] | None = None,
     values: Sequence[np.ndarray] | None = None,
 ) -> list[TrainSequence]:
-    """The sequences with their advantages; those of expert rows stay 0.
+    """Computes the advantages of rolled-out sequences; those of expert rows stay 0.
 
-    penalties and values float [R] each, of the rolled-out ones: the KL penalty of each token, and a critic's values. A
-    sequence that the advantage function drops gets an empty mask; one that it duplicates is repeated. Raises
-    NotFinite naming the groups whose reward or advantage is not finite.
+    penalties and values float [R] each, for rolled-out sequences: the KL penalty of each token, and a critic's values.
+    A sequence that the advantage function drops gets an empty mask; a duplicated sequence is repeated. Raises NotFinite
+    naming the groups whose reward or advantage is not finite.
     """
     rolled_out, experts = ([s for s in sequences if s.expert is kind] for kind in (False, True))
     if plan.advantage is None or not rolled_out:
@@ -245,7 +245,7 @@ def with_advantages(
     rollouts = _rollouts(rolled_out, step, penalties, values)
     try:
         found = advantages.compute(plan.advantage.name, plan.advantage.args, rollouts)
-    except InvalidInput as error:  # of what an experience lacks
+    except InvalidInput as error:  # an experience lacks a field
         raise Undecodable(f"{plan.advantage.name} cannot use an experience: {error}", step) from error
     bad = [s.group for s, tokens in zip(rolled_out, found.tokens, strict=True) if not torch.isfinite(tokens).all()]
     _refuse("advantage", bad, step)
@@ -282,14 +282,11 @@ def _rollouts(
         facts=[{**json.loads(e.info_json or "{}"), **e.metrics} if e else {} for e in experiences],
         penalties=None if penalties is None else [_float64(p) for p in penalties],
         values=None if values is None else [_float64(v) for v in values],
-        teachers=[_teacher(e) for e in experiences],
+        teachers=[
+            None if e is None or e.teacher_logprobs is None else _float64(e.teacher_logprobs) for e in experiences
+        ],
         seed=step,
     )
-
-
-def _teacher(experience: Experience | None) -> torch.Tensor | None:
-    found = experience.teacher_logprobs if experience is not None else None
-    return None if found is None else _float64(found)
 
 
 def _float32(values: Any) -> np.ndarray:
@@ -297,10 +294,10 @@ def _float32(values: Any) -> np.ndarray:
 
 
 def _baseline_groups(sequences: Sequence[TrainSequence]) -> torch.Tensor:
-    """int [N]: equal for sequences that are compared with each other.
+    """Returns int [N], equal for sequences that are compared with each other.
 
-    These are the rollouts of a task, except experiences that name a group of their own within it (info.group): a step
-    that led to a rollout, such as a reflection, is not compared with rollouts.
+    These are the rollouts of a task. Experiences that name a group within the task (info.group) are compared within
+    that: a step that led to a rollout, such as a reflection, is not compared with rollouts.
     """
     infos = [json.loads(s.experience.info_json or "{}") if s.experience else {} for s in sequences]
     names = [(s.group, str(info.get("group", ""))) for s, info in zip(sequences, infos, strict=True)]

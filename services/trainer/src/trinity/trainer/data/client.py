@@ -36,7 +36,7 @@ class BatchLost(DataLoss):
 
 @dataclass
 class RawBatch:
-    """A whole batch as received."""
+    """A whole batch as received: protobuf messages, which other modules read by their fields."""
 
     entry: pb.LedgerEntry
     groups: list[pb.BatchGroup] = field(default_factory=list)
@@ -44,7 +44,7 @@ class RawBatch:
 
 
 def encode_batch(batch: RawBatch) -> bytes:
-    """Length-prefixed messages: the entry, then groups or examples."""
+    """Encodes the entry, then groups, then examples as length-prefixed messages."""
     messages = [batch.entry, *batch.groups, *batch.examples]
     parts = [message.SerializeToString() for message in messages]
     head = struct.pack("<II", len(batch.groups), len(batch.examples))
@@ -66,7 +66,7 @@ def decode_batch(data: bytes) -> RawBatch:
 
 
 class BufferClient:
-    """The trainer's client of the buffer. Rank 0 alone."""
+    """Rank 0's client of the buffer: start -> next, for each step. Requests wait for a restarting buffer."""
 
     def __init__(self, address: str, run: str) -> None:
         self._channel = rpc.blocking_channel(address)
@@ -76,7 +76,7 @@ class BufferClient:
         self._closed = threading.Event()
         self._calling = threading.Lock()
         self._call: Any = None  # the stream that batches come from
-        self._replaced: Any = None  # one that said less than is known now
+        self._replaced: Any = None  # a stream whose request lacks that the trainer waits
         self._receives = False  # parts of a batch have come
         self._taken = 0  # step of the batch that the trainer has
         self._awaited = 0  # step that the trainer cannot go on without
@@ -84,7 +84,7 @@ class BufferClient:
         self.checkpoint_wanted = False
 
     def rewind(self, step: int) -> pb.RewindResponse:
-        """Report the step after which this trainer continues. Raises BatchLost if the buffer cannot serve the next."""
+        """Reports the step after which this trainer continues. Raises BatchLost if the buffer cannot serve the next."""
         while True:
             try:
                 return self._stub.Rewind(pb.RewindRequest(run=self._run, step=step), timeout=_CALL_SECONDS)
@@ -95,7 +95,7 @@ class BufferClient:
             time.sleep(_RETRY_SECONDS)
 
     def commit(self, step: int, oldest_kept_step: int) -> None:
-        """Report a durable checkpoint. Retried until the buffer answers."""
+        """Reports a durable checkpoint."""
         request = pb.CommitStepRequest(run=self._run, step=step, oldest_kept_step=oldest_kept_step)
         while not self._closed.is_set():
             try:
@@ -106,7 +106,7 @@ class BufferClient:
             time.sleep(_RETRY_SECONDS)
 
     def wait_until_finished(self, stopping: Callable[[], bool]) -> None:
-        """Until the run's last evaluation has ended too, or `stopping` says so. Retried as `commit` is."""
+        """Waits until the run's last evaluation has ended too, or `stopping` returns True."""
         while not stopping():
             try:
                 if self._stub.Stats(pb.StatsRequest(run=self._run), timeout=_CALL_SECONDS).finished:
@@ -116,12 +116,12 @@ class BufferClient:
             time.sleep(_FINISHED_SECONDS)
 
     def start(self, from_step: int) -> None:
-        """Start to prefetch."""
+        """Starts to prefetch."""
         self._taken = from_step - 1
         threading.Thread(target=self._read_for_ever, args=(from_step,), daemon=True, name="batches").start()
 
     def next(self, timeout_seconds: float) -> RawBatch | None:
-        """The next batch in step order; None if none comes within the time. Raises the error that ended the reading."""
+        """Returns the next batch in step order, or None after the timeout. Raises the error that ended the reading."""
         with contextlib.suppress(queue.Empty):
             item = self._batches.get(timeout=timeout_seconds)
             if isinstance(item, Exception):
@@ -132,10 +132,10 @@ class BufferClient:
         return None
 
     def _wait(self) -> None:
-        """Have the buffer told that the trainer waits for the next step now, and does not only read ahead."""
+        """Tells the buffer that the trainer now waits for the next step, rather than reading ahead."""
         with self._calling:
             if self._awaited == self._taken + 1:
-                return  # it is told
+                return
             self._awaited = self._taken + 1
             if self._call is not None and not self._receives:
                 self._replaced = self._call

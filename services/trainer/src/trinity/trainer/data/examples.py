@@ -1,4 +1,4 @@
-"""Rows of datasets as sequences: conversations, preference pairs, plain text. Tokenised by the model's own tokenizer.
+"""Makes sequences from rows of datasets (conversations, preference pairs, plain text) by the model's tokenizer.
 
 A row whose prompt leaves no room for a response within the model's length is not trained; the log names it.
 """
@@ -34,7 +34,7 @@ class Example(Protocol):
 
 
 def from_examples(entry: LedgerEntry, examples: Iterable[Example], tokenizer: Any, limit: int) -> TrainBatch:
-    """An offline batch, each sequence cut at `limit` tokens; the two of a preference pair are one group."""
+    """Makes an offline batch; sequences are cut at `limit` tokens, and a preference pair is one group."""
     sequences: list[TrainSequence] = []
     for index, example in enumerate(examples):
         if example.rejected_json:
@@ -47,14 +47,14 @@ def from_examples(entry: LedgerEntry, examples: Iterable[Example], tokenizer: An
 
 
 def experts_of(entry: LedgerEntry, examples: Sequence[Example], tokenizer: Any, limit: int) -> list[TrainSequence]:
-    """The expert rows of an online batch, each a group of its own after the rolled-out ones."""
+    """Makes the expert rows of an online batch; each is a group, numbered after the rolled-out groups."""
     first = len(entry.groups)
     conversations = (_conversation(e, e.messages_json, first + i, tokenizer, limit) for i, e in enumerate(examples))
     return [replace(conversation, expert=True) for conversation in conversations]
 
 
 def _pair(example: Example, index: int, tokenizer: Any, limit: int) -> list[TrainSequence]:
-    """The chosen and the rejected one. Unless both have a response neither is trained."""
+    """Makes the chosen and the rejected sequence. Neither is trained unless both have a response."""
     texts = (example.messages_json, example.rejected_json)
     two = [_conversation(example, text, index, tokenizer, limit) for text in texts]
     if not all(sequence.response_length for sequence in two):
@@ -63,13 +63,13 @@ def _pair(example: Example, index: int, tokenizer: Any, limit: int) -> list[Trai
 
 
 def _text(example: Example, index: int, tokenizer: Any, limit: int) -> TrainSequence:
-    """Every token but the first, and the end of the text."""
+    """Trains every token but the first, and the end of the text."""
     tokens = [*tokenizer.encode(example.text), _end(tokenizer)][:limit]
     return _sequence(example.row, tokens[:1], tokens[1:], index, limit)
 
 
 def _conversation(example: Example, text: str, index: int, tokenizer: Any, limit: int) -> TrainSequence:
-    """The last message is trained."""
+    """Trains the last message."""
     messages = json.loads(text)
     prompt = _template(tokenizer, messages[:-1], True, example.row)
     whole = _template(tokenizer, messages, False, example.row)
@@ -98,7 +98,7 @@ def _template(tokenizer: Any, messages: Sequence[dict[str, Any]], ask: bool, row
 
 
 def _end(tokenizer: Any) -> int:
-    """The token that ends a response. Raises InvalidInput without one."""
+    """Returns the token that ends a response. Raises InvalidInput if the tokenizer has none."""
     if tokenizer.eos_token_id is None:
         what = f"is missing in {tokenizer.name_or_path or 'the tokenizer'}; responses end with it: name it there"
         raise InvalidInput("tokenizer.eos_token", what)
@@ -106,7 +106,7 @@ def _end(tokenizer: Any) -> int:
 
 
 def _up_to_end(response: list[int], end: int | None) -> list[int]:
-    """Cut off text that a template writes after the last end token (Qwen's newline)."""
+    """Cuts off the text that a template writes after the last end token (Qwen's newline)."""
     if end in response:
         return response[: len(response) - response[::-1].index(end)]
     return response

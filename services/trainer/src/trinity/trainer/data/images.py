@@ -1,4 +1,4 @@
-"""What the trainer's model reads of images: patches by the model's own processor, and positions in three directions."""
+"""Reads images for the trainer's model: patches by the model's processor, and positions in three dimensions."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from trinity.data.vision import ImageRules, image_rules
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data.batch import TrainSequence
 
-_KEPT_BYTES = 2**30  # of processed images; the newest is kept in any case
+_KEPT_BYTES = 2**30  # processed images; the newest is kept in any case
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Images of a micro-batch, each once: pixels float32 [patches, values], grids int64 [images, 3] (time, rows,
-    columns).
+    """Images of a micro-batch, each once.
 
-    places int64 [M]: where features of theirs stand in the flattened input_ids; rows int64 [M]: which of all features,
-    each of them at one place at least.
+    pixels float32 [patches, values]; grids int64 [images, 3]: time, rows, columns.
+    places int64 [M]: positions of image features in the flattened input_ids; rows int64 [M]: indices of these features
+    among all, each at least once.
     """
 
     pixels: torch.Tensor
@@ -35,7 +35,7 @@ class Seen:
         return Seen(*(getattr(self, field.name).to(device) for field in fields(self)))
 
     def part(self, start: int, stop: int) -> "Seen | None":
-        """Of a whole micro-batch's: what stands from place `start` to `stop`, with places from 0, and its images."""
+        """Returns the images that have features at positions `start` to `stop`; the new positions begin at 0."""
         own = (self.places >= start) & (self.places < stop)
         if not own.any():
             return None
@@ -50,7 +50,7 @@ class Seen:
 
 
 class ImageReader:
-    """Of a model that reads images: its processor, from the same files that the engine has."""
+    """Runs the image processor of a model, from the same files that the engine has."""
 
     def __init__(self, model_path: str, rules: ImageRules) -> None:
         from transformers import AutoImageProcessor
@@ -65,13 +65,16 @@ class ImageReader:
 
     @classmethod
     def of(cls, model: ModelConfig) -> "ImageReader | None":
-        """None for a model that reads text alone."""
+        """Returns None for a model that reads no images."""
         rules = image_rules(model.model_path)
         return None if rules is None else cls(model.model_path, rules)
 
     def positions(self, sequence: TrainSequence) -> np.ndarray:
-        """int64 [3, T]: of each token in time, rows and columns. Text counts all three; an image counts as its longer
-        side, and its tokens have their row and column."""
+        """Returns positions of the tokens in time, rows and columns, int64 [3, T].
+
+        A text token advances all three. The tokens of an image have their row and column, and an image advances the
+        position by its longer side.
+        """
         found = np.empty((3, sequence.length), np.int64)
         at, position = 0, 0
         for (start, length), (_, rows, columns) in zip(self._runs(sequence), self._grids(sequence), strict=True):
@@ -86,11 +89,11 @@ class ImageReader:
         return found
 
     def read(self, sequences: Sequence[TrainSequence], starts: Sequence[int]) -> Seen | None:
-        """The images of some sequences, whose tokens begin at `starts`; None without any."""
+        """Reads the images of some sequences, whose tokens begin at `starts`; None if they have none."""
         if not any(sequence.images for sequence in sequences):
             return None
         read: dict[bytes, tuple[torch.Tensor, tuple[int, int, int]]] = {}
-        first: dict[bytes, int] = {}  # of an image's features, among all
+        first: dict[bytes, int] = {}  # index of an image's first feature among all
         places, rows, features = [], [], 0
         for sequence, begin in zip(sequences, starts, strict=True):
             for image, (start, length) in zip(sequence.images, self._runs(sequence), strict=True):
@@ -108,7 +111,7 @@ class ImageReader:
         )
 
     def _runs(self, sequence: TrainSequence) -> list[tuple[int, int]]:
-        """(first position, length) of each image's placeholders."""
+        """Returns (first position, length) of each image's placeholders."""
         lengths = [rows * columns // self.rules.merge**2 for _, rows, columns in self._grids(sequence)]
         return [(image.start, length) for image, length in zip(sequence.images, lengths, strict=True)]
 

@@ -14,28 +14,29 @@ from trinity.trainer.data.images import ImageReader, Seen
 from trinity.trainer.data.shared_prompts import Row, SharedPrompts, row_of, token_count, with_equal_prompts
 from trinity.trainer.process.ranks import Ranks
 
-_LEAST_SAVED = 0.1  # of the tokens: else the second call of the attention kernel costs more than sharing saves
+_LEAST_SAVED = (
+    0.1  # share of the tokens: below it the second call of the attention kernel costs more than sharing saves
+)
 _MOVED = (torch.Tensor, Seen, SharedPrompts)
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """B sequences with N predicted tokens; R is the longest response.
+    """B sequences with N predicted tokens; R is the length of the longest response.
 
-    The model reads input_ids and position_ids, int64, and the images `seen`, if there are any; position_ids of a model
-    that reads images are [3, ...], see ImageReader. Packed: one row [1, T] of segments laid end to end, without
-    padding, attention_mask None; `boundaries` int32 [segments + 1] has their starts and `lengths` their lengths. A
-    segment is a sequence, or part of one with a shared prompt (`shared`). Padded: [B, L] on the right, attention_mask
-    int64 [B, L].
+    The model reads input_ids and position_ids, int64, and the images `seen`; position_ids are [3, ...] if the model
+    reads images (ImageReader). Packed: one row [1, T] of segments laid end to end, without padding, attention_mask
+    None; `boundaries` int32 [segments + 1] has their starts and `lengths` their lengths. A segment is a sequence, or
+    its prompt or response if the prompt is shared (`shared`). Padded: [B, L] on the right, attention_mask int64 [B, L].
 
-    Each response token is predicted: `predicting` int64 [N] is the position before it in the flattened
-    input_ids, `targets` int64 [N] its id, `token_temperatures` float32 [N] the temperature of its sampling,
-    and `flat_indices` int64 [N] its index in [B, R] flattened (see `spread`).
+    Each response token is predicted: `predicting` int64 [N] is the position before it in the flattened input_ids,
+    `targets` int64 [N] its id, `token_temperatures` float32 [N] its sampling temperature, and `flat_indices` int64 [N]
+    its index in [B, R] flattened (see `spread`).
 
-    The loss reads the rest, in the order of the sequences: expert, pairs and peers float32 [B]; mask, old_logprobs,
-    advantages, on_policy_mask, keep_mask, proximal_logprobs and reference_logprobs float32 [B, R], 0 after each
-    response's end and where a sequence has none; mask is 0 outside trained tokens. They become LossInputs of the same
-    names.
+    The loss reads the other fields, in the order of the sequences: expert, pairs and peers float32 [B]; mask,
+    old_logprobs, advantages, on_policy_mask, keep_mask, proximal_logprobs and reference_logprobs float32 [B, R], 0
+    after each response's end and for sequences without the field; mask is 0 outside trained tokens. They become
+    LossInputs of the same names.
     """
 
     input_ids: torch.Tensor
@@ -70,15 +71,15 @@ class MicroBatch:
         return replace(self, **moved)  # type: ignore[arg-type]
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """Scatter values of the predicted tokens [N] to [B, R]; 0 elsewhere. Keeps the gradient."""
+        """Scatters values of the predicted tokens [N] to [B, R]; 0 elsewhere. Keeps the gradient."""
         flat = values.new_zeros(self.mask.numel())
         return flat.index_put((self.flat_indices,), values).view(self.mask.shape)
 
     def part(self, index: int, parts: int) -> "MicroBatch":
-        """The `index`-th of `parts` equal parts of a packed micro-batch, padded at the end with any token.
+        """Returns the `index`-th of `parts` equal parts of a packed micro-batch, padded at the end with any token.
 
-        It predicts from its own tokens; `flat_indices`, boundaries, lengths and `shared` are those of the whole, with
-        the padding as one more segment.
+        The part predicts from its tokens. `flat_indices`, boundaries, lengths and `shared` stay those of the whole,
+        with the padding as an additional segment.
         """
         total = self.input_ids.shape[1]
         filling = -total % parts
@@ -109,10 +110,10 @@ def collate(
     reader: ImageReader | None = None,
     share_prompts: bool = False,
 ) -> MicroBatch:
-    """Tensors of some sequences. Without any: one sequence of two untrained tokens, so that all ranks run the same.
+    """Makes the tensors of some sequences; for none, of two untrained tokens, so that every rank runs the model.
 
-    padding: the token id for padded rows. reader: of a model that reads images. share_prompts: equal prompts are laid
-    out once; packed ones of a model without a reader alone.
+    padding: token id of padding. reader: for a model that reads images. share_prompts: lay out equal prompts once; it
+    requires `packed`, and a model that reads no images.
     """
     if not sequences:
         nothing = np.zeros(1, np.float32)
@@ -139,12 +140,12 @@ def collate(
         return torch.tensor(values, dtype=torch.float32)
 
     def ranges(firsts: Sequence[int]) -> torch.Tensor:
-        """Ranges that start at each `first` with its response's number of tokens, concatenated."""
+        """Concatenates ranges that start at each `first` and have the length of its response."""
         parts = [np.arange(first, first + count) for first, count in zip(firsts, responses, strict=True)]
         return torch.from_numpy(np.concatenate(parts))
 
     predicting = ranges([start - 1 for start in row.response_starts])
-    # A response's first token is predicted from its prompt's last one, which need not be before it.
+    # A response's first token is predicted from its prompt's last token, which precedes it only if not shared.
     firsts = np.cumsum([0, *responses[:-1]])
     for first, count, start, s in zip(firsts, responses, row.prompt_starts, sequences, strict=True):
         if count:
@@ -184,8 +185,7 @@ def _padded(sequences: Sequence[TrainSequence], width: int) -> Row:
 def _read(
     sequences: Sequence[TrainSequence], row: Row, size: int, padding: int, reader: ImageReader | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """ids, positions and attention mask, int64 [size], with each sequence at its place; with a reader positions are
-    [3, size]."""
+    """Returns ids, positions and attention mask, int64 [size], of the row; with a reader positions are [3, size]."""
     ids, attention = np.full(size, padding, np.int64), np.zeros(size, np.int64)
     positions = np.zeros(size if reader is None else (3, size), np.int64)
     for sequence, start, response in zip(sequences, row.prompt_starts, row.response_starts, strict=True):
@@ -202,7 +202,7 @@ def _read(
 
 
 def after_first_token(tokens: Sequence[int], images: tuple[PlacedImage, ...] = ()) -> TrainSequence:
-    """All tokens but the first as a response, to compute their log-probabilities at temperature 1."""
+    """Makes a sequence whose response is all tokens but the first, for log-probabilities at temperature 1."""
     count = max(0, len(tokens) - 1)
     nothing = np.zeros(count, np.float32)
     return TrainSequence(np.asarray(tokens, np.int32), 1, nothing, nothing.astype(bool), group=0, images=images)
@@ -210,10 +210,10 @@ def after_first_token(tokens: Sequence[int], images: tuple[PlacedImage, ...] = (
 
 @dataclass(frozen=True)
 class Limit:
-    """The size of a micro-batch: `rows` sequences if given, else `tokens` tokens; a longer sequence goes alone.
+    """Limits a micro-batch to `rows` sequences if given, else to `tokens` tokens or a single longer sequence.
 
     packed: sequences are laid end to end and their tokens count; otherwise rows x the longest counts. share_prompts:
-    sequences with equal prompts go together, and the prompt counts once.
+    sequences with equal prompts stay together, and the prompt counts once.
     """
 
     tokens: int
@@ -223,10 +223,10 @@ class Limit:
 
 
 class MicroBatchPlanner:
-    """This rank's micro-batches of a batch. The ranks of a `group` share each sequence and get the same micro-batches.
+    """Plans this rank's micro-batches of a batch.
 
-    copies: number of ranks with the same micro-batches; sums over all ranks count each that often. tokens_per_gpu: the
-    token limit of a micro-batch on one GPU.
+    copies: number of ranks that share each sequence and get the same micro-batches; sums over all ranks count each
+    `copies` times. tokens_per_gpu: token limit of a micro-batch on one GPU.
     """
 
     def __init__(
@@ -248,11 +248,11 @@ class MicroBatchPlanner:
 
     @property
     def image_rules(self) -> ImageRules | None:
-        """How the models read images; None: not at all."""
+        """Rules by which the models read images; None for text models."""
         return None if self._reader is None else self._reader.rules
 
     def micro_batches(self, sequences: Sequence[TrainSequence]) -> Iterator[tuple[list[int], MicroBatch]]:
-        """Micro-batches with the indices of their sequences, some perhaps empty. The same number on every rank."""
+        """Yields micro-batches with the indices of their sequences: equally many on every rank, some perhaps empty."""
         units, share = [[index] for index in range(len(sequences))], False
         sizes = [sequence.length for sequence in sequences]
         if self._limit.share_prompts:
@@ -267,7 +267,7 @@ class MicroBatchPlanner:
             yield indices, self._one([sequences[index] for index in indices], share)
 
     def one(self, sequences: Sequence[TrainSequence]) -> MicroBatch:
-        """One micro-batch of these sequences, on the device."""
+        """Makes one micro-batch of these sequences, on the device."""
         return self._one(sequences, self._limit.share_prompts)
 
     def _one(self, sequences: Sequence[TrainSequence], share: bool) -> MicroBatch:
@@ -275,11 +275,11 @@ class MicroBatchPlanner:
 
 
 def plan_micro_batches(lengths: Sequence[int], ranks: int, limit: Limit) -> list[list[list[int]]]:
-    """[rank][micro-batch] -> indices of sequences. Ranks get equal numbers of micro-batches, some perhaps empty.
+    """Returns indices of sequences by rank and micro-batch: equally many for each rank, some perhaps empty.
 
-    By rows: sequences are assigned to ranks in turn. By tokens: they go, longest first, to the rank with the fewest
-    tokens. There packed ones go to the micro-batch with the fewest tokens, of as few as suffice on every rank, so that
-    ranks stay in step. Padded micro-batches are filled in order of length, to pad little.
+    By rows: sequences are assigned to ranks in turn. By tokens: each sequence, longest first, is assigned to the rank
+    with the fewest tokens. There a packed sequence is assigned to the micro-batch with the fewest tokens, of as few as
+    suffice on every rank, so that ranks stay in step. Padded micro-batches are filled by length, to pad little.
     """
     if limit.rows is not None:
         shares = [list(range(rank, len(lengths), ranks)) for rank in range(ranks)]
@@ -295,7 +295,7 @@ def plan_micro_batches(lengths: Sequence[int], ranks: int, limit: Limit) -> list
 def _of_equal_prompts(
     sequences: Sequence[TrainSequence], groups: list[list[int]], tokens: int, ranks: int
 ) -> list[list[int]]:
-    """Groups with one prompt, in parts of at most `tokens` each; in more where ranks would be without work."""
+    """Splits groups with equal prompts into parts of at most `tokens` each, and further if ranks would be idle."""
     sizes = [token_count([sequences[index] for index in members]) for members in groups]
     responses = [max(1, sequence.response_length) for sequence in sequences]
     units: list[list[int]] = []
@@ -310,7 +310,7 @@ def _of_equal_prompts(
 
 
 def _balanced(longest_first: Sequence[int], lengths: Sequence[int], parts: int) -> list[list[int]]:
-    """Each index to the part with the fewest tokens so far."""
+    """Assigns each index to the part with the fewest tokens so far."""
     shares: list[list[int]] = [[] for _ in range(parts)]
     loads = [(0, part) for part in range(parts)]
     for index in longest_first:

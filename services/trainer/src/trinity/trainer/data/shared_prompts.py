@@ -1,7 +1,7 @@
-"""Prompts that several sequences of a packed micro-batch share: computed once, with the responses behind them.
+"""Layout of packed micro-batches in which several sequences share a prompt, which is computed once.
 
-A response's tokens attend to the prompt and to themselves, so the prompt's states are those of each sequence alone, and
-their gradient is the sum over the responses.
+A response's tokens attend to the prompt and to earlier tokens of the response. So the prompt's states equal those of
+each sequence computed separately, and their gradient is the sum over the responses.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,13 @@ from trinity.trainer.data.batch import TrainSequence
 
 @dataclass(frozen=True)
 class SharedPrompts:
-    """Which tokens of a packed row attend to a shared prompt beside their own segment.
+    """Segments of a packed row that attend to a shared prompt as well as to themselves.
 
-    prompts: of each segment of the row the index of the segment with its prompt; None: it begins with its own.
-    read and readers: where the shared prompts lie in the row, end to end, and the responses to them, in the prompts'
-    order. read_ends and reader_ends int32 [prompts + 1]: where each prompt and its responses begin in these, and the
-    end of the last. longest, most_readers: tokens of the longest prompt, and most tokens of responses to one.
+    prompts: for each segment of the row the index of the segment with its prompt; None if it contains its prompt.
+    read, readers: slices of the row with the shared prompts, end to end, and with the responses to them, in the
+    prompts' order. read_ends, reader_ends int32 [prompts + 1]: starts of each prompt and of its responses within these
+    slices, and the end of the last. longest: tokens of the longest prompt. most_readers: maximum over prompts of the
+    tokens of their responses.
     """
 
     prompts: tuple[int | None, ...]
@@ -40,10 +41,10 @@ class SharedPrompts:
 
 @dataclass(frozen=True)
 class Row:
-    """Where sequences lie in a packed row.
+    """Layout of sequences in a packed row.
 
-    lengths: of its segments, end to end: sequences, or shared prompts and their responses. prompt_starts and
-    response_starts: of each sequence. shared: None if no prompt is.
+    lengths: lengths of the segments, end to end: sequences, or shared prompts and their responses. prompt_starts,
+    response_starts: positions of each sequence's prompt and response. shared: None if no prompt is shared.
     """
 
     lengths: tuple[int, ...]
@@ -53,7 +54,7 @@ class Row:
 
 
 def with_equal_prompts(sequences: Sequence[TrainSequence]) -> list[list[int]]:
-    """Indices of sequences with equal prompts, in the order of their first."""
+    """Groups indices of sequences by equal prompts, in order of first appearance."""
     found: dict[bytes, list[int]] = {}
     for index, sequence in enumerate(sequences):
         found.setdefault(sequence.token_ids[: sequence.prompt_length].tobytes(), []).append(index)
@@ -61,8 +62,10 @@ def with_equal_prompts(sequences: Sequence[TrainSequence]) -> list[list[int]]:
 
 
 def row_of(sequences: Sequence[TrainSequence], share: bool) -> Row:
-    """share: prompts that are equal are laid out once. Sequences with a prompt of their own come first, then the shared
-    prompts, then the responses to these."""
+    """Lays out a row. share: equal prompts are laid out once.
+
+    Sequences with distinct prompts come first, then the shared prompts, then the responses to these.
+    """
     groups = with_equal_prompts(sequences) if share else [[index] for index in range(len(sequences))]
     shared = [members for members in groups if len(members) > 1]
     lengths: list[int] = []
@@ -101,5 +104,5 @@ def _ends(lengths: list[int]) -> torch.Tensor:
 
 
 def token_count(sequences: Sequence[TrainSequence]) -> int:
-    """Tokens of sequences with one prompt, which counts once."""
+    """Counts the tokens of sequences with equal prompts; the prompt counts once."""
     return sequences[0].prompt_length + sum(sequence.response_length for sequence in sequences)

@@ -1,4 +1,4 @@
-"""What the training loop does next: the batch of a step, or what comes before it."""
+"""Decides the training loop's next action: to train the next batch, or an action before it."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from trinity.trainer.process.control import Control
 from trinity.trainer.process.exchange import Exchange
 from trinity.trainer.process.times import StepTimes
 
-# Ranks that wait for a batch learn this often that there is none yet: torch ends a collective after ten minutes.
+# Ranks that wait for a batch exchange this often, since torch ends a collective after its timeout.
 _NEWS_SECONDS = 20.0
 
 
@@ -23,14 +23,14 @@ class Train:
 
 @dataclass(frozen=True)
 class Skip:
-    """An operator passes the next step: its batch has a reason and no groups."""
+    """An operator passes the next step: its entry has a reason, and its batch no groups."""
 
     batch: RawBatch
 
 
 @dataclass(frozen=True)
 class Save:
-    """A checkpoint is wanted while the batch is not there yet."""
+    """A checkpoint is requested before the batch has arrived."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class RollBack:
 
 @dataclass(frozen=True)
 class Stop:
-    """The process is to end; steps are left."""
+    """The process ends before the last step."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ _WITHOUT_BATCH: dict[bytes, Command] = {b"save": Save(), b"roll back": RollBack(
 
 @dataclass
 class BatchSource:
-    """open -> next, on every rank together. `buffer` exists on rank 0 alone.
+    """open -> next. Both are collectives. buffer: None on ranks but the first.
 
-    rollback_is_due(step): rank 0's answer whether to roll back after this step. It may raise errors that end the
-    trainer. last_step: where to finish, instead of the run's last step.
+    rollback_is_due(step): returns True on rank 0 if a rollback follows this step; it may raise errors that end the
+    trainer. last_step: replaces the run's last step.
     """
 
     exchange: Exchange
@@ -69,12 +69,12 @@ class BatchSource:
     _reads: bool = field(default=False, init=False)
 
     def open(self, step: int) -> None:
-        """Continue after this step. Raises BatchLost if the buffer cannot serve the next one."""
+        """Continues after this step. Raises BatchLost if the buffer cannot serve the next one."""
         last_step = self.buffer.rewind(step).last_step if self.buffer is not None else 0
         self.control.update(step=step, last_step=self.last_step or self.exchange.share(int(last_step)))
 
     def next(self, step: int) -> Command:
-        """What follows this step. Blocks."""
+        """Blocks until the action after this step is known; returns it."""
         if step >= self.control.progress.last_step:
             return RollBack() if self.exchange.share(self.rollback_is_due(step)) else Finish()
         if self.buffer is not None and not self._reads:
@@ -86,7 +86,7 @@ class BatchSource:
         return command
 
     def _poll(self, step: int) -> Command | None:
-        """Rank 0: what follows the step; None after a while. A pause delays only the next batch."""
+        """Returns on rank 0 the next action, or None after _NEWS_SECONDS. A pause delays only the next batch."""
         assert self.buffer is not None
         end = time.monotonic() + _NEWS_SECONDS
         while not self.control.stopping:
@@ -107,7 +107,7 @@ class BatchSource:
             batch = self.buffer.next(timeout_seconds=0.2)
             if batch is not None:
                 if batch.entry.step != step + 1:
-                    raise DataLoss(f"the buffer sent step {batch.entry.step}, step {step + 1} was asked for")
+                    raise DataLoss(f"the buffer sent step {batch.entry.step}, step {step + 1} was requested")
                 self.control.update(state="training", waiting_for="")
                 return _command(batch)
         return Stop()

@@ -2,8 +2,8 @@
 
 <job>/global_step_<n>/
     actor/deepspeed/        model and optimizer shards of every rank
-    actor/huggingface/      config and tokenizer; model.safetensors if the weights were asked for
-    critic/deepspeed/       of ppo: the same of the critic
+    actor/huggingface/      config and tokenizer; model.safetensors by save_hf_checkpoint
+    critic/deepspeed/       the same of ppo's critic
     trainer_state.json      step, run, world size, tokens trained
     manifest.json           size and SHA-256 of every file, checked before they are loaded
     .full_checkpoint        written last, before the folder gets its name
@@ -45,9 +45,9 @@ _LOADED = (_STATE, "actor/deepspeed", "critic/deepspeed")
 
 @dataclass(frozen=True)
 class TrainerState:
-    """The state of a resumed trainer beside the tensors. `step` is also the position in the ledger.
+    """The state of a resumed trainer without the tensors. `step` is also the position in the ledger.
 
-    `rollback` is the number of the newest rollback applied to the weights; 0: none.
+    rollback: number of the newest rollback applied to the weights; 0: none.
     """
 
     run: str
@@ -86,11 +86,11 @@ class CheckpointStore:
         return TrainerState(**state) if isinstance(state, dict) else None
 
     def load(self, step: int, engine: TrainEngine, exchange: Exchange, *, unverified: bool) -> None:
-        """Load a checkpoint into the engine, on every rank together.
+        """Loads a checkpoint into the engine. A collective.
 
-        Every rank raises InvalidInput if it was saved by another number of ranks or ZeRO stage, whose shards differ.
-        Unless `unverified`, rank 0 compares the files with the manifest first, and every rank raises InvalidInput for
-        one that differs.
+        Every rank raises InvalidInput if another number of ranks or ZeRO stage, whose shards differ, saved it. Unless
+        `unverified`, rank 0 compares the files with the manifest first, and every rank raises InvalidInput if a file
+        differs.
         """
         problem: list[str] = []
         if exchange.is_first:
@@ -105,9 +105,12 @@ class CheckpointStore:
         engine.load(self.path(step) / "actor")
 
     def _check_shards(self, step: int, zero_stage: int, ranks: int) -> None:
-        """Every rank loads its own shard. Those of ZeRO 1 and 2 are alike; ZeRO 0 has one, for any number of ranks."""
+        """Raises InvalidInput if the shards are not those of these ranks.
+
+        Shards of ZeRO 1 and 2 are alike; ZeRO 0 has one for any number of ranks.
+        """
         state = self.state(step)
-        if state is None:  # which the manifest names
+        if state is None:  # `verify` reports the missing file
             return
         way = "or begin a new run with the model that `trinity convert` makes of it"
         saved, now = state.zero_stage, zero_stage
@@ -120,7 +123,7 @@ class CheckpointStore:
             raise InvalidInput("trainer.num_ranks", problem)
 
     def begin(self, step: int) -> Path:
-        """An empty folder to write into; remains of a crash are removed."""
+        """Creates an empty folder to write into, and removes remains of a crash."""
         for left in self.job_dir.glob(".global_step_*"):
             shutil.rmtree(left, ignore_errors=True)
         folder = self.temporary(step)
@@ -128,7 +131,7 @@ class CheckpointStore:
         return folder
 
     def finish(self, state: TrainerState, keep: int | None) -> int:
-        """Turn the written folder into the step's durable checkpoint; returns the oldest step that is kept."""
+        """Makes the written folder the step's durable checkpoint; returns the oldest step that is kept."""
         folder, final = self.temporary(state.step), self.path(state.step)
         files.write_json(folder / _STATE, asdict(state))
         manifest = ManifestWriter(folder)
@@ -146,7 +149,7 @@ class CheckpointStore:
 
 
 def _give_name(folder: Path, final: Path) -> None:
-    """One that has the name, from before a rollback, stays until then: it may be the only checkpoint."""
+    """Renames the folder. A checkpoint of this name from before a rollback stays until then: it may be the only one."""
     before = final.with_name(f".{final.name}.replaced")
     with contextlib.suppress(FileNotFoundError):
         final.rename(before)
@@ -155,20 +158,20 @@ def _give_name(folder: Path, final: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """A kill meanwhile leaves no checkpoint, and not one that lacks files."""
+    """Removes a checkpoint. It first stops counting as complete, so a kill leaves no checkpoint that lacks files."""
     (folder / COMPLETE).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass
 class Checkpoints:
-    """resume -> (save | save_if_due)* -> settle, on every rank together.
+    """resume -> (save | save_if_due)* -> settle. All methods are collectives.
 
-    Training continues once the files are written: a thread of rank 0 waits for the disk, computes the checksums, gives
-    the folder its name and reports it. Until then it is no checkpoint; every rank waits for that in `settle`, since
-    rank 0 takes the end of another one before its own for a failure.
+    Training continues once the files are written: a thread of rank 0 waits for the disk, computes the checksums, names
+    the folder and reports it. Until then it is no checkpoint. Every rank waits for the thread in `settle`, since rank 0
+    treats the end of another rank before its own as a failure.
 
-    commit(step, oldest kept step) reports a durable checkpoint; rank 0 alone has it, and no replay. rollback(): number
+    commit(step, oldest kept step) reports a durable checkpoint; None on other ranks and in replays. rollback(): number
     of the newest rollback applied to the weights.
     """
 
@@ -186,12 +189,12 @@ class Checkpoints:
     _processors: list[Any] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        """Raises InvalidInput if rank 0 cannot load what its checkpoints need beside the model."""
+        """Raises InvalidInput if rank 0 cannot load the tokenizer or image processor for its checkpoints."""
         if self.exchange.is_first and not self._model_folder.is_dir():
             self._processors = _processors_of_hub(self.plan.config.model, self.engine.image_rules is not None)
 
     def resume(self) -> tuple[int, int]:
-        """Load the newest checkpoint, if there is one; its step and the newest rollback applied to its weights."""
+        """Loads the newest checkpoint; returns its step and newest rollback, or zeros without a checkpoint."""
         state = self.store.newest() if self.plan.config.continue_from_checkpoint else None
         if state is None:
             return 0, 0
@@ -203,20 +206,20 @@ class Checkpoints:
         return state.step, state.rollback
 
     def schedule_end(self, step: int) -> int:
-        """The step at which the learning rate's schedule ends, as known at this step."""
+        """The end of the learning rate's schedule, as known at this step."""
         return self.control.progress.last_step
 
     def save_if_due(self, step: int) -> None:
-        """Save after the last step, at the interval, and on request. Raises what an earlier checkpoint failed by."""
+        """Saves after the last step, at the interval, and on request. Raises the error of an earlier checkpoint."""
         if self._sealing is not None and self._sealing.done():
             self._wait_for_seal()
         interval = self.plan.config.trainer.save_interval
-        asked = self.exchange.share(self.control.take_checkpoint_request())
-        if step == self.control.progress.last_step or asked or (interval and step % interval == 0):
+        requested = self.exchange.share(self.control.take_checkpoint_request())
+        if step == self.control.progress.last_step or requested or (interval and step % interval == 0):
             self.save(step)
 
     def settle(self) -> None:
-        """Wait until the newest saved step is a checkpoint. Raises, on rank 0, what kept it from that."""
+        """Waits until the newest saved step is a checkpoint. Rank 0 raises the error of its thread."""
         self._wait_for_seal()
         self.exchange.barrier()
 
@@ -244,7 +247,15 @@ class Checkpoints:
             seconds = time.monotonic() - begin
             SECONDS.labels("save").observe(seconds)
             self.times.spent("save", seconds)
-            self._sealing = self._thread.submit(self._seal, self._state(step))
+            state = TrainerState(
+                run=self.run,
+                step=step,
+                tokens_trained=self.control.progress.tokens_trained,
+                world_size=self.exchange.world_size,
+                zero_stage=self.engine.zero_stage,
+                rollback=self.rollback(),
+            )
+            self._sealing = self._thread.submit(self._seal, state)
         else:
             self.control.update(checkpoint_step=step)
 
@@ -259,18 +270,8 @@ class Checkpoints:
             step=state.step, path=str(self.store.path(state.step)), seconds=round(time.monotonic() - begin, 3),
         )  # fmt: skip
 
-    def _state(self, step: int) -> TrainerState:
-        return TrainerState(
-            run=self.run,
-            step=step,
-            tokens_trained=self.control.progress.tokens_trained,
-            world_size=self.exchange.world_size,
-            zero_stage=self.engine.zero_stage,
-            rollback=self.rollback(),
-        )
-
     def _save_adapters(self, folder: Path) -> None:
-        """LoRA adapters for peft: they are small, so every checkpoint has them. A collective under ZeRO-3."""
+        """Writes LoRA adapters for peft into every checkpoint, since they are small. A collective under ZeRO-3."""
         lora, weights = self.engine.lora, self.engine.weights()
         if lora is None:
             return
@@ -279,7 +280,7 @@ class Checkpoints:
         read_all(weights)
 
     def _save_huggingface(self, folder: Path, step: int) -> None:
-        """Config and tokenizer always, weights if asked for. A collective under ZeRO-3."""
+        """Writes config and tokenizer, and the weights if save_hf_checkpoint says so. A collective under ZeRO-3."""
         choice, last_step = self.plan.config.trainer.save_hf_checkpoint, self.control.progress.last_step
         with_weights = choice == "always" or (choice == "last" and step == last_step)
         if self.exchange.is_first:
@@ -293,7 +294,7 @@ class Checkpoints:
             read_all(self.engine.weights())
 
     def _save_model_files(self, target: Path) -> None:
-        """Everything of the model but its weights: config, tokenizer, chat template, image processor."""
+        """Writes the model's config, tokenizer, chat template and image processor."""
         if self._model_folder.is_dir():
             copy_all_but_weights(self._model_folder, target)
             if self.plan.config.model.rope:
@@ -305,12 +306,12 @@ class Checkpoints:
 
     @property
     def _model_folder(self) -> Path:
-        """Where the model is, unless it has a hub name."""
+        """The model's folder; it does not exist for a model of the hub."""
         return Path(self.plan.config.model.model_path).expanduser()
 
 
 def _processors_of_hub(model: ModelConfig, reads_images: bool) -> list[Any]:
-    """Tokenizer and image processor. Raises InvalidInput."""
+    """Loads tokenizer and image processor from the hub. Raises InvalidInput."""
     from transformers import AutoImageProcessor, AutoTokenizer
 
     kinds = (AutoTokenizer, AutoImageProcessor) if reads_images else (AutoTokenizer,)
@@ -322,7 +323,7 @@ def _processors_of_hub(model: ModelConfig, reads_images: bool) -> list[Any]:
 
 
 def write_rope(file: Path, parameters: Mapping[str, Any]) -> None:
-    """Put them into a model's config.json in place of its own, so that a checkpoint computes what was trained."""
+    """Replaces the rotary positions in a model's config.json, so that the checkpoint has those of training."""
     config = json.loads(file.read_text())
     config = {key: value for key, value in config.items() if key not in ("rope_scaling", "rope_theta")}
     files.write_atomic(file, json.dumps({**config, "rope_parameters": dict(parameters)}, indent=2).encode())

@@ -1,7 +1,7 @@
-"""The critic of ppo: the base model's body with one output instead of the vocabulary, trained beside the policy.
+"""The critic of ppo: the base model's body with one output instead of the vocabulary, trained with the policy.
 
 Each batch: values of every action token -> advantages and returns (GAE) -> updates towards the returns, on the same
-mini-batches as the policy. In the first `warmup_steps` only the critic is trained.
+mini-batches as the policy. In the first `warmup_steps` the policy is not trained.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ from trinity.trainer.model.vision import has_vision
 
 
 class ValueModel(TokenModel):
-    """forward returns V before each response token, from the prompt and the tokens before. Initially 0."""
+    """forward returns V before each response token, from the prompt and the tokens before it. Initially V is 0."""
 
     def __init__(
         self, model: Any, dtype: torch.dtype, packed: bool = False, group: SequenceGroup | None = None
@@ -47,7 +47,7 @@ def load_critic(
     group: SequenceGroup | None = None,
     fused: bool | None = False,
 ) -> ValueModel:
-    """The body of the model in critic_model_path or, without one, in model_path. Raises InvalidInput."""
+    """Loads the body of the model in critic_model_path, by default model_path. Raises InvalidInput."""
     from transformers import AutoModel
 
     key = "model.critic_model_path" if config.critic_model_path else "model.model_path"
@@ -77,10 +77,10 @@ def value_loss(
     totals: Totals,
     cliprange: float,
 ) -> tuple[torch.Tensor, Report]:
-    """A micro-batch's share of the mean over action tokens of (V - return)^2 / 2, and its report. All [B, R].
+    """Returns a micro-batch's share of the mean over action tokens of (V - return)^2 / 2, and its report. All [B, R].
 
-    With a cliprange c above 0, the maximum of that and the same of V clipped to within c of old_values, which are from
-    before the batch's first update. arXiv:1707.06347, equation 9; the clip: arXiv:2005.12729, section 3.
+    With a cliprange c above 0 the loss is the maximum of this and the same with V clipped to within c of old_values,
+    the values before the batch's first update. arXiv:1707.06347, equation 9; the clip: arXiv:2005.12729, section 3.
     """
     errors = (values - returns).square()
     loss = errors
@@ -98,7 +98,7 @@ def value_loss(
 
 
 def in_rows(arrays: Iterable[np.ndarray | None], micro: MicroBatch) -> torch.Tensor:
-    """An array of each sequence's response tokens in the micro-batch's [B, R]; 0 where there is none."""
+    """Places an array of each sequence's response tokens in the micro-batch's [B, R]; 0 for None and padding."""
     found = np.zeros(tuple(micro.mask.shape), np.float32)
     for row, given in enumerate(arrays):
         if given is not None:
@@ -107,7 +107,7 @@ def in_rows(arrays: Iterable[np.ndarray | None], micro: MicroBatch) -> torch.Ten
 
 
 def explained_variance(sequences: Sequence[TrainSequence]) -> float | None:
-    """1 - Var(return - V) / Var(return) over the action tokens of a batch; None if all returns are the same."""
+    """Returns 1 - Var(return - V) / Var(return) over the action tokens of a batch; None if all returns are equal."""
     chosen = [s for s in sequences if s.returns is not None and s.values is not None and s.mask.any()]
     if not chosen:
         return None

@@ -1,4 +1,4 @@
-"""DeepSpeed around one module that trains, set up the same way for the policy and for the critic."""
+"""Wraps a trained module, policy or critic, in DeepSpeed."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from trinity.trainer.model.fused import wants_kernels
 from trinity.weights.safe_load import load_safely
 
 _TAG = "deepspeed"
-_BUCKET_ELEMENTS = 100_000_000  # of gradients in flight; DeepSpeed's default takes 2 GB of the GPU in float32
+_BUCKET_ELEMENTS = 100_000_000  # gradients in flight; DeepSpeed's default takes 2 GB of the GPU in float32
 
 
 class DeepSpeedModel:
@@ -42,8 +42,8 @@ class DeepSpeedModel:
         self._finite_guard = FiniteStepGuard(self.optimizer, self.engine)
         self._fp32_grads = Fp32GradAccumulator(module.parameters() if self.zero_stage < 2 else ())
         self._one_rank: OneRankUpdate | None = None
-        alone = self.zero_stage == 2 and self.engine.world_size == 1 and not _offloads(trainer, device)
-        if alone and (device.type == "cpu" or wants_kernels(module, trainer.fused_kernels)):
+        one_rank = self.zero_stage == 2 and self.engine.world_size == 1 and not _offloads(trainer, device)
+        if one_rank and (device.type == "cpu" or wants_kernels(module, trainer.fused_kernels)):
             self._one_rank = OneRankUpdate(self.engine.optimizer, self.optimizer, grad_clip, self._finite_guard)
         self._deepspeed = deepspeed
         self._accumulated = False
@@ -58,15 +58,15 @@ class DeepSpeedModel:
         return self.engine(*args)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Accumulate the gradient of a share of the batch's loss. DeepSpeed averages over ranks; shares add up."""
+        """Accumulates the gradient of a share of the batch's loss. DeepSpeed averages over ranks; shares add up."""
         self._accumulated = True
         self.engine.backward(loss * self.engine.world_size, scale_wrt_gas=False)
         self._fp32_grads.accumulate()
 
     def step(self, rate: float, sound: torch.Tensor | bool = True) -> float | None:
-        """Update with what has accumulated, at this learning rate; returns the gradient's norm before clipping.
+        """Updates with the accumulated gradient, at this learning rate; returns its norm before clipping.
 
-        If that is not finite, or `sound` is false, no weight changes.
+        If the norm is not finite, or `sound` is false, no weight changes.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -78,7 +78,7 @@ class DeepSpeedModel:
         return None if norm is None else float(norm)
 
     def drop(self) -> None:
-        """Discard the accumulated gradients."""
+        """Discards the accumulated gradients."""
         self._finite_guard.closed = True
         self._accumulated = False
         self._fp32_grads.write_back()
@@ -88,11 +88,10 @@ class DeepSpeedModel:
             self._finite_guard.closed = False
 
     def abandon(self) -> None:
-        """Discard the accumulated gradients after an error within a forward or backward pass.
+        """Discards the accumulated gradients after an error within a forward or backward pass.
 
-        DeepSpeed expects the end of each backward pass that it began. ZeRO 2 and 3 reduce gradients as they come: here
-        pending ones are reduced, which resets the record of gradients already seen. ZeRO 1 has only the gradients
-        themselves.
+        DeepSpeed expects the end of each backward pass that it began. ZeRO 2 and 3 reduce gradients as they arrive: to
+        reduce the pending ones resets their record of gradients already seen. ZeRO 1 has no such record.
         """
         sharded = self.engine.optimizer
         if getattr(sharded, "_backward_active_depth", 0):
@@ -112,11 +111,11 @@ class DeepSpeedModel:
             self.drop()
 
     def gathered(self, parameters: list[Any], changed_by: int | None) -> Any:
-        """Under ZeRO-3: whole parameters on every rank; changes by rank `changed_by` persist."""
+        """Gathers whole parameters on every rank under ZeRO-3; changes by rank `changed_by` persist."""
         return self._deepspeed.zero.GatheredParameters(parameters, modifier_rank=changed_by)
 
     def forget(self) -> None:
-        """After the parameters were replaced: copy them to the float32 masters and reset the optimizer."""
+        """Copies replaced parameters to the float32 masters and resets the optimizer."""
         refresh = getattr(self.engine.optimizer, "refresh_fp32_params", None)
         if refresh is not None:
             refresh()
@@ -125,13 +124,13 @@ class DeepSpeedModel:
                 state[key] = value.zero_() if isinstance(value, torch.Tensor) else type(value)(0)
 
     def save(self, folder: Path, state: dict[str, Any]) -> None:
-        """Write model and optimizer shards of all ranks to `folder`, without frozen parameters (LoRA's base)."""
+        """Writes model and optimizer shards of all ranks to `folder`, without frozen parameters (LoRA's base)."""
         self.engine.save_checkpoint(
             str(folder), tag=_TAG, client_state=state, save_latest=False, exclude_frozen_parameters=True
         )
 
     def load(self, folder: Path) -> dict[str, Any]:
-        """Inverse of `save`; returns its state."""
+        """Loads what `save` wrote; returns its state."""
         whole = all(parameter.requires_grad for parameter in self.module.parameters())
         path, state = self.engine.load_checkpoint(str(folder), tag=_TAG, load_module_strict=whole)
         if path is None:
@@ -140,9 +139,9 @@ class DeepSpeedModel:
 
 
 def load_state(path: str, map_location: Any = None) -> dict[str, Any]:
-    """A shard for DeepSpeed's load_checkpoint, which would unpickle it; here nothing in it is run.
+    """Reads a shard for DeepSpeed's load_checkpoint without running code in it, as unpickling would.
 
-    Raises InvalidInput for a shard that holds anything but tensors, plain containers and the classes below.
+    Raises InvalidInput if it holds anything but tensors, plain containers and the classes below.
     """
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
@@ -152,7 +151,7 @@ def load_state(path: str, map_location: Any = None) -> dict[str, Any]:
 
 
 def import_deepspeed(device: torch.device) -> Any:
-    """Imports DeepSpeed with the device set before."""
+    """Imports DeepSpeed for this device."""
     if device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
@@ -183,14 +182,14 @@ def _make_optimizer(
 
 
 def _offloads(trainer: TrainerConfig, device: torch.device) -> bool:
-    """On CPUs everything is in host memory already."""
+    """Returns True if the optimizer is offloaded; on CPUs it is in host memory already."""
     return trainer.deepspeed.offload_optimizer and device.type == "cuda"
 
 
 def deepspeed_config(
     trainer: TrainerConfig, dtype: torch.dtype, device: torch.device, grad_clip: float
 ) -> dict[str, Any]:
-    """The configuration of `deepspeed.initialize`. DeepSpeed does not see micro-batches: see DeepSpeedModel."""
+    """Configuration of `deepspeed.initialize`. DeepSpeed does not see micro-batches: see DeepSpeedModel."""
     zero: dict[str, Any] = {"stage": trainer.deepspeed.zero_stage, "reduce_bucket_size": _BUCKET_ELEMENTS}
     if _offloads(trainer, device):
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
@@ -206,14 +205,14 @@ def deepspeed_config(
         "gradient_clipping": grad_clip,
         # FiniteStepGuard finds a non-finite gradient by its norm; DeepSpeed would check each parameter's.
         "bf16": {"enabled": dtype is torch.bfloat16, "check_grad_overflow": False},
-        # Under ZeRO 0 and 1 DeepSpeed would refuse, or use another optimizer: see Fp32GradAccumulator.
+        # ZeRO 0 and 1 refuse fp32, or use another optimizer: see Fp32GradAccumulator.
         "data_types": {"grad_accum_dtype": "fp32" if trainer.deepspeed.zero_stage >= 2 else None},
         "steps_per_print": 10**9,
     }
 
 
 def _report_grad_norm(engine: Any) -> None:
-    """Plain float32 without ZeRO clips without keeping the norm; keep it."""
+    """Keeps the norm, which plain float32 without ZeRO discards after clipping."""
     from deepspeed.runtime.utils import clip_grad_norm_
 
     def clip() -> None:

@@ -1,8 +1,8 @@
-"""The models that train: all updates of one step from a batch, for every ZeRO stage and number of ranks.
+"""Trains the models: all updates of one step from a batch, for every ZeRO stage and number of ranks.
 
 The loss of a micro-batch is its share of the global batch's loss, times the number of ranks because DeepSpeed averages
 over them. Backward passes only accumulate (managed_gradient_accumulation is off); `step` reduces and updates. So the
-gradient does not depend on how the batch was split.
+gradient does not depend on the split into micro-batches and ranks.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ class TrainEngine:
     """The policy, its optimizer and, if the algorithm needs them, the frozen reference and the critic."""
 
     def __init__(self, plan: Plan, ranks: Ranks, device: str, gpu_memory_gib: float = 0) -> None:
-        """`gpu_memory_gib`: what this rank may take of its GPU; 0: all of it."""
+        """gpu_memory_gib: limit of this rank's memory on its GPU; 0: all of it."""
         self._plan = plan
         self._ranks = ranks
         trainer = plan.config.trainer
@@ -126,7 +126,7 @@ class TrainEngine:
             freeze_vision(model.model)
 
     def _load_reference(self) -> Callable[[MicroBatch], tuple[torch.Tensor, torch.Tensor]]:
-        """The run's base model: frozen and whole on every rank, or with LoRA the policy without its adapters."""
+        """Loads the base model, frozen and whole on every rank; with LoRA it is the policy without its adapters."""
         if self._plan.config.model.lora is not None:
             return self._without_adapters
         model = self._load().eval().requires_grad_(False)
@@ -162,7 +162,7 @@ class TrainEngine:
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Token limit of each GPU, where micro-batches are planned by tokens."""
+        """Token limit of a micro-batch on each GPU."""
         return self._planner.tokens_per_gpu
 
     @property
@@ -171,7 +171,7 @@ class TrainEngine:
 
     @property
     def vocabulary(self) -> int:
-        """Token ids are below it."""
+        """Number of token ids."""
         return int(self.policy.model.config.get_text_config().vocab_size)
 
     @property
@@ -179,7 +179,7 @@ class TrainEngine:
         return self.dtype is torch.float32
 
     def token_record(self) -> TokenRecord:
-        """An empty one, for `train`."""
+        """Returns an empty record for `train`."""
         return TokenRecord(self._ranks, self._planner.copies, self.device)
 
     def train(self, batch: TrainBatch, last_step: int, record: TokenRecord | None = None) -> dict[str, float]:
@@ -189,10 +189,10 @@ class TrainEngine:
     def train_batch(
         self, batch: TrainBatch, last_step: int, record: TokenRecord | None = None
     ) -> tuple[TrainBatch, dict[str, float]]:
-        """All updates of one step. The same batch must be given on every rank.
+        """Makes all updates of one step. Every rank must pass the same batch.
 
-        Returns the batch as it was trained, with advantages and masks that need a pass of the models, and its metrics;
-        `updates` are the policy's. `record` gets what these compute for each token.
+        Returns the batch as it was trained, with the advantages and masks that need a pass of the models, and metrics;
+        the metric `updates` counts the policy's. `record` receives the token values of the updates.
         Raises BadStep if the batch cannot be trained; the failed update has changed no weight.
         """
         plan, critic = self._plan.algorithm, self._plan.config.trainer.critic
@@ -219,7 +219,7 @@ class TrainEngine:
 
     @torch.no_grad()
     def per_group_stats(self, batch: TrainBatch) -> list[dict[str, Any]]:
-        """Statistics of each group of a batch that was not trained, under the current weights.
+        """Computes statistics of each group of an untrained batch under the current weights.
 
         One entry for each group, in the order of the batch: numbers of sequences and tokens, mean reward and advantage,
         its share of the batch's loss, mean and maximum ratio to the behaviour policy; `finite`: whether all of these
@@ -256,7 +256,9 @@ class TrainEngine:
         plan, totals = self._plan.algorithm, batch.totals
 
         def loss_of(sequences: Sequence[TrainSequence], micro: MicroBatch) -> tuple[torch.Tensor, Report]:
-            reference = self._preparer.reference_of(micro)  # with LoRA the same module: not between here and backward
+            reference = self._preparer.reference_of(
+                micro
+            )  # first: with LoRA it runs the module that `backward` goes through
             logprobs, entropy = self._model(micro)
             inputs = LossInputs(
                 logprobs=logprobs,
@@ -280,7 +282,7 @@ class TrainEngine:
         return loss_of
 
     def _critic_loss(self, batch: TrainBatch) -> LossOf:
-        """Of rolled-out sequences: expert rows have no reward."""
+        """Returns the critic's loss of rolled-out sequences; expert rows have no reward."""
         assert self._critic is not None
         model, cliprange = self._critic.model, self._plan.config.trainer.critic.cliprange_value
         totals = rolled_out(batch).totals
@@ -293,7 +295,7 @@ class TrainEngine:
 
     @property
     def image_rules(self) -> ImageRules | None:
-        """How the policy reads images; None: not at all."""
+        """Rules by which the policy reads images; None for a text model."""
         return self._planner.image_rules
 
     @torch.no_grad()
@@ -303,15 +305,16 @@ class TrainEngine:
         images: Sequence[tuple[PlacedImage, ...]] = (),
         both_heads: bool = False,
     ) -> tuple[list[list[float]], list[list[float]]]:
-        """Of each sequence's tokens but the first, at temperature 1. A collective under ZeRO-3; changes nothing.
+        """Computes log-probabilities of each sequence's tokens but the first, at temperature 1.
 
-        images: of the first sequences, as many as given. both_heads: the second result is that of the same pass with
-        the output projection in bfloat16 if it is usually in float32, and vice versa; else it is the first again.
+        images: images of the first sequences; the others have none. The second result equals the first unless
+        both_heads is set: then it comes from the same pass with the output projection in bfloat16 if it usually
+        computes in float32, and vice versa. A collective under ZeRO-3; changes nothing.
         """
         self._model.engine.eval()
-        asked = [after_first_token(*of) for of in zip_longest(sequences, images, fillvalue=())]
+        probes = [after_first_token(*pair) for pair in zip_longest(sequences, images, fillvalue=())]
         with self.policy.both_heads() if both_heads else contextlib.nullcontext():
-            usual, others = self._model(self._planner.one(asked))
+            usual, others = self._model(self._planner.one(probes))
         usual, others = (
             [row[: len(tokens) - 1] for row, tokens in zip(found.tolist(), sequences, strict=True)]
             for found in (usual, others if both_heads else usual)
@@ -319,46 +322,46 @@ class TrainEngine:
         return usual, others
 
     def layout(self) -> list[TensorInfo]:
-        """The layout of `weights`: names, dtypes and shapes, in its order."""
+        """Names, dtypes and shapes of `weights`, in the same order."""
         return self._weights.layout()
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The policy's whole tensors in layer order; a collective under ZeRO-3, so on every rank together."""
+        """Yields the policy's whole tensors in layer order. A collective under ZeRO-3."""
         return self._weights.read()
 
     @property
     def lora(self) -> Lora | None:
-        """How adapters, if `weights` yields them, change the base model; None: `weights` are the whole model."""
+        """Description of the adapters that `weights` yields; None if it yields the whole model."""
         return self.policy.lora
 
     def whole_weights(self) -> tuple[Sequence[TensorInfo], Iterator[tuple[str, torch.Tensor]]]:
-        """Layout and tensors of a whole model, adapters merged. Rank 0, while other ranks iterate over `weights`."""
+        """Layout and tensors of a whole model, adapters merged. For rank 0, while others iterate over `weights`."""
         return self._weights.whole()
 
     def load_weights(self, weights: Weights | None) -> None:
-        """Inverse of `weights`, from rank 0's to every rank; resets the optimizer. A collective."""
+        """Loads rank 0's weights on every rank and resets the optimizer. The inverse of `weights`. A collective."""
         self._weights.load(weights)
 
     def base_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The run's initial weights, for `load_weights`. Rank 0 alone."""
+        """The run's initial weights, for `load_weights` on rank 0."""
         return self._weights.base()
 
     def given_adapters(self) -> list[tuple[str, torch.Tensor]]:
-        """`base_weights`, if the run begins with adapters in a folder; else nothing."""
+        """The adapters with which the run begins, if they come from a folder; else an empty list."""
         return self._weights.given()
 
     def save(self, folder: Path, state: dict[str, Any]) -> None:
-        """Write all trained models, of all ranks, to `folder`; a critic to the folder `critic` beside it."""
+        """Writes all trained models of all ranks to `folder`; a critic to its sibling `critic`."""
         if self._critic is not None:
             self._critic.model.save(folder.with_name("critic"), {})
         self._model.save(folder, {**state, "kl_coefficients": asdict(self._kl)})
 
     def load(self, folder: Path) -> dict[str, Any]:
-        """Inverse of `save`; returns its state."""
+        """Loads what `save` wrote; returns its state."""
         if self._critic is not None:
             self._critic.model.load(folder.with_name("critic"))
         state = self._model.load(folder)
-        if "kl_coefficients" in state:  # not in those of former versions
+        if "kl_coefficients" in state:  # absent in checkpoints of former versions
             self._kl = KlCoefficients(**state["kl_coefficients"])
         return state
 

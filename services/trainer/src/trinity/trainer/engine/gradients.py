@@ -15,8 +15,8 @@ _CLIP_EPSILON = 1e-6  # DeepSpeed adds it to the norm when it clips
 class Fp32GradAccumulator:
     """Adds up gradients in float32: `accumulate` after each backward pass, `write_back` before the update.
 
-    bfloat16 has 8 significant bits: beside a sum 256 times as large a micro-batch's share is rounded away, and the
-    gradient depends on the split. ZeRO 2 and 3 can be told to add in float32; ZeRO 0 and 1 leave it to `.grad`.
+    bfloat16 has 8 significant bits: added to a sum 256 times as large, a micro-batch's share is rounded away, and the
+    gradient depends on the split. ZeRO 2 and 3 have a setting for float32 sums; ZeRO 0 and 1 add in `.grad`.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -24,7 +24,7 @@ class Fp32GradAccumulator:
         self._sums: dict[int, torch.Tensor] = {}
 
     def accumulate(self) -> None:
-        """Add `.grad` to the sums and clear it."""
+        """Adds `.grad` to the sums and clears it."""
         for index, parameter in enumerate(self._parameters):
             if parameter.grad is None:
                 continue
@@ -35,7 +35,7 @@ class Fp32GradAccumulator:
             parameter.grad = None
 
     def write_back(self) -> None:
-        """Write the sums to `.grad`, rounded once, and clear them."""
+        """Writes the sums to `.grad`, rounded once, and clears them."""
         for index, parameter in enumerate(self._parameters):
             if index in self._sums:
                 parameter.grad = self._sums.pop(index).to(parameter.dtype)
@@ -57,12 +57,12 @@ class FiniteStepGuard:
         self._update: Any = optimizer.step
         self._plain = 0.0
         self.closed = False
-        self.sound: torch.Tensor | bool = True  # whether the loss of the update is finite
+        self.sound: torch.Tensor | bool = True  # False if the loss of the update is not finite
         optimizer.step = self._step  # type: ignore[method-assign]
 
     @property
     def norm(self) -> float | None:
-        """Norm of the newest gradient before clipping, the same on every rank; None: DeepSpeed has computed none."""
+        """Norm of the newest gradient before clipping, equal on every rank; None until DeepSpeed has computed one."""
         sharded = self._engine.optimizer
         if hasattr(sharded, "_global_grad_norm"):
             found = sharded._global_grad_norm
@@ -76,18 +76,15 @@ class FiniteStepGuard:
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         if not hasattr(self._engine.optimizer, "_global_grad_norm") and not self._clips:
-            self._plain = self._own_norm()
+            # Without sharding and clipping DeepSpeed computes no norm; every rank has the whole gradient.
+            parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+            self._plain = float(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
         return None if self.refuses() else self._update(*args, **kwargs)
 
     def refuses(self) -> bool:
-        """Whether the update that is due may not be made."""
+        """Returns True if the pending update must be skipped."""
         norm = self.norm
         return self.closed or not self.sound or (norm is not None and not math.isfinite(norm))
-
-    def _own_norm(self) -> float:
-        """Without sharding and clipping DeepSpeed computes no norm; every rank has the whole gradient."""
-        groups = self._optimizer.param_groups
-        return float(torch.nn.utils.get_total_norm([p.grad for g in groups for p in g["params"] if p.grad is not None]))
 
 
 class OneRankUpdate:
@@ -102,7 +99,7 @@ class OneRankUpdate:
     def __init__(
         self, sharded: Any, optimizer: torch.optim.Optimizer, grad_clip: float, guard: FiniteStepGuard
     ) -> None:
-        """`sharded`: DeepSpeed's optimizer around `optimizer`, an AdamW."""
+        """sharded: DeepSpeed's wrapper of `optimizer`, an AdamW."""
         self._sharded, self._optimizer, self._grad_clip, self._guard = sharded, optimizer, grad_clip, guard
         self._weights: torch.Tensor = sharded.bit16_groups_flat[0]
         self._chunks = _chunks(self._weights, sharded.bit16_groups[0])
@@ -113,11 +110,11 @@ class OneRankUpdate:
         sharded.step = self._step
 
     def drop(self) -> None:
-        """Discard the accumulated gradients."""
+        """Discards the accumulated gradients."""
         self._sums.clear()
 
     def _add(self, parameter: torch.nn.Parameter, group: int) -> None:
-        """Called by autograd, once for each gradient. The sum of several is in float32."""
+        """Adds a gradient; autograd calls it once for each. Sums of several are in float32."""
         found, parameter.grad = parameter.grad, None
         if found is None:
             return
@@ -150,14 +147,14 @@ class OneRankUpdate:
         self._sharded._lazy_init_hp_params_optimizer_state()  # for deepspeed.utils.safe_get_full_optimizer_state
 
     def _taken(self, parameters: list[torch.nn.Parameter]) -> torch.Tensor:
-        """The flat gradient of a chunk; zeros for parameters that no loss depended on."""
+        """Removes and returns the flat gradient of a chunk; zeros for parameters that no loss depended on."""
         parts = [self._sums.pop(p, None) for p in parameters]
         dtype = next((part.dtype for part in parts if part is not None), torch.float32)
         whole = [torch.zeros_like(p, dtype=dtype) if g is None else g for p, g in zip(parameters, parts, strict=True)]
         return whole[0].reshape(-1) if len(whole) == 1 else torch.cat([part.reshape(-1) for part in whole])
 
     def _state(self, masters: torch.Tensor, group: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """As torch's AdamW makes it, so that either may continue with the other's checkpoints."""
+        """Optimizer state in the form of torch's AdamW, so that each can continue with checkpoints of the other."""
         state = self._optimizer.state[masters]
         if not state:
             state["step"] = torch.zeros((), device=masters.device if group["fused"] else "cpu")
@@ -165,7 +162,7 @@ class OneRankUpdate:
         return state
 
     def _numbers(self, group: dict[str, Any], state: dict[str, torch.Tensor], norm: float) -> torch.Tensor:
-        """What `_adamw` unpacks; counts the update. Python floats would make torch.compile recompile at each step."""
+        """Counts the update; returns the numbers of `_adamw` in a tensor: torch.compile recompiles for floats."""
         state["step"] += 1
         count, rate, (beta1, beta2) = float(state["step"]), float(group["lr"]), group["betas"]
         clip = min(1.0, self._grad_clip / (norm + _CLIP_EPSILON)) if self._grad_clip > 0 else 1.0
@@ -175,7 +172,7 @@ class OneRankUpdate:
 
 
 def _chunks(flat: torch.Tensor, parameters: Iterable[torch.nn.Parameter]) -> list[tuple[int, list[torch.nn.Parameter]]]:
-    """Runs of parameters that follow each other in `flat`, with the index of the first's first element."""
+    """Splits parameters into contiguous runs of `flat`; returns each run with the index of its first element."""
 
     def place(parameter: torch.nn.Parameter) -> int:
         return (parameter.data_ptr() - flat.data_ptr()) // flat.element_size()
@@ -193,7 +190,7 @@ def _chunks(flat: torch.Tensor, parameters: Iterable[torch.nn.Parameter]) -> lis
 
 
 def _norm(gradients: Iterable[torch.Tensor]) -> float:
-    """Of all of them together. On CPUs a sum of squares in float32 was wrong by 1e-4; GPUs add in a tree."""
+    """Norm of all gradients together. On CPUs a sum of squares in float32 was wrong by 1e-4; GPUs add in a tree."""
     parts = [part for gradient in gradients for part in gradient.split(_CHUNK)]
     wide = torch.float32 if parts[0].is_cuda else torch.float64
     norms = [torch.linalg.vector_norm(part, dtype=wide) for part in parts]
@@ -204,7 +201,7 @@ def _adamw(
     master: torch.Tensor, weight: torch.Tensor, mean: torch.Tensor, square: torch.Tensor,
     gradient: torch.Tensor, numbers: torch.Tensor,
 ) -> None:  # fmt: skip
-    """AdamW (https://arxiv.org/abs/1711.05101, algorithm 2) with a clipped gradient, in place; all [n]."""
+    """Updates in place by AdamW (arXiv:1711.05101, algorithm 2) with a clipped gradient; all [n]."""
     clip, beta1_less, beta2, beta2_less, root, epsilon, decay, size = numbers.unbind()
     clipped = gradient.float() * clip
     mean.add_((clipped - mean) * beta1_less)

@@ -1,6 +1,6 @@
-"""One update of a model: gradients of micro-batches add up to the gradient of the mini-batch, then one step.
+"""Makes one update of a model: gradients of micro-batches add up to the gradient of the mini-batch, then one step.
 
-Non-finite updates are skipped: the weights stay unchanged, and NotFinite says why.
+A non-finite update leaves the weights unchanged and raises NotFinite.
 """
 
 import math
@@ -27,9 +27,9 @@ LossOf = Callable[[Sequence[TrainSequence], MicroBatch], tuple[torch.Tensor, Rep
 
 
 class NoGradForward:
-    """Passes over all sequences of a batch, without gradients: each rank computes its share, all get the result.
+    """Forward passes over all sequences of a batch: each rank computes its share, and all get the result.
 
-    Collectives: every rank calls them with the same sequences.
+    All methods are collectives: every rank passes the same sequences.
     """
 
     def __init__(self, planner: MicroBatchPlanner, ranks: Ranks, device: torch.device) -> None:
@@ -45,7 +45,7 @@ class NoGradForward:
     def tokens(
         self, sequences: Sequence[TrainSequence], model: Callable[[MicroBatch], torch.Tensor]
     ) -> list[np.ndarray]:
-        """The model's value of each response token, float32 [R] for every sequence. `model` returns [B, R]."""
+        """Computes a value of each response token, float32 [R] for every sequence. `model` returns [B, R]."""
         if not sequences:
             return []
         ends = np.cumsum([sequence.response_length for sequence in sequences])
@@ -67,9 +67,9 @@ class NoGradForward:
         sequences: Sequence[TrainSequence],
         model: Callable[[MicroBatch], torch.Tensor],
     ) -> Iterator[tuple[list[int], torch.Tensor]]:
-        """The model's output for a micro-batch, with the indices of its rows; in halves if memory is not enough.
+        """Yields the model's output for a micro-batch with the indices of its rows; in halves if memory runs out.
 
-        Halving needs a single rank: others would have to do the same.
+        Several ranks never halve, since all would have to.
         """
         try:
             found = model(micro)
@@ -85,7 +85,7 @@ class NoGradForward:
             yield half, model(self.planner.one([sequences[index] for index in half]))
 
     def total(self, report: Report) -> Report:
-        """The sum over ranks."""
+        """Sums a report over ranks."""
         if self._ranks.world_size == 1 or not report:
             return report
         names = sorted(report)
@@ -94,7 +94,7 @@ class NoGradForward:
         return dict(zip(names, stacked, strict=True))
 
     def anywhere(self, happened: bool) -> bool:
-        """Whether it happened on any rank."""
+        """Returns True if it happened on any rank."""
         if self._ranks.world_size == 1:
             return happened
         flag = torch.tensor(int(happened), device=self._device)
@@ -103,12 +103,12 @@ class NoGradForward:
 
 
 def _one(value: float) -> torch.Tensor:
-    """A report's entry for one update."""
+    """Returns a report's entry for one update."""
     return torch.tensor([value, 1.0], dtype=torch.float64)
 
 
 class Learner:
-    """A trained model. Losses come as shares. `name` prefixes errors and metrics: empty for the policy."""
+    """Trains a model from shares of its loss. `name` prefixes errors and metrics; empty for the policy."""
 
     def __init__(self, model: DeepSpeedModel, no_grad: NoGradForward, name: str = "") -> None:
         self.model = model
@@ -117,9 +117,9 @@ class Learner:
         self._subject = f"{name}'s " if name else ""
 
     def update(self, batch: TrainBatch, rate: float, loss_of: LossOf) -> Report:
-        """One update from the batch; returns its report over all ranks. Does nothing if no token is to be trained.
+        """Makes one update from the batch; returns its report over all ranks, empty if no token is to be trained.
 
-        Raises NotFinite and OutOfMemory with unchanged weights. OutOfMemoryAlone ends the trainer.
+        Raises NotFinite or OutOfMemory with unchanged weights. OutOfMemoryAlone ends the trainer.
         """
         if not batch.totals.tokens:
             return {}
@@ -138,13 +138,13 @@ class Learner:
         return report
 
     def _gradient(self, batch: TrainBatch, loss_of: LossOf) -> Report:
-        """Accumulate the gradient of all micro-batches. Out of memory: retry once with each of them halved."""
+        """Accumulates the gradient of all micro-batches; retries once with halved micro-batches if memory runs out."""
         whole = self._no_grad.planner.micro_batches(batch.sequences)
         found, problem = None, ""
         try:
             found = self._accumulate(batch, whole, loss_of)
         except torch.OutOfMemoryError as error:
-            problem = str(error)  # not the error itself: its traceback references the tensors
+            problem = str(error)  # the error's traceback references the tensors
             if self._others_wait:
                 raise OutOfMemoryAlone(too_large(batch, problem)) from None
         if not self._no_grad.anywhere(found is None):
@@ -154,7 +154,11 @@ class Learner:
         self.model.abandon()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        log.warning("trainer.step.out_of_memory", step=batch.step, problem=problem, **_described(batch))
+        lengths = [sequence.length for sequence in batch.sequences]
+        log.warning(
+            "trainer.step.out_of_memory", step=batch.step, problem=problem, sequences=len(lengths),
+            groups=sorted({s.group for s in batch.sequences}), longest=max(lengths), tokens=sum(lengths),
+        )  # fmt: skip
         try:
             found = self._accumulate(batch, self._halves(batch), loss_of)
         except torch.OutOfMemoryError as error:
@@ -168,7 +172,7 @@ class Learner:
     def _accumulate(
         self, batch: TrainBatch, micro_batches: Iterator[tuple[list[int], MicroBatch]], loss_of: LossOf
     ) -> Report:
-        """The gradient of this rank's micro-batches. torch.OutOfMemoryError says which one was too large."""
+        """Accumulates the gradient of micro-batches. Raises torch.OutOfMemoryError naming the micro-batch."""
         reports = []
         for indices, micro in micro_batches:
             try:
@@ -183,7 +187,7 @@ class Learner:
         return join(reports)
 
     def _halves(self, batch: TrainBatch) -> Iterator[tuple[list[int], MicroBatch]]:
-        """Each micro-batch in two, of which the second one may be empty: as many on every rank."""
+        """Yields each micro-batch in two halves. The second may be empty: every rank needs the same number."""
         planner = self._no_grad.planner
         for indices, _ in planner.micro_batches(batch.sequences):
             middle = -(-len(indices) // 2)
@@ -192,14 +196,14 @@ class Learner:
 
     @property
     def _others_wait(self) -> bool:
-        """Under ZeRO 2 and 3, and with shared sequences, other ranks wait in a collective for this one."""
+        """True if other ranks wait in a collective for this one: under ZeRO 2 and 3, and with shared sequences."""
         return self._no_grad.ranks > 1 and (self.model.zero_stage > 1 or self._no_grad.planner.copies > 1)
 
 
 def learning_rate(config: OptimizerConfig, step: int, last_step: int) -> float:
     """Rate of step `step` (from 1) of `last_step`: linear warm-up, then constant, or falling to min_lr_ratio.
 
-    A pure function of the step, so that a resumed run has no scheduler state to lose.
+    It depends on no earlier step, so a resumed run has no scheduler state to lose.
     """
     warmup = config.lr_warmup_steps if config.lr_warmup_steps >= 0 else int(config.lr_warmup_steps_ratio * last_step)
     if step <= warmup:
@@ -212,7 +216,7 @@ def learning_rate(config: OptimizerConfig, step: int, last_step: int) -> float:
 
 
 def too_large(batch: TrainBatch, problem: str) -> OutOfMemory:
-    """Of a batch for which memory was not enough."""
+    """Returns the error of a batch for which memory is not enough."""
     longest = max(batch.sequences, key=lambda sequence: sequence.length)
     return OutOfMemory(
         f"memory is not enough for {len(batch.sequences)} sequences, the longest of {longest.length} tokens: {problem}"
@@ -225,19 +229,9 @@ def too_large(batch: TrainBatch, problem: str) -> OutOfMemory:
 
 @contextmanager
 def memory_for(batch: TrainBatch, ranks: int) -> Iterator[None]:
-    """Within it models run a batch without training; an out-of-memory error names the batch."""
+    """Makes an out-of-memory error of passes without training name the batch."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         problem = too_large(batch, str(error))
         raise problem if ranks == 1 else OutOfMemoryAlone(problem) from None
-
-
-def _described(batch: TrainBatch) -> dict[str, object]:
-    """Which batch it is, for the log."""
-    return {
-        "sequences": len(batch.sequences),
-        "groups": sorted({sequence.group for sequence in batch.sequences}),
-        "longest": max(sequence.length for sequence in batch.sequences),
-        "tokens": sum(sequence.length for sequence in batch.sequences),
-    }

@@ -1,4 +1,4 @@
-"""One step from its ledger entry: the batch is decoded and trained, or stored if it is bad."""
+"""Trains one step from its ledger entry, or stores its batch if it is bad."""
 
 import contextlib
 import time
@@ -27,11 +27,10 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class StepDone:
-    """A step after which the loop continues: trained in so many seconds, or passed (a metric says why).
+    """A step after which the loop continues: trained in `seconds`, or passed, with a metric that names the reason.
 
-    `batch`: as it was trained; of a bad step as it was decoded.
-    `tokens`: of each sequence what its last update computed, on rank 0 where that is recorded (StepTrainer).
-    `span`: the context in which the step's span is the current one.
+    batch: as it was trained; for a bad step as it was decoded. tokens: the token values of each sequence, on rank 0 if
+    StepTrainer records them. span: the context of the step's span.
     """
 
     raw: RawBatch
@@ -51,16 +50,16 @@ class StepDone:
 
 
 def skipped(raw: RawBatch) -> StepDone:
-    """A step that an operator passes untrained."""
+    """Returns a step that an operator passes untrained."""
     log.warning("trainer.step.skipped", step=raw.entry.step, reason=raw.entry.skip_reason)
     return StepDone(raw, TrainBatch(raw.entry.step, ()), {"skipped_step": 1.0})
 
 
 @dataclass
 class StepTrainer:
-    """schedule_end(step): the step at which the learning rate's schedule ends, as known at this step.
+    """Trains steps. schedule_end(step): the end of the learning rate's schedule, as known at this step.
 
-    records_tokens: steps come with `tokens`.
+    records_tokens: StepDone has `tokens`.
     """
 
     plan: Plan
@@ -72,7 +71,7 @@ class StepTrainer:
     _tokenizer: Any = field(default=None, init=False)
 
     def train(self, raw: RawBatch) -> StepDone:
-        """Raises BadStep if a bad step ends the run. The batch of a bad step is stored in any case."""
+        """Trains the step. Stores the batch of a bad step, and raises BadStep if that ends the run."""
         begin = time.monotonic()
         step, policy = raw.entry.step, self.plan.config.trainer.on_bad_step
         batch, metrics, span = TrainBatch(step, ()), {"bad_step": 1.0}, Context()
@@ -92,7 +91,7 @@ class StepTrainer:
         return StepDone(raw, batch, metrics, time.monotonic() - begin, span, tokens)
 
     def decode(self, raw: RawBatch) -> TrainBatch:
-        """Raises BadStep if a group cannot be decoded, or a reward or advantage is not finite."""
+        """Decodes a batch. Raises BadStep if a group cannot be decoded, or a reward or advantage is not finite."""
         outcomes, limit = [item.outcome for item in raw.groups], self.plan.lengths.model
         if not raw.examples:
             return from_groups(raw.entry, outcomes, self.plan.algorithm)
@@ -109,10 +108,10 @@ class StepTrainer:
         return from_groups(raw.entry, outcomes, self.plan.algorithm, experts)
 
     def _store(self, raw: RawBatch, batch: TrainBatch, error: BadStep, policy: str) -> None:
-        """Write the batch and its groups' statistics. The error gets the numbers of the groups that are not finite."""
+        """Writes the batch and its groups' statistics, and names in the error the groups that are not finite."""
         groups: list[dict[str, Any]] = []
         if batch.sequences and isinstance(error, NotFinite):
-            with contextlib.suppress(BadStep):  # an advantage
+            with contextlib.suppress(BadStep):  # an advantage is not finite
                 groups = self.engine.per_group_stats(batch)
         error.groups = sorted({*error.groups, *(group["group"] for group in groups if not group["finite"])})
         if self.is_first:
@@ -123,7 +122,7 @@ class StepTrainer:
 
 @contextlib.contextmanager
 def _step_span(raw: RawBatch) -> Iterator[None]:
-    """The step's span, linked to those its groups came with; then the last span of every task's trace."""
+    """Opens the step's span, linked to those of its tasks; at its end adds the last span to every task's trace."""
     pairs = zip(raw.entry.groups, raw.groups, strict=True)
     tasks = [(m.task_id, tracing.extract({"traceparent": g.traceparent})) for m, g in pairs if g.traceparent]
     contexts = [trace.get_current_span(parent).get_span_context() for _, parent in tasks]

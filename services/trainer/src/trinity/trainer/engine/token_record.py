@@ -1,6 +1,6 @@
-"""What the last update of a step computed for each response token, for `trinity view` and the pages of trinity.ui.
+"""Records the values that the last update of a step computed for each response token, for `trinity view` and the pages.
 
-A record belongs to one step. It stays on the device until `values`, and changes nothing that is trained.
+A record belongs to one step. It stays on the device until `values`, and does not affect training.
 """
 
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.data.batch import TrainSequence
 from trinity.trainer.process.ranks import Ranks
 
-_HAS_CLIP, _HAS_PROXIMAL = 2, 4  # flags beside 1: recorded
+_HAS_CLIP, _HAS_PROXIMAL = 2, 4  # flags; 1: recorded
 
 
 @dataclass(frozen=True)
 class TokenValues:
-    """Of one sequence's R response tokens, those that are not trained as well, float32 [R].
+    """Values of all R response tokens of a sequence, trained or not, float32 [R].
 
-    logprobs: natural, under the weights with which the step's last update of the sequence began. entropy: in nats, of
-    the distributions they come from. clipped bool [R]: where the policy loss's clip decided; None: the loss has none.
-    proximal_logprobs: under the weights that the step began with; None: they are `logprobs`.
+    logprobs: natural, under the weights before the step's last update of the sequence. entropy: in nats, of their
+    distributions. clipped bool [R]: True where the policy loss's clip decided; None if the loss has no clip.
+    proximal_logprobs: under the weights before the step; None if they equal `logprobs`.
     """
 
     logprobs: np.ndarray
@@ -33,17 +33,17 @@ class TokenValues:
 
 
 class TokenRecord:
-    """add, for each micro-batch -> values, once. A sequence that is added again has its last values."""
+    """Call `add` for each micro-batch, then `values` once. A sequence that is added again keeps its last values."""
 
     def __init__(self, ranks: Ranks, copies: int, device: torch.device) -> None:
-        """`copies`: number of ranks with the same micro-batches."""
+        """copies: number of ranks with the same micro-batches."""
         self._ranks = ranks
         self._copies = copies
         self._device = device
         self._found: dict[int, tuple[torch.Tensor, int]] = {}
 
     def add(self, sequences: Sequence[TrainSequence], x: LossInputs, clipped: torch.Tensor | None) -> None:
-        """Of a micro-batch of these sequences, as compute_loss's `record`. Only those of the log are kept."""
+        """Adds a micro-batch, as compute_loss's `record`. Skips sequences without an experience."""
         flags = 1 + _HAS_CLIP * (clipped is not None) + _HAS_PROXIMAL * (x.proximal_logprobs is not None)
         logprobs = x.logprobs.detach().float()
         parts = [logprobs, x.entropy.detach().float(), x.proximal.float()]
@@ -54,9 +54,9 @@ class TokenRecord:
                 self._found[id(sequence.experience)] = values, row
 
     def values(self, sequences: Sequence[TrainSequence]) -> list[TokenValues | None]:
-        """Of every sequence of the step, from all ranks; on ranks but the first nothing. A collective.
+        """Returns the values of every sequence of the step on rank 0, None for a sequence without an update.
 
-        None: the sequence was in no update.
+        Returns an empty list on other ranks. A collective.
         """
         if not sequences:
             return []
@@ -75,7 +75,7 @@ class TokenRecord:
 
 
 def _values(part: np.ndarray) -> TokenValues | None:
-    """From the rows that `add` stacks, [5, R]. A response without tokens has none."""
+    """Unpacks the rows that `add` stacks, [5, R]. Returns None for a response without tokens."""
     logprobs, entropy, proximal, clipped, flags = part
     kind = int(flags[0]) if len(flags) else 0
     if not kind:

@@ -1,4 +1,4 @@
-"""Reads and writes the weights of a trained model: whole tensors in layer order, under every sharding."""
+"""Reads and writes whole tensors of a trained model in layer order, under every sharding."""
 
 import contextlib
 from collections import deque
@@ -26,7 +26,10 @@ _ALIGNMENT = 16  # bytes: a shard of any dtype can be cut out where it begins
 
 
 class PolicyWeights:
-    """The policy's weights as in versions: with LoRA the adapters. All but `base` are collectives under ZeRO-3."""
+    """The weights that versions hold: the policy's, or with LoRA the adapters.
+
+    All methods but `base` are collectives under ZeRO-3.
+    """
 
     def __init__(
         self, model: DeepSpeedModel, plan: Plan, ranks: Ranks, dtype: torch.dtype, device: torch.device
@@ -38,7 +41,7 @@ class PolicyWeights:
         self._device = device
 
     def layout(self) -> list[TensorInfo]:
-        """The layout of `read`: names, dtypes and shapes, in its order."""
+        """Names, dtypes and shapes of `read`, in the same order."""
         policy: PolicyModel = self._model.module
         return [
             describe(name, parameter.dtype, getattr(parameter, "ds_shape", parameter.shape))
@@ -47,7 +50,7 @@ class PolicyWeights:
 
     @torch.no_grad()
     def read(self) -> Iterator[Named]:
-        """Whole tensors by checkpoint name; a tensor is valid until the next one is asked for."""
+        """Yields whole tensors by checkpoint name. A tensor is valid until the next one is requested."""
         if self._model.zero_stage == 3:
             yield from gathered(self._buckets(self._bucket_bytes // 2), self._device)  # two at a time
             return
@@ -56,7 +59,7 @@ class PolicyWeights:
 
     @torch.no_grad()
     def load(self, weights: Weights | None) -> None:
-        """Inverse of `read`, from rank 0's to every rank; resets the optimizer."""
+        """Loads rank 0's weights on every rank and resets the optimizer. The inverse of `read`."""
         given = iter(weights or ())
         for bucket in self._buckets(self._bucket_bytes):
             with self._whole(bucket):
@@ -68,20 +71,20 @@ class PolicyWeights:
         self._model.forget()
 
     def base(self) -> Iterator[Named]:
-        """The run's initial weights, for `load`. Rank 0 alone."""
+        """The run's initial weights, for `load` on rank 0."""
         for name, parameter in self._begun_with(self._plan.config.model).weights():
             yield name, parameter.data
 
     def given(self) -> list[Named]:
-        """The adapters in a folder that the run begins with, as `base`; empty: it begins with the base model itself."""
+        """The adapters with which the run begins, if they come from a folder; else an empty list."""
         lora = self._plan.config.model.lora
         given = given_adapters(lora, self._dtype) if lora is not None else {}
         return [(tensor.name, given[tensor.name]) for tensor in self.layout()] if given else []
 
     def whole(self) -> tuple[Sequence[TensorInfo], Iterator[Named]]:
-        """A whole model's layout and tensors, buffers too: with LoRA the base model with the adapters merged.
+        """Layout and tensors of a whole model with its buffers; LoRA adapters are merged into the base model.
 
-        Rank 0's `read`. Versions have no buffers: an engine keeps those of the base model's files.
+        Rank 0 calls it in place of `read`. Versions have no buffers: an engine keeps those of the base model's files.
         """
         model: PolicyModel = self._model.module
         layout, weights, lora = self.layout(), self.read(), model.lora
@@ -93,8 +96,8 @@ class PolicyWeights:
             found = merged(base.items(), adapters, lora.scale, self._device)
             weights = ((name, tensor.to(self._dtype)) for name, tensor in found)
         fixed = sorted(model.fixed(), key=lambda named: str(named[1].dtype))  # a file has one dtype
-        beside = [describe(name, buffer.dtype, buffer.shape) for name, buffer in fixed]
-        return [*layout, *beside], chain(weights, fixed)
+        buffers = [describe(name, buffer.dtype, buffer.shape) for name, buffer in fixed]
+        return [*layout, *buffers], chain(weights, fixed)
 
     def _begun_with(self, model: ModelConfig) -> PolicyModel:
         return load_policy(model, self._dtype, 1)
@@ -104,13 +107,13 @@ class PolicyWeights:
         return self._plan.config.synchronizer.bucket_mib * 1024**2
 
     def _buckets(self, size_bytes: int) -> Iterator[list[tuple[str, Any]]]:
-        """Parameters that are gathered together under ZeRO-3."""
+        """Yields lists of parameters that are gathered together under ZeRO-3."""
         of_name = dict(self._model.module.weights())
         for bucket in plan_buckets(self.layout(), size_bytes):
             yield [(slot.tensor.name, of_name[slot.tensor.name]) for slot in bucket.slots]
 
     def _whole(self, bucket: list[tuple[str, Any]]) -> Any:
-        """Within it the parameters are whole; rank 0's changes persist."""
+        """Gathers the parameters as a context; rank 0's changes persist."""
         if self._model.zero_stage != 3:
             return contextlib.nullcontext()
         return self._model.gathered([parameter for _, parameter in bucket], 0)
@@ -125,18 +128,18 @@ def _expected(name: str, parameter: Any, given: str, tensor: torch.Tensor) -> to
 
 
 def read_all(weights: Weights) -> None:
-    """Iterate to the end: reading sharded weights is a collective."""
+    """Iterates to the end: to read sharded weights is a collective."""
     for _ in weights:
         pass
 
 
 def gathered(buckets: Iterable[list[tuple[str, Any]]], device: torch.device) -> Iterator[Named]:
-    """The whole tensors of each bucket's parameters, in order. A collective: every rank must iterate over all of them.
+    """Yields the whole tensors of each bucket's parameters, in order. A collective: every rank must iterate to the end.
 
-    One collective a bucket, one bucket ahead: two buckets are in memory, and a tensor. Tensors that are already whole
-    are yielded as they are. GatheredParameters would begin a collective for each parameter, wait for all of them, and
-    free what persists. Here the ranks' shards (`ds_tensor`: a parameter laid flat, padded, and cut into as many equal
-    parts as there are ranks) are packed, gathered and cut out again; DeepSpeed's parameters stay as they are.
+    Each bucket takes one collective, which runs one bucket ahead: two buckets are in memory, and a tensor. Tensors that
+    are already whole are yielded unchanged. GatheredParameters would run a collective for each parameter, wait for all
+    of them, and free persistent parameters. Here the ranks' shards (`ds_tensor`: a flat, padded parameter, cut into
+    equal parts, one for each rank) are packed, gathered and cut out again; DeepSpeed's parameters stay unchanged.
     """
     coming: deque[_Gathering] = deque()
     for bucket in buckets:
@@ -148,7 +151,7 @@ def gathered(buckets: Iterable[list[tuple[str, Any]]], device: torch.device) -> 
 
 
 class _Gathering:
-    """A bucket, in flight once constructed."""
+    """A bucket whose collective begins in the constructor."""
 
     def __init__(self, bucket: list[tuple[str, Any]], device: torch.device) -> None:
         self._bucket = [(name, parameter, _here(parameter, device)) for name, parameter in bucket]
@@ -160,7 +163,7 @@ class _Gathering:
             flat = packed.new_empty(dist.get_world_size(group) * len(packed))
             self._work = dist.all_gather_into_tensor(flat, packed, group=group, async_op=True)
             self._of_ranks = flat.view(-1, len(packed))
-            self._packed = packed  # until it is sent
+            self._packed = packed  # the collective reads it until `wait`
 
     def tensors(self) -> Iterator[Named]:
         if self._work is not None:
@@ -177,7 +180,7 @@ class _Gathering:
 
 
 def _here(parameter: Any, device: torch.device) -> torch.Tensor | None:
-    """The whole parameter if this rank has it: it persists, was never sharded, or there is no other rank."""
+    """Returns the whole parameter if this rank has it: it persists, was never sharded, or there is no other rank."""
     if not hasattr(parameter, "ds_tensor") or parameter.ds_status.name == "AVAILABLE":
         whole: torch.Tensor = parameter.data
         return whole
@@ -188,7 +191,7 @@ def _here(parameter: Any, device: torch.device) -> torch.Tensor | None:
 
 
 def _packed(shards: list[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """uint8, in order."""
+    """Returns the shards' bytes in order, each aligned."""
     packed = torch.empty(sum(_aligned(shard.nbytes) for shard in shards), dtype=torch.uint8, device=device)
     begin, targets = 0, []
     for shard in shards:

@@ -115,10 +115,10 @@ def rolled_out(batch: TrainBatch) -> TrainBatch:
 def apply_kl_penalty(
     plan: AlgorithmPlan, batch: TrainBatch, reference: Ragged, kl_coef: float, values: Ragged | None = None
 ) -> tuple[TrainBatch, float | None]:
-    """The batch with advantages of rewards minus kl_coef KL(sampler || reference) at each token; and the mean KL.
+    """Computes advantages of rewards minus kl_coef KL(sampler || reference) at each token, and the mean KL.
 
-    The mean is over the sequences with tokens to train, of their tokens' means; None without any. kl_loss_fn's
-    estimators, with the policy that sampled for lp. values: a critic's, of the rolled-out sequences.
+    The estimators are those of kl_loss_fn, with the sampling policy for lp. The mean is over sequences with tokens to
+    train, of their tokens' means; None if there are none. values: a critic's, of the rolled-out sequences.
     """
     penalties, means = [], []
     for sequence, logprobs in zip(batch.sequences, reference, strict=True):
@@ -134,15 +134,15 @@ def apply_kl_penalty(
 
 
 def needs_policy(plan: AlgorithmPlan) -> bool:
-    """Whether the policy loss needs `with_batch_statistics`."""
+    """Returns True if the policy loss needs `with_batch_statistics`."""
     return bool({"keep", "peers", "pairs"} & {*plan.loss_traits})
 
 
 def with_batch_statistics(
     plan: AlgorithmPlan, batch: TrainBatch, policy: Ragged, reference: Ragged | None
 ) -> TrainBatch:
-    """The batch with `keep_mask` (False at tokens that the loss leaves out) or `peers` (numbers of the sequence's pair
-    or group), if the loss declares `keep` or `peers`. reference: for losses that need it.
+    """Sets `keep_mask` (False at tokens that the loss leaves out) and `peers` (a statistic of the sequence's pair or
+    group) if the loss declares them. reference: log-probabilities for losses of pairs.
     """
     declared, sequences = POLICY_LOSSES[plan.policy_loss.name], batch.sequences
     if declared.keep is None and declared.peers is None:
@@ -166,13 +166,13 @@ def with_batch_statistics(
 
 
 def with_values(batch: TrainBatch, name: str, values: Iterable[Any]) -> TrainBatch:
-    """The batch with this field of its sequences, one value each."""
+    """Sets this field of each sequence to its value."""
     pairs = zip(batch.sequences, values, strict=True)
     return replace(batch, sequences=tuple(replace(sequence, **{name: value}) for sequence, value in pairs))
 
 
 def references_of(batch: TrainBatch) -> Ragged:
-    """The reference's log-probabilities, where it computed the whole batch first; else empty."""
+    """The reference's log-probabilities; empty if it computes each micro-batch instead."""
     return [s.reference_logprobs for s in batch.sequences if s.reference_logprobs is not None]
 
 
@@ -181,7 +181,7 @@ def _float64(values: np.ndarray) -> torch.Tensor:
 
 
 def _sampler(plan: AlgorithmPlan, sequence: TrainSequence, policy: np.ndarray) -> np.ndarray:
-    """The log-probabilities in the ratio's denominator: the rollout's, or if decoupled the trainer's."""
+    """Log-probabilities in the ratio's denominator: the rollout's, or if decoupled the trainer's."""
     if not decouples(plan.correction, sequence.proximal_logprobs):
         return sequence.old_logprobs
     return policy if sequence.proximal_logprobs is None else sequence.proximal_logprobs
@@ -190,11 +190,12 @@ def _sampler(plan: AlgorithmPlan, sequence: TrainSequence, policy: np.ndarray) -
 def mini_batches(
     batch: TrainBatch, plan: AlgorithmPlan, size: int | None, epochs: int, whole_groups: bool = False
 ) -> Iterator[TrainBatch]:
-    """The batch's parts, one for each update, of about `size` sequences (None: all); `epochs` times all of them.
+    """Yields one part of the batch for each update, of about `size` sequences (None: all), in `epochs` passes.
 
-    A single part is the batch itself. Otherwise the sequences of each part are in the order of the batch, and the
-    assignment is drawn for every pass from the step and the number of the pass alone. whole_groups: a group's sequences
-    stay in one part for any loss.
+    A single part is the batch itself. Otherwise the sequences of each part keep the order of the batch, and each pass
+    draws the assignment from the step and the number of the pass. Groups stay in one part if whole_groups is set or
+    the loss compares their members; otherwise sequences are assigned one by one. Expert rows are assigned separately,
+    so that their numbers per part differ by at most one.
     """
     units = _units(batch.sequences, plan, whole_groups)
     count = number_of_parts(batch, plan, size, whole_groups)
@@ -207,14 +208,14 @@ def mini_batches(
 
 
 def number_of_parts(batch: TrainBatch, plan: AlgorithmPlan, size: int | None, whole_groups: bool = False) -> int:
-    """Of each pass of `mini_batches`; at least one, and none without a sequence."""
+    """Number of parts in each pass of `mini_batches`: at least one, and each has a sequence."""
     if size is None:
         return 1
     return max(1, min(len(_units(batch.sequences, plan, whole_groups)), -(-len(batch.sequences) // size)))
 
 
 def _units(sequences: Sequence[TrainSequence], plan: AlgorithmPlan, whole_groups: bool) -> list[list[int]]:
-    """Indices that must stay in one part."""
+    """Lists of indices that must stay in one part."""
     if not whole_groups and not {"pairs", "peers"} & {*plan.loss_traits}:
         return [[index] for index in range(len(sequences))]
     groups: dict[tuple[bool, int], list[int]] = {}

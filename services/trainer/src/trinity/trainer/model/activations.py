@@ -1,8 +1,8 @@
-"""Micro-batch size and activation checkpointing where the YAML leaves them open.
+"""Chooses micro-batch size and activation checkpointing where the YAML leaves them open.
 
 Python and DeepSpeed take a constant time for a micro-batch of any size: 0.3 s for 24 layers, in which an H200 trains
-30,000 tokens of a 0.5 B model. So micro-batches are as large as pays off if their activations fit. Activations that
-fit need no recompute, which took a fifth of a step.
+30,000 tokens of a 0.5 B model. So micro-batches are as large as memory allows, up to the size at which this time no
+longer matters. Activations that fit need no recompute, which took a fifth of a step.
 """
 
 from dataclasses import asdict, dataclass
@@ -20,17 +20,17 @@ log = structlog.get_logger(__name__)
 
 _GIB = 2**30
 # Parameters x tokens that keep a large GPU busy while the host launches the next micro-batch.
-_WORTH, _LEAST, _MOST = 2.5e13, 16_384, 65_536
+_BUSY, _LEAST, _MOST = 2.5e13, 16_384, 65_536
 _KINDS: tuple[Checkpointing, ...] = (False, "mlp", True)  # the fastest first
-# Shares of the remaining memory by the estimate, which knows only the usual layers. For lean layers without recompute
-# it is at least 1.2 times what was measured.
+# Shares of the remaining memory that estimated activations may take; the estimate knows only the usual layers. For
+# lean layers without recompute it is at least 1.2 times the measured memory.
 _SHARE, _SHARE_OF_LEAN = 0.5, 0.9
 
 
 @dataclass(frozen=True)
 class Activations:
-    """tokens: limit of a micro-batch. recompute: which activations the backward pass recomputes. layers: the number of
-    layers, from the first, that recompute them; None: all."""
+    """tokens: limit of a micro-batch. recompute: kind of activations that the backward pass recomputes. layers: number
+    of layers, from the first, that recompute them; None: all."""
 
     tokens: int
     recompute: Checkpointing
@@ -38,27 +38,28 @@ class Activations:
 
 
 def choose(plan: Plan, model: TokenModel, ranks: Ranks, device: torch.device, memory: int | None) -> Activations:
-    """As the YAML says, or the largest and fastest that fit. A collective. `memory`: what this rank may
-    take of its GPU, in bytes; None: no GPU.
+    """Takes the YAML's choice, or else the largest micro-batch and the fastest recompute that fit. A collective.
 
-    Without a GPU, or where the model is not packed or not known: twice the model's length, and all layers recompute.
-    Models that are not lean also recompute all layers unless the YAML says otherwise.
+    memory: bytes that this rank may take of its GPU; None: no GPU. Without a GPU, or for a model that is not packed or
+    whose layers the estimate does not know, the limit is twice the model's length, and all layers recompute. Models
+    that are not lean also recompute all layers unless the YAML says otherwise.
     """
     trainer, least = plan.config.trainer, plan.micro_batch_tokens
     kinds = _KINDS if model.lean else (True,)
     if trainer.gradient_checkpointing is not None:
         kinds = (trainer.gradient_checkpointing,)
-    asked = trainer.gradient_checkpointing_layers
+    configured = trainer.gradient_checkpointing_layers
     shape = model.model.config.get_text_config()
     if memory is None or not model.packed or not activation_bytes(shape, kinds[-1]):
-        return Activations(least, kinds[-1], asked)
-    count = sum(_whole_size(parameter) for parameter in model.parameters())
+        return Activations(least, kinds[-1], configured)
+    # ds_numel is the whole size; under ZeRO 3 the parameter is a shard.
+    count = sum(int(getattr(p, "ds_numel", None) or p.numel()) for p in model.parameters())
     worth = least
     if not trainer.use_dynamic_bsz:
         readers = 1 if model.group is None else model.group.size
         worth = trainer.micro_batch_size_per_gpu * plan.lengths.model // readers
     elif trainer.max_token_len_per_gpu is None:
-        worth = max(least, _LEAST, min(_MOST, int(_WORTH / count)))
+        worth = max(least, _LEAST, min(_MOST, int(_BUSY / count)))
     room = memory - (training_gib(plan, count, Sharding.of(plan, ranks.world_size)) + TRAINER_BESIDE_GIB) * _GIB
     width = 2 if trainer.deepspeed.dtype == "float32" else 1
     shares = [_SHARE_OF_LEAN if model.lean and kind is not True else _SHARE for kind in kinds]
@@ -75,18 +76,13 @@ def choose(plan: Plan, model: TokenModel, ranks: Ranks, device: torch.device, me
     tokens, left, kept = _least_of_all([tokens, len(kinds) - place, kept], ranks, device)
     recompute = kinds[len(kinds) - left]
     layers = shape.num_hidden_layers - kept if recompute == "mlp" and kept else None
-    chosen = Activations(tokens, recompute, asked or layers)
+    chosen = Activations(tokens, recompute, configured or layers)
     log.info("trainer.activations.chosen", **asdict(chosen), fits=fits, worth=worth)
     return chosen
 
 
-def _whole_size(parameter: torch.nn.Parameter) -> int:
-    """The whole size, also where ZeRO 3 leaves only a shard here."""
-    return int(getattr(parameter, "ds_numel", None) or parameter.numel())
-
-
 def _least_of_all(numbers: list[int], ranks: Ranks, device: torch.device) -> list[int]:
-    """The minimum over ranks: GPUs may differ, but every rank needs the same number of micro-batches."""
+    """Takes the minimum over ranks: GPUs may differ, but every rank needs the same number of micro-batches."""
     if ranks.world_size == 1:
         return numbers
     found = torch.tensor(numbers, device=device)

@@ -1,9 +1,8 @@
-"""Attention over packed sequences: they are laid end to end in one row, and each sees only itself, or a prompt that it
-shares with others and then itself.
+"""Attention over packed sequences, laid end to end in one row: each attends to itself, and to a shared prompt.
 
-transformers calls `packed_attention` in every layer of a model whose attn_implementation is PACKED. On GPUs it is a
-kernel for sequences of various length; elsewhere, and in float32, one scaled_dot_product_attention for each sequence:
-neither ever holds scores between sequences.
+transformers calls `packed_attention` in every layer of a model whose attn_implementation is PACKED. On GPUs it runs a
+kernel for sequences of different lengths; on CPUs, and in float32, one scaled_dot_product_attention for each sequence.
+Neither holds scores between sequences.
 """
 
 from dataclasses import dataclass
@@ -28,8 +27,7 @@ _KERNEL_WIDTH = 256
 
 @dataclass(frozen=True)
 class Packing:
-    """Starts of the segments, int32 [segments + 1], and their lengths (MicroBatch); the ranks that share them, if
-    several."""
+    """Starts of the segments, int32 [segments + 1], and their lengths (MicroBatch); the ranks that share sequences."""
 
     boundaries: torch.Tensor
     lengths: tuple[int, ...]
@@ -52,8 +50,8 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """query [1, heads, T, width], key and value [1, key heads, T, width] -> [1, T, heads, width].
 
-    sliding_window: a token sees this many tokens including itself. Raises InvalidInput for an unknown addition to the
-    model's attention.
+    sliding_window: number of tokens to which a token attends, including itself. Raises InvalidInput for an unknown
+    addition to the model's attention.
     """
     for name in ("softcap", "s_aux", "position_bias"):
         if others.get(name) is not None:
@@ -62,7 +60,8 @@ def packed_attention(
     if packing.group is not None:
         states = [packing.group.heads_for_tokens(tensor) for tensor in states]
     q, k, v = states
-    if _has_kernel(q, v):
+    width = q.shape[-1]
+    if q.is_cuda and q.dtype in _KERNEL_DTYPES and width == v.shape[-1] <= _KERNEL_WIDTH:
         mixed = _by_kernel(q, k, v, packing, scaling, sliding_window)
     else:
         prompts = None if packing.shared is None else packing.shared.prompts
@@ -70,11 +69,6 @@ def packed_attention(
     if packing.group is not None:
         mixed = packing.group.tokens_for_heads(mixed)
     return mixed, None
-
-
-def _has_kernel(query: torch.Tensor, value: torch.Tensor) -> bool:
-    width = query.shape[-1]
-    return query.is_cuda and query.dtype in _KERNEL_DTYPES and width == value.shape[-1] <= _KERNEL_WIDTH
 
 
 def _by_kernel(
@@ -89,7 +83,7 @@ def _by_kernel(
 
 
 def why_not_packed(model: Any) -> str | None:
-    """Why a transformers model's attention cannot be replaced, as text; None if it can."""
+    """Returns the reason why a transformers model's attention cannot be replaced; None if it can."""
     config = model.config.get_text_config()
     if not getattr(model, "_supports_attention_backend", False):
         return f"{type(model).__name__} does not let its attention be replaced"
@@ -117,7 +111,7 @@ def check_shared_prompts(model: Any, packed: bool, longest: int) -> None:
 
 
 def replace_attention(model: Any) -> None:
-    """Switch the model to packed sequences; each call then needs `packing`."""
+    """Switches the model to packed sequences; each call then requires `packing`."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(PACKED, packed_attention)

@@ -1,6 +1,7 @@
-"""Activation checkpointing: the backward pass recomputes activations, which need no memory until then.
+"""Activation checkpointing: the backward pass recomputes activations instead of keeping them in memory.
 
-Of a whole layer, or of its MLP alone: on GPUs the MLP has two thirds of them, and recomputes two matrix products.
+It covers whole layers, or only their MLPs, which on GPUs have two thirds of the activations and recompute two matrix
+products.
 """
 
 from collections.abc import Callable
@@ -16,8 +17,9 @@ Checkpointing = bool | Literal["mlp"]
 
 
 def recompute_activations(model: Any, what: Checkpointing, number: int | None = None) -> None:
-    """Enable it in the first `number` layers of a transformers model (None: in all), and in whole ones where they have
-    no MLP. Call after `fused.fuse`.
+    """Enables it in the first `number` layers of a transformers model (None: all); whole layers if they have no MLP.
+
+    Call after `fused.fuse`.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 

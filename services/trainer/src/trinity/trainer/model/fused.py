@@ -1,7 +1,7 @@
 """Fused kernels that replace the many small operations in the layers of a transformers model.
 
-On an H200 those take longer than the matrix products between them. A module is replaced only if it computes the same
-on random numbers: a norm that adds one to its weight, or a gate that is not SiLU, stays as it is.
+On an H200 these operations take longer than the matrix products between them. A module is replaced only if it gives the
+same result for random numbers: a norm that adds one to its weight, or a gate other than SiLU, is not replaced.
 """
 
 import sys
@@ -20,7 +20,7 @@ from trinity.trainer.model.kernels import Kernel, can_compile
 
 log = structlog.get_logger(__name__)
 
-# Below it a run ends before the kernels have saved the half minute that their compilation takes.
+# Parameters. A run of a smaller model ends before the kernels have saved the half minute of their compilation.
 _LARGE_ENOUGH = 100_000_000
 _ROTATION = "apply_rotary_pos_emb"
 
@@ -40,14 +40,14 @@ _NORM, _GATE = Kernel(_rms_norm, {0: 0}), Kernel(_gated, {0: 0, 1: 0})
 
 
 def wants_kernels(model: nn.Module, choice: bool | None) -> bool:
-    """Whether to fuse a model on a GPU: as configured, or by its size; never without a compiler."""
+    """Returns True if a model on a GPU is to be fused: by configuration, or by its size; never without a compiler."""
     if choice is None:
         choice = sum(parameter.numel() for parameter in model.parameters()) >= _LARGE_ENOUGH
     return choice and can_compile()
 
 
 def fuse(model: nn.Module) -> dict[str, int]:
-    """Replace known modules; returns the number of each kind. Call before DeepSpeed and LoRA wrap the model."""
+    """Replaces known modules; returns the number of each kind. Call before DeepSpeed and LoRA wrap the model."""
     known: dict[type, Any] = {}
     found = {"norms": 0, "gates": 0, "rotations": 0}
     for module in model.modules():
@@ -63,7 +63,7 @@ def fuse(model: nn.Module) -> dict[str, int]:
 
 
 def is_lean(model: Any, found: dict[str, int]) -> bool:
-    """Whether all norms and gates of a model's layers were replaced, so that they keep little for the backward pass.
+    """Returns True if all norms and gates of the layers were replaced, so that they keep little for the backward pass.
 
     found: the result of `fuse`. Experts do not count as gates.
     """
@@ -74,21 +74,21 @@ def is_lean(model: Any, found: dict[str, int]) -> bool:
 
 
 def _fuse_rotation(home: Any) -> int:
-    """In the module of transformers that has the model, for all models that it has."""
+    """Replaces the rotation in transformers' module of the model, for all models of that module."""
     rotation = getattr(home, _ROTATION, None)
     if rotation is None:
         return 0
     if not isinstance(rotation, _Rotation):
         if list(signature(rotation).parameters) != ["q", "k", "cos", "sin", "unsqueeze_dim"]:
-            return 0  # of one tensor at a time, or with more than queries and keys
+            return 0  # it rotates one tensor at a time, or more than queries and keys
         setattr(home, _ROTATION, _Rotation(rotation))
     return 1
 
 
 class _Rotation:
-    """Of heads q and k [B, heads, T, width], by cos and sin [B, T, width].
+    """Rotates heads q and k [B, heads, T, width] by cos and sin [B, T, width].
 
-    Projections and attention lay them out as [B, T, heads, width]: the kernel works on that, so nothing is copied.
+    The kernel works on [B, T, heads, width], the layout of projections and attention, so nothing is copied.
     """
 
     def __init__(self, rotation: Any) -> None:
@@ -126,7 +126,7 @@ def _gated_forward(mlp: Any, states: torch.Tensor) -> torch.Tensor:
 
 
 def _without(address: int, tensor: torch.Tensor) -> torch.Tensor | torch.Size:
-    """What is saved of a tensor: only the shape of the one at this address."""
+    """Saves only the shape of the tensor at this address, and other tensors whole."""
     return tensor.shape if tensor.data_ptr() == address else tensor
 
 
@@ -155,5 +155,5 @@ def _is_gated(module: Any) -> bool:
 
 
 def _numbers(*shape: int) -> torch.Tensor:
-    """Random tensors, without a change to global random state."""
+    """Returns random numbers without a change of the global random state."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""Log-probabilities and entropy from hidden states, a part of the vocabulary at a time.
+"""Computes log-probabilities and entropy from hidden states, one slice of the vocabulary at a time.
 
 The logits of a batch are by far the largest tensor of training: 16k tokens of a 152k vocabulary take 9.3 GiB in
 float32, and as much again for the gradient. Here at most `chunk` x vocabulary logits exist at a time: those of all
@@ -71,7 +71,7 @@ def _fold(
     logits: torch.Tensor, scale: torch.Tensor, here: torch.Tensor, where: torch.Tensor,
     largest: torch.Tensor, total: torch.Tensor, mean: torch.Tensor, chosen: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """Update the last four, the running values of earlier slices, with one slice. Overwrites its unscaled logits."""
+    """Updates the last four arguments, running values of earlier slices, with one slice; overwrites its logits."""
     logits.mul_(scale[:, None])
     chosen = chosen + torch.where(here, logits.gather(1, where)[:, 0], 0)
     new = torch.maximum(largest, logits.amax(-1))
@@ -87,7 +87,7 @@ def _fused_fold(
     logits: torch.Tensor, scale: torch.Tensor, here: torch.Tensor, where: torch.Tensor,
     largest: torch.Tensor, total: torch.Tensor, mean: torch.Tensor, chosen: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """The same, with no step between written down."""
+    """Computes the same without writing intermediate tensors."""
     scaled = logits * scale[:, None]
     chosen = chosen + torch.where(here, scaled.gather(1, where)[:, 0], 0)
     new = torch.maximum(largest, scaled.amax(-1))
@@ -102,7 +102,7 @@ def _slope(
     logits: torch.Tensor, scale: torch.Tensor, here: torch.Tensor, where: torch.Tensor, normaliser: torch.Tensor,
     entropy: torch.Tensor, grad_logprobs: torch.Tensor, grad_entropy: torch.Tensor | None, dtype: torch.dtype,
 ) -> torch.Tensor:  # fmt: skip
-    """Gradient with respect to the unscaled logits of a slice, which are overwritten: [N, rows] in `dtype`."""
+    """Returns the gradient of a slice's unscaled logits, [N, rows] in `dtype`; overwrites the logits."""
     logs = logits.mul_(scale[:, None]).sub_(normaliser[:, None])
     # d logp(target) = onehot - p;  d entropy = -p (log p + entropy)
     if grad_entropy is None:
@@ -119,7 +119,7 @@ def _fused_slope(
     logits: torch.Tensor, scale: torch.Tensor, here: torch.Tensor, where: torch.Tensor, normaliser: torch.Tensor,
     entropy: torch.Tensor, grad_logprobs: torch.Tensor, grad_entropy: torch.Tensor | None, dtype: torch.dtype,
 ) -> torch.Tensor:  # fmt: skip
-    """The same, with no step between written down."""
+    """Computes the same without writing intermediate tensors."""
     logs = logits * scale[:, None] - normaliser[:, None]
     factor = grad_logprobs[:, None]
     if grad_entropy is not None:
@@ -130,19 +130,19 @@ def _fused_slope(
     return (grad * scale[:, None]).to(dtype)
 
 
-# Compiled for each of a few widths, which is up to 2.6 times as fast on an H200; and once for all others.
+# Compiled for each of a few widths, up to 2.6 times as fast on an H200, and once for all other widths.
 _FUSED_FOLDS = Kernel(_fused_fold, _OF_ROWS), Kernel(_fused_fold)
 _FUSED_SLOPES = Kernel(_fused_slope, _OF_ROWS), Kernel(_fused_slope)
 
 
 def _kernel(kernels: tuple[Kernel, Kernel], part: slice, weight: torch.Tensor) -> Kernel:
-    """The first one for the widths of `_slices`, the other one for what is left of the vocabulary."""
+    """Selects the first kernel for the widths of `_slices`, the second for the remainder of the vocabulary."""
     width = part.stop - part.start
     return kernels[0 if width == len(weight) or width & (width - 1) == 0 else 1]
 
 
 def _slices(tokens: int, weight: torch.Tensor, chunk: int) -> Iterator[slice]:
-    """Of the vocabulary: tokens x slice is at most chunk x vocabulary. Widths are powers of two, or all of it."""
+    """Yields slices of the vocabulary with tokens x slice <= chunk x vocabulary. Widths are powers of two, or all."""
     vocabulary = len(weight)
     width = max(1, chunk * vocabulary // max(tokens, 1))
     width = vocabulary if width >= vocabulary else 1 << (width.bit_length() - 1)
@@ -151,7 +151,7 @@ def _slices(tokens: int, weight: torch.Tensor, chunk: int) -> Iterator[slice]:
 
 
 def _logits(hidden: torch.Tensor, rows: torch.Tensor, in_float32: bool) -> torch.Tensor:
-    """hidden @ rows.T, float32 [N, rows], a tensor of its own; rounded to hidden's dtype before, unless in_float32."""
+    """Returns hidden @ rows.T in a new tensor, float32 [N, rows]; rounded to hidden's dtype unless in_float32."""
     if not in_float32 or hidden.dtype == torch.float32:
         return (hidden @ rows.T).float()
     if hidden.is_cuda:
@@ -160,7 +160,7 @@ def _logits(hidden: torch.Tensor, rows: torch.Tensor, in_float32: bool) -> torch
 
 
 def _in_slice(targets: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which targets are in the slice, [N], and where in it, [N, 1]; anywhere for the others."""
+    """Returns which targets are in the slice, [N], and their index in it, [N, 1]; any index for the others."""
     here = (targets >= part.start) & (targets < part.stop)
     return here, torch.where(here, targets - part.start, 0)[:, None]
 
@@ -174,12 +174,12 @@ def chunked_logprobs(
     in_float32: bool = False,
     fused: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of each target and entropy of each distribution, softmax(hidden @ weight.T / temperature).
+    """Returns each target's log-probability and each distribution's entropy; softmax(hidden @ weight.T / temperature).
 
     hidden [N, H]; weight [V, H]; targets int64 [N]; temperatures float32 [N], > 0. Both results float32 [N], with
-    gradients to hidden and weight. At most chunk x V logits exist at a time. in_float32: they are computed in float32
-    for every dtype of hidden and weight; else rounded to that dtype, as their gradient is in either case. fused:
-    with compiled kernels on a GPU.
+    gradients to hidden and weight. At most chunk x V logits exist at a time. in_float32: logits are computed in
+    float32 for every dtype of hidden and weight; else they are rounded to that dtype, as their gradient always is.
+    fused: use compiled kernels on a GPU.
     """
     scale = temperatures.reciprocal()
     logprobs, entropy = _ChunkedHead.apply(hidden, weight, targets, scale, chunk, in_float32, fused)

@@ -1,7 +1,7 @@
-"""LoRA adapters by peft: added to the trained model, read out of it, disabled for the reference.
+"""Adds LoRA adapters by peft to the trained model, reads them, and disables them for the reference.
 
-The model's own parameters are frozen; the adapters alone have gradients and optimizer states. New adapters begin with
-B zero, so the model computes what its base does, and A is the same on every rank, in every run, after every restart.
+The model's parameters are frozen; only the adapters have gradients and optimizer states. B of new adapters is zero, so
+the initial model equals its base, and A is the same on every rank, in every run, after every restart.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,10 +24,10 @@ _SEED = 0
 
 
 def add_adapters(model: Any, config: LoraConfig, dtype: torch.dtype, base_model: str) -> Lora:
-    """Adapt the linear layers that the YAML or the folder of adapters chooses, in place, and freeze everything else.
+    """Adapts the linear layers that the YAML or the folder of adapters chooses, in place, and freezes everything else.
 
     The output projection must not be a linear layer at this point. Raises InvalidInput for a layer that does not exist,
-    and for adapters in a folder that are not those of this model.
+    and for a folder of adapters that does not fit the model.
     """
     if config.lora_dtype not in ("auto", str(dtype).removeprefix("torch.")):
         raise InvalidInput(f"{PLACE}.lora_dtype", f"is {config.lora_dtype}, but training is in {dtype}; use auto")
@@ -53,7 +53,7 @@ def add_adapters(model: Any, config: LoraConfig, dtype: torch.dtype, base_model:
 
 
 def given_adapters(config: LoraConfig, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Those in the folder `path`, by their names there; nothing without it."""
+    """Reads the adapters in the folder `path` by name; returns an empty dict if no path is configured."""
     from safetensors.torch import load_file
 
     if not config.path:
@@ -62,13 +62,13 @@ def given_adapters(config: LoraConfig, dtype: torch.dtype) -> dict[str, torch.Te
 
 
 def _keep_adapters(_: Any, state: dict[str, Any], prefix: str, __: Any) -> None:
-    """Checkpoints hold the adapters alone: DeepSpeed omits frozen parameters, but not their tied names."""
+    """Removes frozen weights from a checkpoint: DeepSpeed omits frozen parameters, but not their tied names."""
     for name in [name for name in state if name.startswith(prefix) and ".lora_" not in name]:
         del state[name]
 
 
 def adapter_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The adapters under the names of peft's files, layer by layer, A before B."""
+    """Yields the adapters under the names of peft's files, layer by layer, A before B."""
     for name, parameter in model.named_parameters():
         module, found, matrix = name.rpartition(".lora_")
         if found:
@@ -77,10 +77,10 @@ def adapter_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """The model computes what its base computes.
+    """Makes the model compute as its base.
 
-    The adapters are scaled to zero instead of removed: ZeRO-3 prefetches parameters by the order in which modules
-    run, which this does not change.
+    The adapters are scaled to zero instead of removed: ZeRO-3 prefetches parameters by the order in which modules run,
+    which stays the same.
     """
     layers = [module for module in model.modules() if isinstance(module, _import_peft().tuners.lora.LoraLayer)]
     for layer in layers:
@@ -93,7 +93,7 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 
 
 def write_adapters(folder: Path, lora: Lora, base_model: str, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """A folder as peft reads it: PeftModel.from_pretrained(model, folder)."""
+    """Writes a folder for PeftModel.from_pretrained(model, folder)."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def write_adapters(folder: Path, lora: Lora, base_model: str, weights: Iterable[
 
 
 def _peft_config(peft: Any, lora: Lora, base_model: str) -> Any:
-    """Full names of the chosen layers, so that another version of peft chooses the same."""
+    """Makes peft's configuration with full names of the layers, so that every version of peft chooses the same ones."""
     return peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,

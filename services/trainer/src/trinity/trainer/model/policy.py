@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 
 class _Head(nn.Module):
-    """Takes the output projection's place and owns its weight, so that ZeRO-3 gathers it when it is called."""
+    """Replaces the output projection and owns its weight, so that ZeRO-3 gathers the weight when the head is called."""
 
     def __init__(self, projection: nn.Linear, chunk: int, in_float32: bool, fused: bool) -> None:
         super().__init__()
@@ -61,10 +61,10 @@ class _Head(nn.Module):
 
 
 class TokenModel(nn.Module):
-    """A Hugging Face model and a head that reads its hidden states where tokens are predicted.
+    """A Hugging Face model and a head that reads its hidden states at the positions that predict tokens.
 
-    packed: whether it reads packed micro-batches. lean: whether its layers keep as little as they can (fused.is_lean).
-    Parameter names are the checkpoint's own behind the prefix `model.`.
+    packed: True if it reads packed micro-batches. lean: True if its layers keep little for the backward pass
+    (fused.is_lean). Parameter names are those of the checkpoint with the prefix `model.`.
     """
 
     PREFIX = "model."
@@ -77,9 +77,9 @@ class TokenModel(nn.Module):
         self.lean = False
 
     def hidden(self, micro: MicroBatch) -> tuple[MicroBatch, torch.Tensor]:
-        """This rank's part of the micro-batch, and the hidden states [n, H] of its n predictions.
+        """Returns this rank's part of the micro-batch, and the hidden states [n, H] of its n predictions.
 
-        `gather` puts the values computed from them into [B, R].
+        `gather` places the values computed from them in [B, R].
         """
         if self.group is not None:
             micro = micro.part(self.group.rank, self.group.size)
@@ -95,23 +95,23 @@ class TokenModel(nn.Module):
         return micro, states.reshape(-1, states.shape[-1])[micro.predicting]
 
     def gather(self, micro: MicroBatch, values: torch.Tensor) -> torch.Tensor:
-        """Values [n] of this rank's part together with those of the other ranks' parts, as [B, R]."""
+        """Joins the values [n] of the parts of all ranks to [B, R]."""
         spread = micro.spread(values)
         return spread if self.group is None else self.group.sum(spread)
 
     def weights(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters by their name in the checkpoint, in checkpoint order, tied ones once."""
+        """Yields parameters by their name in the checkpoint, in checkpoint order; tied parameters once."""
         for name, parameter in self.named_parameters():
             yield name.removeprefix(self.PREFIX), parameter
 
     def fixed(self) -> list[tuple[str, torch.Tensor]]:
-        """Buffers that a checkpoint has beside `weights`, as the correction of a router; training changes none."""
+        """Buffers of a checkpoint, such as a router's correction, which training does not change."""
         kept = self.state_dict(keep_vars=True)
         return [(name.removeprefix(self.PREFIX), buffer) for name, buffer in self.named_buffers() if name in kept]
 
 
 class PolicyModel(TokenModel):
-    """forward gives the log-probability of every response token."""
+    """Computes the log-probability of every response token."""
 
     def __init__(
         self,
@@ -134,9 +134,9 @@ class PolicyModel(TokenModel):
         self.lora: Lora | None = None
 
     def forward(self, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability of each response token, and the entropy of the distribution it was sampled from.
+        """Returns each response token's log-probability, and the entropy of its distribution.
 
-        Both float32 [B, R]; 0 after each response's end.
+        Both are float32 [B, R] and 0 after each response's end.
         """
         micro, hidden = self.hidden(micro)
         head = self.model.get_output_embeddings()
@@ -144,14 +144,14 @@ class PolicyModel(TokenModel):
         return self.gather(micro, logprobs), self.gather(micro, entropy)
 
     def weights(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """As TokenModel; with LoRA the adapters alone, by their names in peft's files."""
+        """Yields the parameters, or with LoRA only the adapters, by their names in peft's files."""
         return super().weights() if self.lora is None else adapter_weights(self.model)
 
     @contextmanager
     def both_heads(self) -> Iterator[None]:
-        """Within it `forward` gives, in place of the entropy, the log-probabilities by another head.
+        """Makes `forward` return log-probabilities by another head in place of the entropy.
 
-        It computes in bfloat16 if the usual one does in float32, and vice versa.
+        That head computes in bfloat16 if the usual one computes in float32, and vice versa.
         """
         head = self.model.get_output_embeddings()
         head.compares = True
@@ -161,7 +161,7 @@ class PolicyModel(TokenModel):
             head.compares = False
 
     def base(self) -> AbstractContextManager[None]:
-        """Within it the model computes without its adapters."""
+        """Makes the model compute without its adapters."""
         return without_adapters(self.model)
 
 
@@ -175,11 +175,10 @@ def load_policy(
     head_in_float32: bool = False,
     fused: bool | None = False,
 ) -> PolicyModel:
-    """The model in `model_path`. Raises InvalidInput if transformers cannot load it.
+    """Loads the model in `model_path`. Raises InvalidInput if transformers cannot load it.
 
-    packed: let it read packed micro-batches, if it can; `packed` of the result says whether. chunk: at most
-    the logits of this many tokens exist at a time. fused: with fused kernels (see fused.py); None: if it is large
-    enough.
+    packed: let it read packed micro-batches if its attention allows; the result's `packed` tells. chunk: maximum number
+    of tokens whose logits exist at a time. fused: use fused kernels (fused.py); None: if the model is large enough.
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -205,7 +204,7 @@ def load_policy(
 
 
 def config_with_rope(model: ModelConfig) -> dict[str, Any]:
-    """The argument `config` of transformers' from_pretrained, where the YAML has other positions; else none."""
+    """Returns the argument `config` of from_pretrained if the YAML replaces rotary positions; else no argument."""
     if not model.rope:
         return {}
     from transformers import AutoConfig
@@ -216,9 +215,9 @@ def config_with_rope(model: ModelConfig) -> dict[str, Any]:
 
 
 def pack(model: Any, group: SequenceGroup | None) -> bool:
-    """Whether a transformers model now reads packed micro-batches; if not, the log says why.
+    """Makes a transformers model read packed micro-batches if its attention allows; returns False and logs why not.
 
-    Raises InvalidInput if ranks are to share sequences (`group`), which only packed ones can be.
+    Raises InvalidInput for a model that cannot if ranks share sequences (`group`), which must be packed.
     """
     reason = attention.why_not_packed(model)
     if group is not None:
@@ -233,10 +232,10 @@ def pack(model: Any, group: SequenceGroup | None) -> bool:
 
 
 def disable_dropout(model: nn.Module, name: str) -> None:
-    """Set every dropout and layer drop of a transformers model to 0, in its modules and its config.
+    """Sets every dropout and layer drop of a transformers model to 0, in its modules and its config.
 
-    Sampling engines have none: with dropout the same weights would give random other log-probabilities, and ratios to
-    the engine's would not be 1. Without it a step has no randomness, so a resumed run needs no generator state.
+    Engines sample without dropout. With it the same weights would give other log-probabilities, and their ratio to the
+    engine's would not be 1. Without it a step has no randomness, so a resumed run needs no generator state.
     """
     was: dict[str, float] = {}
     for holder, attribute in _rates(model):
@@ -249,7 +248,7 @@ def disable_dropout(model: nn.Module, name: str) -> None:
 
 
 def _rates(model: nn.Module) -> Iterator[tuple[Any, str]]:
-    """What holds a rate above 0, and the rate's name: `p` of Dropout, else attributes that are called after it."""
+    """Yields objects with a rate above 0, and the rate's attribute: `p` of Dropout, or any with "drop" in its name."""
     modules = list(model.modules())
     configs = {id(config): config for module in modules if (config := getattr(module, "config", None)) is not None}
     for holder in (*modules, *configs.values()):
@@ -262,7 +261,7 @@ def _rates(model: nn.Module) -> Iterator[tuple[Any, str]]:
 class OffloadedReference:
     """A reference model in host memory, copied to the device only while it is used (`offload_reference`).
 
-    Frozen, so nothing is written back: the copy on the device is discarded.
+    The model is frozen, so the copy is discarded and nothing is written back.
     """
 
     def __init__(self, model: PolicyModel, device: torch.device) -> None:
@@ -274,13 +273,13 @@ class OffloadedReference:
                 tensor.data = tensor.data.pin_memory()
 
     def __call__(self, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The model's forward; valid within `on_device`."""
+        """Runs the model's forward; valid within `on_device`."""
         found: tuple[torch.Tensor, torch.Tensor] = functional_call(self._model, self._copy, (micro,))
         return found
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        """Within it the device has a copy of the model. Raises torch.OutOfMemoryError."""
+        """Copies the model to the device as a context. Raises torch.OutOfMemoryError."""
         try:
             for name, tensor in self._tensors():
                 self._copy[name] = tensor.to(self._device, non_blocking=True)
@@ -289,6 +288,6 @@ class OffloadedReference:
             self._copy.clear()
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Tied ones once."""
+        """Yields parameters and buffers; tied ones once."""
         yield from self._model.named_parameters()
         yield from self._model.named_buffers()

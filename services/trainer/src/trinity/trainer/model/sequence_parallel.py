@@ -1,6 +1,6 @@
 """Sequence parallelism (Ulysses, arXiv:2309.14509) through DeepSpeed's all-to-all.
 
-Each rank holds a contiguous part of the tokens; in attention it holds all tokens of some heads instead.
+Each rank holds a contiguous part of the tokens. In attention it holds all tokens of some heads instead.
 """
 
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ class SequenceGroup:
     group: Any
 
     def heads_for_tokens(self, states: torch.Tensor) -> torch.Tensor:
-        """[1, T / size, heads, width] of own tokens -> [1, T, heads / size, width] of own heads.
+        """[1, T / size, heads, width] of this rank's tokens -> [1, T, heads / size, width] of its heads.
 
-        Heads are repeated where there are fewer of them than ranks. Keeps the gradient.
+        Repeats heads if there are fewer heads than ranks. Keeps the gradient.
         """
         heads = states.shape[2]
         if heads < self.size:
@@ -34,7 +34,7 @@ class SequenceGroup:
         return self._exchange(states, scatter=2, gather=1)
 
     def tokens_for_heads(self, states: torch.Tensor) -> torch.Tensor:
-        """[1, T, heads / size, width] of own heads -> [1, T / size, heads, width] of own tokens. Keeps the gradient."""
+        """[1, T, heads / size, width] of its heads -> [1, T / size, heads, width] of its tokens. Keeps the gradient."""
         return self._exchange(states, scatter=1, gather=2)
 
     def _exchange(self, states: torch.Tensor, scatter: int, gather: int) -> torch.Tensor:
@@ -44,13 +44,13 @@ class SequenceGroup:
         return exchanged
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over the group, on every rank of it. Each rank's gradient is that of its own part."""
+        """Sums over the group, on each of its ranks. Each rank's gradient is that of its part."""
         summed: torch.Tensor = _Sum.apply(values, self.group)
         return summed
 
 
 class _Sum(torch.autograd.Function):
-    """All ranks compute the same loss of the sum, so the gradient of a part is that of the sum."""
+    """Passes the gradient of the sum to each part, since all ranks compute the same loss of the sum."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, group: Any) -> torch.Tensor:
@@ -64,7 +64,7 @@ class _Sum(torch.autograd.Function):
 
 
 def make_groups(ranks: Ranks, size: int) -> SequenceGroup | None:
-    """Neighbouring ranks, `size` of them in each group; None for 1. A collective.
+    """Makes groups of `size` neighbouring ranks; returns this rank's, or None for size 1. A collective.
 
     Raises InvalidInput if `size` does not divide the number of ranks.
     """

@@ -1,8 +1,8 @@
 """Attention to prompts that several responses of a packed row share (data.shared_prompts).
 
-On GPUs two calls of a kernel: each segment to itself, and all responses of a prompt to the prompt. Their results are
-joined by the log-sum-exp of their scores, as FlashAttention joins blocks (arXiv:2307.08691, section 2.3.1). The
-backward pass of each call gets the joined output and log-sum-exp: with these it computes its part of the gradients.
+GPUs run a kernel twice: for each segment with itself, and for all responses of a prompt with the prompt. The results
+are joined by the log-sum-exp of their scores, as FlashAttention joins blocks (arXiv:2307.08691, section 2.3.1). The
+backward pass of each call receives the joined output and log-sum-exp, from which it computes its part of the gradients.
 """
 
 from collections.abc import Callable
@@ -16,17 +16,16 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from trinity.trainer.data.shared_prompts import SharedPrompts
-from trinity.trainer.model.varlen import flash_attention_4, kernel_for
+from trinity.trainer.model.varlen import difference, flash_attention_4, kernel_for
 
 log = structlog.get_logger(__name__)
 
-_CLOSE = 0.02  # of the largest value, as in varlen
 _TRIAL = (130, 3, 70, 200)  # a prompt and three responses
 
 
 @dataclass(frozen=True)
 class Ends:
-    """Queries and keys of a call: int32 [parts + 1] where each part begins, and the end of the last; the longest."""
+    """Parts of a call's queries and keys: starts and the end of the last, int32 [parts + 1]; the longest length."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -38,7 +37,7 @@ class Ends:
 @dataclass(frozen=True)
 class Kernel:
     """attend: q [T, heads, width], k and v [S, key heads, width] -> the output, and the log-sum-exp [heads, T] of the
-    scores. gradients: from that of the output, q, k, v, output and log-sum-exp to those of q, k and v."""
+    scores. gradients: gradient of the output, q, k, v, output and log-sum-exp -> gradients of q, k and v."""
 
     attend: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     gradients: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
@@ -48,7 +47,7 @@ def attend_to_shared(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, longest: int, shared: SharedPrompts,
     scaling: float | None,
 ) -> torch.Tensor:  # fmt: skip
-    """q [T, heads, width], k and v [T, key heads, width] -> [T, heads, width], on a GPU; `ends`: of the segments."""
+    """q [T, heads, width], k and v [T, key heads, width] -> [T, heads, width], on a GPU. ends: of the segments."""
     scaling = q.shape[-1] ** -0.5 if scaling is None else scaling
     kernel = _kernel(q.device, q.dtype, q.shape[1], k.shape[1], q.shape[2], kernel_for(q, k, None) is flash_attention_4)
     if kernel is None:
@@ -68,7 +67,9 @@ class _Joined(torch.autograd.Function):
         readers, read = shared.readers, shared.read
         to_prompt, its_lse = kernel.attend(q[readers], k[read], v[read], _to_prompts(shared), scaling)
         output_of, lse_of = output[readers], lse[:, readers]
-        share = torch.sigmoid(its_lse - lse_of).T[..., None].to(_wide(output.dtype))  # of the prompt
+        share = (
+            torch.sigmoid(its_lse - lse_of).T[..., None].to(torch.promote_types(output.dtype, torch.float32))
+        )  # weight of the prompt
         output_of.copy_(torch.lerp(output_of.to(share.dtype), to_prompt.to(share.dtype), share))
         lse_of.copy_(torch.logaddexp(lse_of, its_lse))
         ctx.save_for_backward(q, k, v, output, lse)
@@ -88,10 +89,6 @@ class _Joined(torch.autograd.Function):
         for whole, part in zip((dq[readers], dk[read], dv[read]), others, strict=True):
             whole += part
         return None, dq, dk, dv, None, None, None
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _to_prompts(shared: SharedPrompts) -> Ends:
@@ -153,10 +150,10 @@ PYTORCH, FLASH_ATTENTION_4 = Kernel(_attend, _gradients), Kernel(_attend_by_4, _
 def _kernel(
     device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, width: int, try_4: bool
 ) -> Kernel | None:
-    """The fastest kernel that gives what `one_by_one` does for these heads; None, with a warning, if none does."""
+    """Returns the fastest kernel that agrees with `one_by_one` for these heads; None, with a warning, if none does."""
     reasons: dict[str, str] = {}
     kernels = {"FlashAttention 4": FLASH_ATTENTION_4, "PyTorch": PYTORCH}
-    with ThreadPoolExecutor(1) as apart:  # activation checkpointing must not see the trial's saved tensors
+    with ThreadPoolExecutor(1) as apart:  # hides the trial's saved tensors from activation checkpointing
         for name, kernel in kernels.items() if try_4 else [("PyTorch", PYTORCH)]:
             wrong = apart.submit(_what_is_wrong, kernel, device, dtype, heads, key_heads, width).result()
             if wrong is None:
@@ -196,11 +193,7 @@ def _what_is_wrong(
         raise  # says nothing about the kernel
     except Exception as error:  # of this version of PyTorch, or for this GPU
         return f"{type(error).__name__}: {error}"[:300]
-    for name, one, other in zip(("output", "dq", "dk", "dv"), results, expected, strict=True):
-        most = (one - other).abs().max() / other.abs().max()
-        if not most <= _CLOSE:  # also true for NaN
-            return f"{name} differs by {float(most):.3g} of the largest"
-    return None
+    return difference(("output", "dq", "dk", "dv"), results, expected)
 
 
 def one_by_one(
@@ -213,8 +206,11 @@ def one_by_one(
     window: int | None,
     prompts: tuple[int | None, ...] | None = None,
 ) -> torch.Tensor:
-    """[1, T, heads, width] each: one scaled_dot_product_attention for each segment, whose `prompts` says whether it
-    also sees another. window: a token sees this many tokens including itself."""
+    """Runs one scaled_dot_product_attention for each segment of q, k, v [1, T, heads, width].
+
+    prompts: for each segment the index of another segment to which it attends too. window: a token attends to this many
+    tokens including itself.
+    """
     parts = []
     segments = [tensor.transpose(1, 2).split(lengths, dim=2) for tensor in (q, k, v)]
     for index, (one_q, *own) in enumerate(zip(*segments, strict=True)):
@@ -233,8 +229,10 @@ def one_by_one(
 
 
 def _band(length: int, before: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """True where one of `length` tokens sees one of the `before` tokens before them or of themselves,
-    [length, before + length]; None for plain causal attention."""
+    """Returns the attention mask of `length` tokens after `before` other tokens, bool [length, before + length].
+
+    Returns None for plain causal attention.
+    """
     within = window is None or before + length <= window
     if within and not before:
         return None

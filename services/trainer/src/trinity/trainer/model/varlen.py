@@ -1,13 +1,13 @@
 """Attention kernels for GPUs, over packed sequences of different lengths.
 
-PyTorch has one. FlashAttention 4, where the package flash-attn-4 is installed, takes half its time on an H200. Each is
-tested once for a model's heads, on random numbers against a known result. FlashAttention 4 runs in another process
-first (`python -m trinity.trainer.model.varlen`): a fault of the device would make this one unable to use the GPU.
+PyTorch has one. FlashAttention 4, from the package flash-attn-4, takes half its time on an H200. Each is tested once
+for a model's heads, on random numbers against a known result. FlashAttention 4 runs in another process first
+(`python -m trinity.trainer.model.varlen`), since after a fault of the device a process can no longer use the GPU.
 """
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from inspect import signature
@@ -18,17 +18,17 @@ import torch
 
 log = structlog.get_logger(__name__)
 
-_LENGTHS = (3, 130, 1, 700)  # part of a kernel's tile, a single token, and more tiles than are prefetched
+_LENGTHS = (3, 130, 1, 700)  # part of a kernel's tile, a single token, more tiles than are prefetched
 _WINDOW = 40  # skips whole tiles
-_CLOSE = 0.02  # of the largest value: both kernels are accurate to about 0.005
-_TRIAL_SECONDS = 300.0  # in another process: torch is imported, and the kernel is compiled
+_CLOSE = 0.02  # relative to the largest value: both kernels are accurate to about 0.005
+_TRIAL_SECONDS = 300.0  # for another process, which imports torch and compiles the kernel
 
 
 class Kernel(Protocol):
     """q [T, heads, width], k and v [T, key heads, width] -> [T, heads, width].
 
-    ends: int32 [sequences + 1], starts of the sequences and the end of the last. longest: maximum length. scaling:
-    None: by the width. window: number of earlier tokens that a token sees; None: all.
+    ends: starts of the sequences and the end of the last, int32 [sequences + 1]. longest: maximum length. scaling:
+    None: by the width. window: number of earlier tokens to which a token attends; None: all.
     """
 
     def __call__(
@@ -38,7 +38,7 @@ class Kernel(Protocol):
 
 
 def kernel_for(q: torch.Tensor, k: torch.Tensor, window: int | None) -> Kernel:
-    """The fastest kernel that is correct for these heads."""
+    """Returns the fastest kernel that is correct for these heads."""
     return _fastest(q.device, q.dtype, q.shape[1], k.shape[1], q.shape[2], window is not None)
 
 
@@ -50,7 +50,7 @@ def _fastest(
     trial = partial(_trial, device, dtype, *heads_and_window)
     kernels: dict[str, Kernel] = {"FlashAttention 4": flash_attention_4, "PyTorch": pytorch}
     reasons: dict[str, str] = {}
-    # In a separate thread: activation checkpointing of the surrounding layer must not see its saved tensors.
+    # A separate thread hides the trial's saved tensors from activation checkpointing of the surrounding layer.
     with ThreadPoolExecutor(1) as apart:
         right = apart.submit(trial, pytorch_repeating).result()
         for name, kernel in kernels.items():
@@ -68,7 +68,7 @@ def flash_attention_4(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, longest: int, scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:  # fmt: skip
-    """Raises ImportError where it is not installed, and its compiler's errors for unsupported heads or GPUs."""
+    """Raises ImportError if it is not installed, and its compiler's errors for unsupported heads or GPUs."""
     mixed: Any = _flash_attn_4()(
         q, k, v, cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=longest, max_seqlen_k=longest,
         softmax_scale=scaling, causal=window is None, window_size=(None, None) if window is None else (window, 0),
@@ -90,7 +90,7 @@ def pytorch(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, longest: int, scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:  # fmt: skip
-    """Not all versions of PyTorch support grouped-query attention here."""
+    """Runs PyTorch's kernel, of which not all versions support grouped-query attention."""
     from torch.nn.attention.varlen import varlen_attn
 
     shared: dict[str, Any] = {}
@@ -106,7 +106,7 @@ def pytorch_repeating(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, longest: int, scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:  # fmt: skip
-    """Works with every version; takes memory to repeat key heads."""
+    """Repeats key heads, which takes memory but works with every version."""
     groups = q.shape[1] // k.shape[1]
     keys, values = (tensor.repeat_interleave(groups, dim=1) for tensor in (k, v))
     return pytorch(q, keys, values, ends, longest, scaling, window)
@@ -115,11 +115,11 @@ def pytorch_repeating(
 def _trial(
     device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, width: int, window: int | None, kernel: Kernel
 ) -> list[torch.Tensor]:
-    """The kernel's outputs for random numbers, without and with gradients, and the gradients."""
+    """Returns the kernel's outputs for random numbers, without and with gradients, and the gradients."""
     generator = torch.Generator(device).manual_seed(0)
 
     def numbers(count: int) -> torch.Tensor:
-        """[T, count, width], in the head-major layout that layers may have."""
+        """Returns [T, count, width] in the head-major layout of some layers."""
         by_heads = torch.randn(count, sum(_LENGTHS), width, device=device, generator=generator)
         return by_heads.to(dtype).transpose(0, 1)
 
@@ -134,7 +134,7 @@ def _trial(
 
 
 def _fault_elsewhere(device: torch.device, dtype: torch.dtype, *heads_and_window: int | None) -> str | None:
-    """How another process ends that tries FlashAttention 4; None if it ends well. At most _TRIAL_SECONDS."""
+    """Tries FlashAttention 4 in another process, for at most _TRIAL_SECONDS; returns its error, or None."""
     try:
         _flash_attn_4()
     except Exception as error:  # not installed, or not for this Python or torch
@@ -160,14 +160,19 @@ def _try_flash_attention_4(device: str, dtype: str, *heads_and_window: str) -> N
 
 
 def _what_is_wrong(trial: Callable[[], list[torch.Tensor]], right: list[torch.Tensor]) -> str | None:
-    """The first mismatch as text; None if there is none."""
+    """Runs a trial; returns its error or first mismatch, or None."""
     try:
         found = trial()
     except torch.OutOfMemoryError:
         raise  # says nothing about the kernel
     except Exception as error:  # from a compiler, a missing package, or this GPU
         return f"{type(error).__name__}: {error}"[:300]
-    for name, one, other in zip(("output without gradients", "output", "dq", "dk", "dv"), found, right, strict=True):
+    return difference(("output without gradients", "output", "dq", "dk", "dv"), found, right)
+
+
+def difference(names: Sequence[str], found: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> str | None:
+    """Returns the first tensor that differs by more than rounding, as text; None if all agree."""
+    for name, one, other in zip(names, found, right, strict=True):
         most = (one - other).abs().max() / other.abs().max()
         if not most <= _CLOSE:  # also true for NaN
             return f"{name} differs by {float(most):.3g} of the largest"

@@ -1,6 +1,6 @@
-"""A vision-language model's hidden states: features of images in place of their placeholders, then the language model.
+"""Hidden states of a vision-language model: features of images replace placeholders, then the language model runs.
 
-Placeholders are those at the images' places alone: a token of the same id that was sampled stays a token, as in vLLM.
+Only tokens at the images' positions are placeholders: a sampled token of the same id stays a token, as in vLLM.
 """
 
 from typing import Any
@@ -11,22 +11,22 @@ from trinity.trainer.data.microbatch import MicroBatch
 
 
 def has_vision(model: Any) -> bool:
-    """Whether a transformers model reads images."""
+    """Returns True if a transformers model reads images."""
     return getattr(model.config, "vision_config", None) is not None
 
 
 def text_model(model: Any) -> Any:
-    """The part of a transformers model whose attention is over a sequence's tokens."""
+    """Returns the language model of a transformers model."""
     return model.base_model.language_model if has_vision(model) else model
 
 
 def freeze_vision(model: Any) -> None:
-    """Leave the vision tower as it is; its merger, which makes features of the language model's width, too."""
+    """Freezes the vision tower and its merger, which makes features of the language model's width."""
     model.base_model.visual.requires_grad_(False)
 
 
 def hidden_states(model: Any, micro: MicroBatch, **kind: Any) -> torch.Tensor:
-    """[1, T, H] or [B, L, H]. `kind`: what the language model takes beside embeddings and positions."""
+    """Returns [1, T, H] or [B, L, H]. kind: further arguments of the language model."""
     body, seen = model.base_model, micro.seen
     embedded = body.get_input_embeddings()(micro.input_ids)
     if seen is not None:
@@ -46,8 +46,11 @@ def hidden_states(model: Any, micro: MicroBatch, **kind: Any) -> torch.Tensor:
 
 
 def _features(body: Any, pixels: torch.Tensor, grids: torch.Tensor) -> list[torch.Tensor]:
-    """Of each token of the images, [M, H] each: what stands for its embedding; and of Qwen3-VL what is added to its
-    state after each of the first layers (DeepStack, arXiv:2406.04334)."""
+    """Returns the features of the images' tokens, [M, H], which replace their embeddings.
+
+    For Qwen3-VL further features [M, H] follow, one for each of the first layers, which are added to their states
+    (DeepStack, arXiv:2406.04334).
+    """
     found = body.get_image_features(pixels.to(body.visual.dtype), grids)
     return [
         torch.cat(list(each)) for each in (found.pooler_output, *(getattr(found, "deepstack_features", None) or ()))
@@ -55,14 +58,16 @@ def _features(body: Any, pixels: torch.Tensor, grids: torch.Tensor) -> list[torc
 
 
 def _ranks_wait_for(tower: Any) -> bool:
-    """Whether it must run on each rank, with images or without: ranks reduce gradients of every weight that learns, and
-    under ZeRO 3 gather each weight where it is used."""
+    """Returns True if the tower must run on each rank, even without images.
+
+    Ranks reduce the gradients of every weight that learns, and under ZeRO 3 gather each weight where it is used.
+    """
     learns = torch.is_grad_enabled()
     return any((learns and weight.requires_grad) or hasattr(weight, "ds_id") for weight in tower.parameters())
 
 
 def _nothing(tower: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """A grey image of one token, as pixels and grid (see Seen)."""
+    """Returns a grey image of one token, as pixels and grid (see Seen)."""
     config, side = tower.config, tower.config.spatial_merge_size
     values = config.in_channels * config.temporal_patch_size * config.patch_size**2
     return torch.zeros(side**2, values, device=device), torch.tensor([[1, side, side]], device=device)

@@ -1,4 +1,4 @@
-"""Messages between the loop's thread and the gRPC servicer."""
+"""State and requests that the loop's thread and the gRPC servicer exchange."""
 
 import threading
 from collections.abc import Callable
@@ -8,9 +8,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Progress:
-    """The trainer's public status. `state` is one of those of trainer.v1.StatusResponse.
+    """The trainer's public status. state: one of trainer.v1.StatusResponse.
 
-    `saved_step`: the newest whose files are written; `checkpoint_step`: the newest that is a checkpoint.
+    saved_step: newest step whose files are written. checkpoint_step: newest step with a complete checkpoint.
     """
 
     state: str = "starting"
@@ -25,14 +25,14 @@ class Progress:
 
     @property
     def has_saved_all(self) -> bool:
-        """Whether no step runs, and the newest one is a checkpoint."""
+        """True if no step runs, and the newest step has a checkpoint."""
         return self.state in ("waiting", "paused", "finished") and self.checkpoint_step == self.step
 
 
 class Control:
-    """Thread-safe. The loop writes progress and reads requests; the servicer does the opposite.
+    """The loop writes progress and reads requests; the servicer does the opposite. Thread-safe.
 
-    `on_loaded`: called by the loop when the model and its checkpoint are loaded.
+    on_loaded: the loop calls it when the model and its checkpoint are loaded.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Control:
         return self._stop.is_set()
 
     def stop(self) -> None:
-        """End after the running step."""
+        """Ends the loop after the running step."""
         self._stop.set()
 
     @property
@@ -74,7 +74,7 @@ class Control:
         self._checkpoint.set()
 
     def take_checkpoint_request(self) -> bool:
-        """Whether a checkpoint was asked for since the last call."""
-        asked = self._checkpoint.is_set()
+        """Returns True if a checkpoint was requested since the last call."""
+        requested = self._checkpoint.is_set()
         self._checkpoint.clear()
-        return asked
+        return requested

@@ -1,7 +1,7 @@
-"""Rank 0 talks to the services and shares with the other ranks: bytes and JSON, never pickles (invariant I9).
+"""Shares what rank 0 learns from the services with the other ranks: bytes and JSON, never pickles (invariant I9).
 
-Over gloo: a rank that waits in a broadcast of NCCL keeps a kernel running, and an engine on the same GPU would get only
-the other half of its time.
+It uses gloo: a rank that waits in a broadcast of NCCL keeps a kernel running, which takes half the time of an engine on
+the same GPU.
 """
 
 import json
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Exchange:
-    """Rank 0's values on every rank. The constructor and all methods are collectives; a single rank encodes nothing."""
+    """Gives every rank the values of rank 0. The constructor and all methods are collectives."""
 
     def __init__(self, ranks: Ranks, timeout: timedelta = LONGEST_EXCHANGE) -> None:
         self._ranks = ranks
@@ -33,7 +33,7 @@ class Exchange:
         return self._ranks.world_size
 
     def share(self, value: T) -> T:
-        """Rank 0's value, of the types that JSON has."""
+        """Returns rank 0's value, of JSON's types."""
         if self.world_size == 1:
             return value
         shared: T = json.loads(self._bytes(json.dumps(value).encode()))
@@ -42,9 +42,9 @@ class Exchange:
     def share_when_known(
         self, poll: Callable[[], T | None], encode: Callable[[T], bytes], decode: Callable[[bytes], T]
     ) -> T:
-        """The result of rank 0's `poll`; repeats while it is None. `encode` returns at least one byte.
+        """Repeats rank 0's `poll` until its result is not None; returns it. `encode` returns at least one byte.
 
-        Every rank takes part in each try: torch ends a rank that waits in a collective beyond its timeout.
+        Every rank joins in each try: torch ends a rank that waits in a collective beyond its timeout.
         """
         while True:
             found = poll() if self.is_first else None

@@ -1,8 +1,8 @@
-"""The processes that train together: their rank, their group, and the launch of the others by rank 0.
+"""Ranks, the processes that train together, and their launch by rank 0.
 
-torchrun's variables are respected, so any launcher works. Without them rank 0 starts the other ranks as children. They
-end with it, and it ends when one of them does. They meet in a file that their user alone can read, and gloo listens on
-the loopback: torch's own store (MASTER_PORT) would listen on all interfaces, and take what any process sends.
+Any launcher works that sets torchrun's variables. Without them rank 0 starts the other ranks as children. They end with
+it, and it ends when a child ends. They meet in a file that only their user can read, and gloo listens on the loopback:
+torch's store (MASTER_PORT) would listen on all interfaces, and accept data from any process.
 """
 
 import atexit
@@ -23,7 +23,7 @@ from trinity.runtime.process import as_parent, loopback_interface
 
 log = structlog.get_logger(__name__)
 
-# Rank 0 may write a version or a checkpoint to a slow storage while the others wait; torch's limit is ten minutes.
+# While the others wait, rank 0 may write to a slow storage; torch's limit is ten minutes.
 LONGEST_EXCHANGE = timedelta(hours=1)
 
 
@@ -32,7 +32,7 @@ class Ranks:
     rank: int
     world_size: int
     local_rank: int
-    init_method: str = "env://"  # where the ranks meet, as torch.distributed.init_process_group takes it
+    init_method: str = "env://"  # of torch.distributed.init_process_group
 
     @property
     def is_first(self) -> bool:
@@ -40,24 +40,26 @@ class Ranks:
 
 
 def ranks_from_environment(num_ranks: int) -> Ranks:
-    """This process's ranks; sets torchrun's variables if no launcher has."""
+    """Returns this process's ranks; sets torchrun's variables if no launcher has."""
     if "RANK" not in os.environ:
         folder = tempfile.mkdtemp(prefix="trinity-ranks-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         os.environ.update(
             RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(num_ranks), LOCAL_WORLD_SIZE=str(num_ranks),
-            MASTER_ADDR="127.0.0.1", MASTER_PORT="0",  # DeepSpeed wants them, and does not use them
+            MASTER_ADDR="127.0.0.1", MASTER_PORT="0",  # DeepSpeed requires them, and does not use them
             TRINITY_LAUNCHES_RANKS="1", TRINITY_RANKS_FILE=f"{folder}/store",
         )  # fmt: skip
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
     elif (given := os.environ.get("NCCL_SOCKET_IFNAME")) in {name for _, name in socket.if_nameindex()}:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", str(given))  # else that of the host's name, perhaps its loopback
+        os.environ.setdefault(
+            "GLOO_SOCKET_IFNAME", str(given)
+        )  # the default follows the host's name, perhaps to the loopback
     method = f"file://{file}" if (file := os.environ.get("TRINITY_RANKS_FILE")) else "env://"
     return Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", "0")), method)
 
 
 def launch_others(ranks: Ranks, on_death: Callable[[int, int], None]) -> list[subprocess.Popen[bytes]]:
-    """Start ranks 1, 2, ... as children if no launcher did; `on_death(rank, code)` is called when one ends."""
+    """Starts ranks 1, 2, ... as children unless a launcher did; calls on_death(rank, code) when one ends."""
     if not ranks.is_first or os.environ.get("TRINITY_LAUNCHES_RANKS") != "1":
         return []
     children = []

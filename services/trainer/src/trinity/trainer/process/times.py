@@ -1,7 +1,7 @@
-"""The wall time of a step by part, as metrics of the monitor (docs/trainer.md).
+"""Wall time of a step by part, as metrics of the monitor (docs/trainer.md).
 
-A wait for a batch has two parts: until its last group was whole it waited for explorers; from then on the experience
-passed through log, ledger and stream, which is the buffer's time.
+A wait for a batch has two parts: until its last group is complete the trainer waits for explorers; then the experience
+passes through log, ledger and stream, which is the buffer's time.
 """
 
 from collections import defaultdict
@@ -14,7 +14,7 @@ SECONDS = Histogram(
 
 
 class StepTimes:
-    """waited -> metrics for each step; `spent` in between. All in seconds, of the Unix clock where they are times."""
+    """waited -> metrics for each step, with calls of `spent` between. Seconds, and Unix times in seconds."""
 
     def __init__(self) -> None:
         self._earlier = 0.0  # waits that ended without a batch
@@ -22,21 +22,21 @@ class StepTimes:
         self._spent: defaultdict[str, float] = defaultdict(float)
 
     def waited(self, began: float, ended: float) -> None:
-        """Waited from `began` to `ended`. The newest wait is the one that brought the batch."""
+        """Records a wait. The newest wait ended with the batch."""
         SECONDS.labels("wait").observe(ended - began)
         self._earlier += self._ended - self._began
         self._began, self._ended = began, ended
 
     def spent(self, part: str, seconds: float) -> None:
-        """Time after a step, which the next one reports."""
+        """Adds time after a step, which the next step reports."""
         SECONDS.labels(part).observe(seconds)
         self._spent[part] += seconds
 
     def metrics(self, made_at_seconds: float) -> dict[str, float]:
-        """time/wait, time/buffer, and the parts that were spent since the step before.
+        """Returns time/wait, time/buffer, and the parts spent since the step before.
 
-        `made_at_seconds`: when the newest group of the batch was whole, by its explorer's clock; 0 if the batch needed
-        no rollout. A clock that differs shifts time between the two, within the wait.
+        made_at_seconds: time when the newest group of the batch was complete, by its explorer's clock; 0 for a batch
+        without rollouts. A clock that differs shifts time between the two, within the wait.
         """
         whole = min(max(self._began, made_at_seconds), self._ended)
         spent = {"buffer": 0.0, "publish": 0.0, "save": 0.0, **self._spent}

@@ -1,8 +1,8 @@
 """The probe of a run: token sequences whose log-probabilities an engine must reproduce after it loads a version.
 
-Version 0's probe has pseudo-random tokens. From the first batch on the run has its own: prefixes of the first batch's
-sequences. It is constant for the rest of the run, so that versions can be compared with each other. For a model that
-reads images there is a sequence with a picture besides, the same in all runs.
+Version 0's probe has pseudo-random tokens. All later versions have prefixes of the first batch's sequences, so that
+they can be compared with each other. For a model that reads images the probe also has a sequence with a picture, the
+same in all runs.
 """
 
 import io
@@ -20,32 +20,32 @@ from trinity.trainer.data.batch import TrainBatch
 from trinity.weights import Canary, Manifest, Probe
 
 SEQUENCES, TOKENS = 4, 64
-_BESIDE_PICTURE = 16  # tokens of text
+_PICTURE_TEXT_TOKENS = 16
 
-# Mean and largest absolute difference, in nats, between the trainer and a sound engine. Float32 differs only by
-# rounding. With 8 bits of mantissa a logit of 16 to 32 is rounded to 1/8 on each side; rare tokens show it in full.
+# Allowed mean and largest absolute difference, in nats, between the trainer and a sound engine. Float32 differs only by
+# rounding. With 8 bits of mantissa both sides round a logit of 16 to 32 to 1/8; for rare tokens that is the difference.
 _FLOAT32 = (1e-3, 1e-2)
 _HALF = (0.05, 0.5)
 _LARGEST_OF_MEAN = 10.0
-# Two sound models in half precision differ by 3 to 6 times what rounding the head alone does (2 to 24 layers, logits of
-# a standard deviation of 10 to 30); one with a layer that is off by 5 % differs by 10 times that and more.
+# Two sound models in half precision differ by 3 to 6 times the effect of rounding only the head (2 to 24 layers, logits
+# of a standard deviation of 10 to 30); a model with a layer that is off by 5 % differs by at least 10 times that.
 _OF_HEAD_ROUNDING = 8.0
 
 Tokens = tuple[tuple[int, ...], ...]
 
 
 def pseudo_random_probe(vocabulary: int) -> Tokens:
-    """Deterministic for a vocabulary size."""
+    """Returns token sequences that depend only on the vocabulary size."""
     source = random.Random(0)
     return tuple(tuple(source.randrange(vocabulary) for _ in range(TOKENS)) for _ in range(SEQUENCES))
 
 
 def picture_probe(vocabulary: int, rules: ImageRules) -> tuple[tuple[int, ...], bytes]:
-    """A few tokens with a picture after the first, and the picture: coloured noise of few pixels, as a PNG file."""
+    """Returns tokens with a picture after the first token, and the picture: coloured noise of few pixels, as PNG."""
     from PIL import Image
 
     source = random.Random(1)
-    text = [(rules.token + 1 + source.randrange(vocabulary - 1)) % vocabulary for _ in range(_BESIDE_PICTURE)]
+    text = [(rules.token + 1 + source.randrange(vocabulary - 1)) % vocabulary for _ in range(_PICTURE_TEXT_TOKENS)]
     side, file = 2 * rules.patch * rules.merge, io.BytesIO()
     noise = np.frombuffer(source.randbytes(3 * side**2), np.uint8).reshape(side, side, 3)
     Image.fromarray(noise).save(file, "png")
@@ -54,7 +54,7 @@ def picture_probe(vocabulary: int, rules: ImageRules) -> tuple[tuple[int, ...], 
 
 
 def probe_of_batch(batch: TrainBatch) -> Tokens:
-    """The first distinct prefixes of a batch, in its order; empty if no sequence has two tokens."""
+    """Returns the first distinct prefixes of a batch; empty if no sequence has two tokens."""
     found: dict[tuple[int, ...], None] = {}
     for sequence in batch.sequences:
         tokens = tuple(int(token) for token in sequence.token_ids[:TOKENS])
@@ -66,21 +66,21 @@ def probe_of_batch(batch: TrainBatch) -> Tokens:
 
 
 def probe_of_versions(manifests: Sequence[Manifest]) -> Tokens:
-    """The run's own probe, from the first version that has one; empty if none has. Newest first."""
+    """Returns the probe of the newest version after version 0 that has one; empty if none has. Newest first."""
     known = (m.canary for m in manifests if m.version > 0 and m.canary is not None)
     newest = next(known, None)
     return tuple(probe.token_ids for probe in newest.probes if not probe.images) if newest is not None else ()
 
 
 def rounding_counts(plan: Plan, trains_in_float32: bool, on_gpu: bool) -> bool:
-    """Whether the tolerances follow measured rounding: half precision somewhere, and none set in the YAML."""
+    """Returns True if tolerances follow measured rounding: none in the YAML, and half precision on either side."""
     engines = plan.config.explorer.rollout_model.dtype
     engines_in_float32 = engines == "float32" or (engines == "auto" and not on_gpu)
     return plan.config.synchronizer.canary_tolerance is None and not (trains_in_float32 and engines_in_float32)
 
 
 def tolerances(plan: Plan, trains_in_float32: bool, on_gpu: bool) -> tuple[float, float]:
-    """Largest mean and largest single difference, in nats, for the dtypes of trainer and engines."""
+    """Returns the allowed mean and largest difference, in nats, for the dtypes of trainer and engines."""
     given = plan.config.synchronizer.canary_tolerance
     if given is not None:
         return given, given * _LARGEST_OF_MEAN
@@ -90,9 +90,9 @@ def tolerances(plan: Plan, trains_in_float32: bool, on_gpu: bool) -> tuple[float
 def widened(
     allowed: tuple[float, float], logprobs: Sequence[Sequence[float]], of_other_head: Sequence[Sequence[float]]
 ) -> tuple[float, float]:
-    """Tolerances for weights whose head rounds more than usual, because their logits are large.
+    """Widens the tolerances for weights whose head rounds more than usual, because their logits are large.
 
-    The log-probabilities are those of the same probe, with the head in float32 and in bfloat16.
+    Both log-probabilities are of the same probe, with the head in float32 and in bfloat16.
     """
     pairs = [pair for rows in zip(logprobs, of_other_head, strict=True) for pair in zip(*rows, strict=True)]
     spread = sum(abs(one - other) for one, other in pairs) / len(pairs)
@@ -107,7 +107,7 @@ def make_canary(
     step: int,
     images: Sequence[tuple[bytes, ...]] = (),
 ) -> Canary:
-    """`images`: of the first sequences, as many as given.
+    """Makes a canary. images: images of the first sequences; the others have none.
 
     Raises TrinityError if the log-probabilities are not finite: no explorer could verify them.
     """

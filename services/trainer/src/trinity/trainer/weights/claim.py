@@ -1,4 +1,4 @@
-"""One trainer a run: a claim at the sync service, renewed for as long as the process lives.
+"""Holds the run's claim at the sync service, which only one trainer has, and renews it while the process lives.
 
     start -> (the predecessor's claim ends) -> held -> renewed every third of the lease -> released
                                                     -> lost: another trainer has the run; this one must end
@@ -26,7 +26,7 @@ _RETRY_SECONDS = 0.5
 
 
 class Claim:
-    """start -> wait -> (check, rollback, ...) -> close. Renews in a thread of its own."""
+    """start -> wait -> (check, rollback, ...) -> close. A thread renews it."""
 
     def __init__(self, client: BlockingSyncClient, patience_seconds: float = _PATIENCE_SECONDS) -> None:
         self._client = client
@@ -42,12 +42,12 @@ class Claim:
         threading.Thread(target=self._run, daemon=True, name="claim").start()
 
     def wait(self) -> None:
-        """Block until this trainer holds the claim. Raises AlreadyExists naming the holder if it does not end."""
+        """Blocks until this trainer holds the claim. Raises AlreadyExists naming a holder whose claim does not end."""
         self._decided.wait()
         self.check()
 
     def check(self) -> None:
-        """Raise the error that ended the claim."""
+        """Raises the error that ended the claim."""
         if self._failure is not None:
             raise self._failure
 
@@ -71,13 +71,13 @@ class Claim:
         return self._held.unreadable
 
     def renew(self) -> None:
-        """Renew at once, to learn the newest rollback."""
+        """Renews at once, to learn the newest rollback."""
         with contextlib.suppress(Unavailable):
             self._attempt()
         self.check()
 
     def close(self) -> None:
-        """Release the claim."""
+        """Releases the claim."""
         self._closed.set()
         with self._lock, contextlib.suppress(TrinityError):
             if self.lease_id and self._failure is None:
@@ -107,7 +107,7 @@ class Claim:
             self._decided.set()
 
     def _begin(self) -> None:
-        """Wait for a claim that is about to end, as that of a predecessor that was killed."""
+        """Claims the run; waits for the claim of a killed predecessor to expire."""
         deadline: float | None = None
         while True:
             try:
@@ -121,7 +121,7 @@ class Claim:
                     raise
 
     def _renew(self) -> None:
-        """A lease that expired while the service was down is renewed, unless another trainer claimed the run."""
+        """Renews the lease, even one that expired. Raises AlreadyExists if another trainer has claimed the run."""
         try:
             self._claim(self.lease_id)
         except (AlreadyExists, NotFound) as error:

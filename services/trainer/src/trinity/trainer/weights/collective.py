@@ -1,4 +1,4 @@
-"""Rank 0 of the collective group: serves the members' store, forms epochs, and broadcasts versions."""
+"""Serves the members' store of the collective group, forms epochs, and broadcasts versions as rank 0."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,15 +14,15 @@ from trinity.weights.pointer import Epoch
 log = structlog.get_logger(__name__)
 
 _FORM_ATTEMPTS = 2
-_FAILURES = (GroupBroken, torch.OutOfMemoryError)  # a step has taken the memory that a bucket needs
+_FAILURES = (GroupBroken, torch.OutOfMemoryError)  # out of memory: a step has taken the memory of a bucket
 _MOST_PUBLISHES_LEFT_OUT = 64
 
 
 class CollectiveSender:
-    """Offers each version to the explorers that are ready. Never raises for a member's error or silence, or for memory.
+    """Offers each version to the explorers that are ready. Logs errors and silence of members, and lack of memory.
 
-    `ask` sends a call to the sync service. A member that misses a deadline is excluded from the next epoch, then from
-    twice as many each time.
+    ask: sends a call to the sync service. A member that misses a deadline is excluded from one version, then from twice
+    as many each time.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class CollectiveSender:
         self._store = Store.serve(host)
         self._epoch: Epoch | None = None
         self._group: Group | None = None
-        self._left_out: Counter[str] = Counter()  # number of publishes it is still excluded from
+        self._left_out: Counter[str] = Counter()  # number of further versions
         self._missed: Counter[str] = Counter()
 
     def offer(self, lease_id: str) -> CollectiveOffer | None:
-        """The group for the next version, formed again if members came or went; None if it has no members."""
+        """Returns the group for the next version, formed again if members joined or left; None if it has no members."""
         self._left_out -= Counter(dict.fromkeys(self._left_out, 1))
         for _ in range(_FORM_ATTEMPTS):
             renew = self._group is None and self._epoch is not None
@@ -72,14 +72,14 @@ class CollectiveSender:
             )
         except _FAILURES as error:
             log.warning("trainer.epoch.failed", epoch=epoch.number, reason=str(error))
-            self._exclude([member.explorer_id for member in epoch.members])  # the absent member is not known
+            self._exclude([member.explorer_id for member in epoch.members])  # the absent member is unknown
             return False
         names = [member.explorer_id for member in epoch.members]
         log.info("trainer.epoch.formed", epoch=epoch.number, world_size=epoch.world_size, members=names)
         return True
 
     def send(self, manifest: Manifest, weights: Iterator[tuple[str, torch.Tensor]]) -> bool:
-        """Broadcast a version when all members are ready. False: it was cancelled or failed."""
+        """Broadcasts a version when all members are ready; returns False if it was cancelled or failed."""
         epoch, group = self._epoch, self._group
         assert epoch is not None and group is not None
         prefix = f"{epoch.number}/{manifest.version}"
@@ -99,9 +99,9 @@ class CollectiveSender:
 
     def _all_answer_yes(self, epoch: Epoch, what: str) -> bool:
         names = [member.explorer_id for member in epoch.members]
-        heard = self._store.wait_all([f"{what}/{name}" for name in names], self._timeout)
-        silent = [name for name, said in zip(names, heard, strict=True) if said is None]
-        if False in heard:  # one member is busy; the others had not enough time to answer
+        answers = self._store.wait_all([f"{what}/{name}" for name in names], self._timeout)
+        silent = [name for name, answer in zip(names, answers, strict=True) if answer is None]
+        if False in answers:  # one member is busy; the others had too little time to answer
             log.info("trainer.epoch.declined", what=what)
             return False
         self._exclude(silent)
@@ -110,7 +110,7 @@ class CollectiveSender:
         return not silent
 
     def _exclude(self, names: list[str]) -> None:
-        """Exclude them from one version, then from two, four, and so on."""
+        """Excludes members from one version, then from two, four, and so on."""
         for name in names:
             self._missed[name] += 1
             self._left_out[name] = min(2 ** (self._missed[name] - 1), _MOST_PUBLISHES_LEFT_OUT) + 1

@@ -1,7 +1,7 @@
-"""Publishes versions: whole files in the weights folder, then every store, then the sync service. Rank 0 alone.
+"""Publishes versions on rank 0: whole files in the weights folder, then every store, then the sync service.
 
-A version is LIVE as soon as it is verified, and this does not wait for an explorer. The result of a verification is
-polled later, between steps (verification.py). Versions never change: the weights of a step are published once.
+A version becomes LIVE once an explorer has verified it. The publisher does not wait for that, but polls the result
+between steps (verification.py). Versions never change: the weights of a step are published once.
 """
 
 import shutil
@@ -20,7 +20,7 @@ from trinity.trainer.weights.verification import VerificationResults
 from trinity.trainer.weights.version_stores import VersionStores
 from trinity.weights import Canary, FileInfo, Lora, Manifest, TensorInfo, VersionState
 from trinity.weights import client as calls
-from trinity.weights.client import BlockingSyncClient, Version
+from trinity.weights.client import BlockingSyncClient
 from trinity.weights.pointer import Rollback
 
 log = structlog.get_logger(__name__)
@@ -39,12 +39,12 @@ class VersionLost(Conflict):
 
 
 class _BaseRejected(Exception):
-    """The sync service refused a difference: its base was rejected after the stores had got the difference."""
+    """The sync service refused a difference, since its base was rejected after the stores had received it."""
 
 
 @dataclass(frozen=True)
 class Opening:
-    """The service's records of the run when a trainer starts. `is_new`: there are none."""
+    """The service's records of the run when a trainer starts. is_new: it has none."""
 
     is_new: bool
     probe: Tokens
@@ -64,7 +64,7 @@ class Publisher:
         collective: CollectiveSender | None = None,
         lora: Lora | None = None,
     ) -> None:
-        """`removes_files`: those in the weights folder go when all steps are done. `lora`: versions are adapters."""
+        """removes_files: remove the weights folder after the last step. lora: versions are adapters."""
         self._client = client
         self._claim = claim
         self._results = results
@@ -76,7 +76,7 @@ class Publisher:
         self._newest: Manifest | None = None
         self._base: Manifest | None = None
         self._repaired: set[int] = set()  # versions whose manifest was published again, or could not be
-        self._lost: dict[int, Manifest] = {}  # by step: versions to be written again
+        self._lost: dict[int, Manifest] = {}  # by step: versions to write again
         self._collectable: list[int] = []  # versions whose files are deleted once no explorer waits for this trainer
         self._registered_step = -1
         self.followed_rollback = 0
@@ -87,20 +87,20 @@ class Publisher:
 
     @property
     def newest_step(self) -> int:
-        """Step of the newest version that is registered, or whose number a rollback has withdrawn."""
+        """Step of the newest version that is registered, or that a rollback has withdrawn."""
         rollback = self._claim.rollback
         return max(self._registered_step, rollback.newest_step if rollback else -1)
 
     @property
     def due_rollback(self) -> Rollback | None:
-        """The newest rollback, if it is not applied to the weights yet."""
+        """The newest rollback if it is not yet applied to the weights, else None."""
         newest = self._claim.rollback
         return newest if newest and newest.number > self.followed_rollback else None
 
     def poll(self) -> bool:
-        """Poll for a rejected version; True if there is one. Cheap.
+        """Polls for a rejected version; returns True if there is one. Cheap.
 
-        Raises errors that end the trainer: a lost claim, or a rejected version with on_rejected stop.
+        Raises errors that end the trainer: a lost claim, or a rejected version if on_rejected is stop.
         """
         self._claim.check()
         self._repair()
@@ -110,7 +110,7 @@ class Publisher:
         return rejected
 
     def _repair(self) -> None:
-        """Publish the LIVE version again as it was, if the service cannot read its manifest any more."""
+        """Publishes the LIVE version again unchanged if the service can no longer read its manifest."""
         version = self._claim.unreadable
         if version is None or version in self._repaired:
             return
@@ -128,19 +128,22 @@ class Publisher:
         return calls.publish(manifest, self._claim.lease_id, self.followed_rollback, self._versions_to_keep)
 
     def open(self, rollback: int) -> Opening:
-        """Claim the run and find its versions. `rollback`: number of the newest one applied to the weights."""
+        """Claims the run and finds its versions. rollback: number of the newest rollback applied to the weights."""
         self.followed_rollback = rollback
         self._claim.wait()
         known = self._client.ask(calls.versions(_LISTED))
         self._results.open(known)
         self._registered_step = max((version.manifest.step for version in known), default=-1)
-        self._lost = {v.manifest.step: v.manifest for v in known if self._is_lost(v)}
+        for v in known:  # versions to load, or still to verify
+            to_load = v.state is VersionState.LIVE or (v.state in _OPEN and v.version > self.live_version)
+            if to_load and self._stores.has_lost(v.manifest):
+                self._lost[v.manifest.step] = v.manifest
         return Opening(not known, probe_of_versions([version.manifest for version in known]))
 
     def announce_base(
         self, base_model: str, canary: Canary | None, layout: Sequence[TensorInfo] = (), adapters: Weights = ()
     ) -> None:
-        """Make the base model version 0, with adapters if `layout` describes any. No group exists yet."""
+        """Publishes the base model as version 0, with adapters if `layout` describes any. No group exists yet."""
         self._base = Manifest(self._client.run, 0, 0, (), (), (), time.time(), base_model, canary=canary)
         if layout:
             tensors, infos = self._write(0, layout, adapters)
@@ -149,7 +152,7 @@ class Publisher:
         self._announce(self._base)
 
     def check_lost(self, step: int) -> None:
-        """Raise VersionLost if explorers can load no version, and the weights of `step` cannot replace it."""
+        """Raises VersionLost if explorers can load no version, and the weights of `step` cannot replace it."""
         if self._live_version_is_lost(step) and step <= self.newest_step:
             version = self.live_version
             raise VersionLost(
@@ -160,22 +163,22 @@ class Publisher:
             )
 
     def wants(self, step: int, due: bool = True) -> bool:
-        """Whether to publish the weights of a step: not if they were registered before a crash or a rollback.
+        """Returns True if the weights of a step are to be published and were not before a crash or a rollback.
 
-        Lost versions are published again, and so are weights that are not `due` while explorers can load nothing.
+        Lost versions are published again. While explorers can load nothing, so are weights that are not `due`.
         """
         if step in self._lost:
             return True
         return step > self.newest_step and (due or self._live_version_is_lost(step))
 
     def publish(self, step: int, layout: Sequence[TensorInfo], weights: Weights, canary: Canary | None) -> bool:
-        """Publish the weights of a step under the step's own number. Whether `broadcast` is to follow."""
+        """Publishes the weights of a step under the step's number; returns True if `broadcast` must follow."""
         self.poll()
         if step in self._lost:
             self._restore(self._lost[step], layout, weights)
             return False
         if self._live_version_is_lost(step):
-            canary = None  # an explorer that starts now verifies nothing before it has loaded the LIVE version
+            canary = None  # a new explorer would verify only after it has loaded the LIVE version
         tensors, infos = self._write(step, layout, weights)
         now = time.time()
         manifest = Manifest(self._client.run, step, step, tensors, infos, (), now, canary=canary, lora=self._lora)
@@ -191,29 +194,29 @@ class Publisher:
         return False
 
     def broadcast(self, weights: Weights) -> None:
-        """Send the last published version to its collective group."""
+        """Sends the last published version to its collective group."""
         assert self._collective is not None and self._newest is not None
         self._collective.send(self._newest, iter(weights))
         self._delete_collectable()
 
     def _delete_collectable(self) -> None:
-        """Delete the files that sync has released. On a disk it takes as long as several broadcasts."""
+        """Deletes the files that sync has released. On a disk that takes as long as several broadcasts."""
         self._stores.delete(self._collectable)
         self._collectable = []
 
     def check(self) -> None:
-        """Raise the error that ended the claim. For any thread, at any time."""
+        """Raises the error that ended the claim. Thread-safe."""
         self._claim.check()
 
     def read(self, version: int) -> Weights:
-        """The weights of an older version. Raises Conflict if no store has its files undamaged."""
+        """Reads the weights of an older version. Raises Conflict if no store has undamaged files."""
         manifest = self._client.ask(calls.version(version)).manifest
         if not manifest.files:
             raise Conflict(f"version {version} cannot be gone back to: the sync service cannot read its manifest")
         return read_version(manifest, self._stores.find(manifest))
 
     def follows(self, rollback: Rollback) -> None:
-        """The engine has the weights of the rollback's version, which is LIVE again."""
+        """Records that the engine has the weights of the rollback's version, which is LIVE again."""
         self.followed_rollback = rollback.number
         self._results.follows(rollback)
         self._stores.end_delta_chain()
@@ -221,13 +224,13 @@ class Publisher:
         self._stores.drop_fetched()
 
     def wait_for_verification(self, stopping: Callable[[], bool]) -> None:
-        """Wait until the version before is LIVE, or rejected, so that a newer one does not overtake it."""
+        """Waits until the version before is LIVE or rejected, so that a newer version does not overtake it."""
         while self._results.pending and not stopping():
             self.poll()
             time.sleep(_BETWEEN_POLLS)
 
     def settle(self, seconds: float, stopping: Callable[[], bool]) -> None:
-        """Wait until the newest version is verified, and served if its files will be removed; not without explorers."""
+        """Waits until the newest version is verified, and served if its files go; returns if there are no explorers."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and not stopping():
             self.poll()
@@ -241,7 +244,7 @@ class Publisher:
             shutil.rmtree(self._stores.root, ignore_errors=True)
 
     def close(self) -> None:
-        """Release the claim."""
+        """Releases the claim."""
         if self._collective is not None:
             self._collective.close()
         self._claim.close()
@@ -251,10 +254,9 @@ class Publisher:
     def _write(
         self, version: int, layout: Sequence[TensorInfo], weights: Weights
     ) -> tuple[tuple[TensorInfo, ...], tuple[FileInfo, ...]]:
-        """Write the whole files. The folder gets its name once they are complete.
+        """Writes the whole files; the folder gets its name once they are complete.
 
-        Files are removed only while this trainer holds the claim: after it was frozen a successor's files may be here
-        too.
+        Files are removed only while this trainer holds the claim: if it was suspended, a successor may have written.
         """
         root, folder = self._stores.root, self._stores.folder(version)
         partial = root / f".v{version}.{self._claim.lease_id}.partial"
@@ -263,7 +265,7 @@ class Publisher:
             shutil.rmtree(left, ignore_errors=True)
         try:
             tensors, infos = write_shards(weights, layout, partial, _FILES, all_stay=isinstance(weights, Snapshot))
-        except FileNotFoundError:  # a successor has removed the partial files: raise that it has the claim
+        except FileNotFoundError:  # a successor has removed the partial files: `renew` raises
             self._claim.renew()
             raise
         self._claim.renew()
@@ -272,7 +274,7 @@ class Publisher:
         return tuple(tensors), tuple(infos)
 
     def _put(self, manifest: Manifest) -> Manifest:
-        """Put the version into the stores; returns the manifest with all offers, sealed."""
+        """Puts the version into the stores; returns the sealed manifest with all offers."""
         sealed = self._stores.put(manifest, self._claim.renew)
         if sealed.delta is not None and self.poll():  # its base was rejected meanwhile
             sealed = self._stores.put(manifest, self._claim.renew)
@@ -284,9 +286,9 @@ class Publisher:
         return sealed
 
     def _announce(self, manifest: Manifest) -> bool:
-        """Publish it at the sync service. False if the version is withdrawn, or rejected with on_rejected continue.
+        """Publishes the manifest at the sync service; returns False if the version is withdrawn or rejected.
 
-        Raises VersionRejected for one that ends the trainer, _BaseRejected, and any other refusal.
+        Raises VersionRejected if that ends the trainer, _BaseRejected, and any other refusal.
         """
         version = manifest.version
         try:
@@ -311,27 +313,22 @@ class Publisher:
         return True
 
     def _base_is_rejected(self, manifest: Manifest) -> bool:
-        """Whether a difference was refused for its base. Raises VersionRejected where that ends the trainer."""
+        """Returns True if a difference was refused for its base. Raises VersionRejected if that ends the trainer."""
         if manifest.delta is None or self._registered_step == manifest.step:
             return False
         return self._results.rejects(manifest.delta.base_version)
 
-    def _is_lost(self, known: Version) -> bool:
-        """Whether it is LIVE, or newer and still to be verified, and its files are gone."""
-        to_load = known.state is VersionState.LIVE or (known.state in _OPEN and known.version > self.live_version)
-        return to_load and self._stores.has_lost(known.manifest)
-
     def _live_version_is_lost(self, step: int) -> bool:
-        """Whether the files of the LIVE version are gone from every store, and its step is in the past."""
+        """Returns True if no store has the files of the LIVE version, and its step is in the past."""
         live = self._lost.get(self.live_version)
         return live is not None and live.step < step and self._stores.only_here(live)
 
     def _forget_lost(self, step: int) -> None:
-        """Explorers can load a version again; older lost ones are not needed."""
+        """Forgets lost versions up to this step: explorers can load a version again."""
         self._lost = {lost: manifest for lost, manifest in self._lost.items() if lost > step}
 
     def _restore(self, manifest: Manifest, layout: Sequence[TensorInfo], weights: Weights) -> None:
-        """Write the files of a version again. Raises Conflict if the version is LIVE and the weights now differ."""
+        """Writes the files of a version again. Raises Conflict if the version is LIVE and the weights now differ."""
         _, infos = self._write(manifest.version, layout, weights)
         self._forget_lost(manifest.step)
         if infos == manifest.files:

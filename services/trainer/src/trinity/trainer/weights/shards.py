@@ -1,4 +1,4 @@
-"""Weights as safetensors files. Each tensor is hashed while it is written; files are not read again.
+"""Writes and reads weights as safetensors files. A tensor is hashed while it is written; files are not read again.
 
 The format: https://github.com/huggingface/safetensors#format
 """
@@ -18,16 +18,16 @@ from safetensors import safe_open
 from trinity.runtime.errors import InvalidInput
 from trinity.weights import FileInfo, Manifest, TensorInfo
 
-SHARD_BYTES = 256 * 1024**2  # of a version: explorers check files side by side
+SHARD_BYTES = 256 * 1024**2  # of a version: explorers check several files at a time
 CHECKPOINT_SHARD_BYTES = 2 * 1024**3
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-_BLOCK = 1024 * 1024  # of hashing: stays in the CPU's cache for the second checksum
+_BLOCK = 1024 * 1024  # hashed at a time: stays in the CPU's cache for the second checksum
 _WRITTEN = 1024 * 1024  # per write: a whole tensor takes up to twice as long (ext4)
 _HELD_BYTES = 1024**3  # host copies of a GPU's shards that are being written
-_PARALLEL_FILES = 8  # files of tensors that stay: 13 GB/s on 16 cores; 4 have 5 to 10, 14 no more
+_PARALLEL_FILES = 8  # of tensors that stay: 13 GB/s on 16 cores; with 4 files 5 to 10 GB/s, with 14 no more
 
 _ALIGNMENT = 16  # bytes: a tensor of any dtype can begin there
 
@@ -36,7 +36,7 @@ _Written = tuple[list[TensorInfo], FileInfo]
 
 
 def describe(name: str, dtype: torch.dtype, shape: Sequence[int]) -> TensorInfo:
-    """A tensor of a layout: its file and its checksum are not known yet."""
+    """Describes a tensor whose file and checksum are not known yet."""
     size = torch.Size(shape).numel() * dtype.itemsize
     return TensorInfo(name, _DTYPES[dtype], tuple(shape), size, "")
 
@@ -50,11 +50,11 @@ def write_shards(
     *,
     all_stay: bool = False,
 ) -> tuple[list[TensorInfo], list[FileInfo]]:
-    """Write tensors in order into files of about `shard_bytes`; `pattern` names them, as "part-{:05d}.safetensors".
+    """Writes tensors in order into files of about `shard_bytes`; `pattern` names them, as "part-{:05d}.safetensors".
 
-    `layout` describes `weights`. Raises InvalidInput if they differ. A CPU tensor is written before the next one is
-    requested, unless `all_stay` as they are: then files are written side by side. A shard of GPU tensors is copied to
-    the host, and written while the next ones come.
+    Raises InvalidInput if `layout` does not describe `weights`. A CPU tensor is written before the next is requested.
+    If `all_stay`, all tensors stay unchanged, and several files are written at a time. A shard of GPU tensors is copied
+    to the host, and written while the next tensors arrive.
     """
     folder.mkdir(parents=True, exist_ok=True)
     given = iter(weights)
@@ -64,7 +64,7 @@ def write_shards(
         for shard in _shards(layout, shard_bytes):
             path, parts = folder / pattern.format(len(written)), _parts(shard, given)
             first = next(parts)
-            if all_stay or _is_away(first):
+            if all_stay or first.device.type != "cpu":
                 if len(written) >= at_once:
                     written[-at_once].result()
                 held = [first, *parts] if all_stay else _held(shard, chain([first], parts))
@@ -78,12 +78,8 @@ def write_shards(
     return [tensor for tensors, _ in found for tensor in tensors], [info for _, info in found]
 
 
-def _is_away(tensor: torch.Tensor) -> bool:
-    return tensor.device.type != "cpu"
-
-
 def _held(shard: Sequence[TensorInfo], parts: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies of a shard's tensors in one pinned buffer, whose memory torch uses again: ten times as fast as others."""
+    """Copies a shard's tensors into one pinned buffer, whose memory torch reuses: ten times as fast as other memory."""
     size = sum(tensor.size_bytes for tensor in shard)
     buffer = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
     held = list(buffer.split([tensor.size_bytes for tensor in shard]))
@@ -95,7 +91,7 @@ def _held(shard: Sequence[TensorInfo], parts: Iterable[torch.Tensor]) -> list[to
 
 
 def _parts(shard: Sequence[TensorInfo], given: Iterator[tuple[str, torch.Tensor]]) -> Iterator[torch.Tensor]:
-    """The shard's tensors, as bytes [n], as they come."""
+    """Yields the shard's tensors as bytes [n]. Raises InvalidInput if one differs from the layout."""
     for expected in shard:
         name, tensor = next(given, ("nothing", torch.empty(0)))
         if (name, tuple(tensor.shape), _DTYPES.get(tensor.dtype)) != (expected.name, expected.shape, expected.dtype):
@@ -116,7 +112,7 @@ def _write(path: Path, shard: list[TensorInfo], parts: Iterable[torch.Tensor]) -
 
 
 def _shards(layout: Sequence[TensorInfo], shard_bytes: int) -> Iterator[list[TensorInfo]]:
-    """One dtype a file: so every tensor is aligned to its elements."""
+    """Splits a layout into shards of one dtype each, so that every tensor is aligned to its elements."""
     shard: list[TensorInfo] = []
     size = 0
     for tensor in layout:
@@ -142,7 +138,7 @@ def _header(shard: list[TensorInfo]) -> bytes:
 
 
 class _Writer:
-    """A file with the checksum of its content, computed by another thread while it is written."""
+    """Writes a file while another thread computes its checksum."""
 
     def __init__(self, file: BinaryIO, aside: ThreadPoolExecutor) -> None:
         self._file = file
@@ -155,7 +151,7 @@ class _Writer:
         return self._digest.hexdigest()
 
     def write(self, data: bytes | memoryview) -> str:
-        """The checksum of this part."""
+        """Writes a part of the file; returns the part's checksum."""
         view = memoryview(data)
         hashed = self._aside.submit(self._hash, view)
         self.size_bytes += len(view)
@@ -176,14 +172,14 @@ class _Writer:
 
 
 def read_version(manifest: Manifest, folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a version whose whole files are in `folder`, in the manifest's order."""
+    """Yields the tensors of a version whose whole files are in `folder`, in the manifest's order."""
     shards = {info.name: safe_open(folder / info.name, "pt") for info in manifest.files}
     for tensor in manifest.tensors:
         yield tensor.name, shards[tensor.file].get_tensor(tensor.name)
 
 
 def write_huggingface_index(folder: Path, tensors: Sequence[TensorInfo], infos: Sequence[FileInfo]) -> None:
-    """What transformers needs to read several shards; one shard is renamed to model.safetensors."""
+    """Writes transformers' index of several shards; a single shard is renamed to model.safetensors."""
     if len(infos) == 1:
         (folder / infos[0].name).rename(folder / "model.safetensors")
         return
@@ -195,9 +191,10 @@ def write_huggingface_index(folder: Path, tensors: Sequence[TensorInfo], infos: 
 
 
 class Snapshot:
-    """reserve -> (take -> iterate) any number of times. A `take` uses the same memory: nothing may read it any more.
+    """A copy of the weights in host memory, to publish while the next step changes the weights.
 
-    Where there is a GPU the memory is pinned, for copies at the speed of the bus.
+    reserve -> (take -> iterate) any number of times. Each `take` overwrites the memory of the one before. For a GPU the
+    memory is pinned, so that copies run at the speed of the bus.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -209,7 +206,7 @@ class Snapshot:
         return iter(self._tensors)
 
     def reserve(self, layout: Sequence[TensorInfo]) -> None:
-        """Allocate the memory for tensors that `layout` describes."""
+        """Allocates the memory for tensors that `layout` describes."""
         size = sum(_rooms(layout))
         if self._buffer.numel() != size:
             self._buffer = torch.empty(0, dtype=torch.uint8)  # frees the old memory first
@@ -217,7 +214,7 @@ class Snapshot:
 
     @torch.no_grad()
     def take(self, layout: Sequence[TensorInfo], weights: Weights) -> "Snapshot":
-        """Copy the tensors, which `layout` describes; returns itself. Reserves memory unless it is there."""
+        """Copies the tensors that `layout` describes; returns itself. Reserves memory if needed."""
         self._tensors = []
         self.reserve(layout)
         for (name, tensor), room in zip(weights, self._buffer.split(_rooms(layout)), strict=True):
@@ -231,5 +228,5 @@ class Snapshot:
 
 
 def _rooms(layout: Sequence[TensorInfo]) -> list[int]:
-    """Bytes of each tensor's place."""
+    """Returns the bytes reserved for each tensor."""
     return [-(-tensor.size_bytes // _ALIGNMENT) * _ALIGNMENT for tensor in layout]

@@ -2,7 +2,7 @@
 
 expect -> (poll, about once a second) -> LIVE, or rejected: the trainer ends or continues, as the YAML says
 
-A version that a rollback withdrew counts as rejected too, whether or not its weights are correct.
+A version that a rollback withdrew counts as rejected too, even if its weights are correct.
 """
 
 import time
@@ -28,7 +28,10 @@ class VersionRejected(TrinityError):
 
 
 class VerificationResults:
-    """`withdrawn` returns the versions that rollbacks withdrew, up to date. It is called at each rejection."""
+    """Follows published versions until they are verified.
+
+    withdrawn: returns the versions that rollbacks withdrew, up to date; called at each rejection.
+    """
 
     def __init__(
         self,
@@ -38,7 +41,7 @@ class VerificationResults:
         allowed: tuple[float, float],
         seconds: float = 1.0,
     ) -> None:
-        """`seconds` between two polls."""
+        """seconds: time between two polls."""
         self._client = client
         self._withdrawn = withdrawn
         self._stops = stops
@@ -49,7 +52,7 @@ class VerificationResults:
         self.live_version = -1
 
     def open(self, known: Sequence[Version]) -> None:
-        """Start from the service's records, newest first. Raises if the newest version was rejected before."""
+        """Starts from the service's records, newest first. Raises VersionRejected if the newest was rejected."""
         self.live_version = max((v.version for v in known if v.state is VersionState.LIVE), default=-1)
         newer = [v for v in known if v.version > max(self.live_version, *self._withdrawn(), -1)]
         self._pending = {v.version for v in newer if v.state in (VersionState.STAGED, VersionState.VERIFIED)}
@@ -58,22 +61,22 @@ class VerificationResults:
             self._reject(rejected)
 
     def expect(self, version: int) -> None:
-        """A version was published."""
+        """Records that a version was published."""
         self._pending.add(version)
         self._polled_at = 0.0
 
     def follows(self, rollback: Rollback) -> None:
-        """An older version is LIVE again; explorers do not verify those published after it."""
+        """Records that an older version is LIVE again; explorers do not verify later versions."""
         self.live_version = rollback.version
         self._pending.clear()
 
     @property
     def pending(self) -> bool:
-        """Whether the newest version is still to be verified."""
+        """True while the newest version is not verified."""
         return bool(self._pending)
 
     def rejects(self, version: int) -> bool:
-        """Whether a refused version was rejected. Raises VersionRejected like `poll`."""
+        """Returns True if a refused version was rejected. Raises VersionRejected like `poll`."""
         try:
             known = self._client.ask(calls.version(version))
         except NotFound:
@@ -83,7 +86,7 @@ class VerificationResults:
         return known.state is VersionState.REJECTED
 
     def poll(self) -> bool:
-        """Poll for a rejected version; True if there is one. Raises VersionRejected if that ends the trainer."""
+        """Polls for a rejected version; returns True for one. Raises VersionRejected if that ends the trainer."""
         if not self._pending or time.monotonic() - self._polled_at < self._seconds:
             return False
         self._polled_at = time.monotonic()
@@ -101,7 +104,7 @@ class VerificationResults:
         return found
 
     def _would_pass_now(self, known: Version) -> bool:
-        """Whether the YAML's present tolerance allows the measured difference: raising it must help."""
+        """Returns True if the YAML's tolerance, perhaps raised since, now allows the measured difference."""
         measured, (mean, largest) = known.measured, self._allowed
         passes = measured is not None and measured.mean_error <= mean and measured.max_error <= largest
         if passes and known.version > 0:
@@ -111,7 +114,7 @@ class VerificationResults:
 
     def _reject(self, known: Version) -> None:
         message = _message(known, self.live_version)
-        # Without version 0 there is nothing to explore with.
+        # Without version 0 explorers have no weights.
         if self._stops or (known.version == 0 and self.live_version < 0):
             raise VersionRejected(message)
         log.warning("trainer.version.rejected", version=known.version, reason=message)

@@ -1,7 +1,7 @@
-"""The stores of a run's versions, written by the trainer: whole files or, on s3 and jetstream, differences.
+"""Writes versions into the run's stores: whole files or, on s3 and jetstream, differences.
 
-A difference needs its base in the same store. Every `full_interval`-th version is whole, and so is the first after a
-restart, a rollback or a rejection, and any version whose difference would save too little.
+A difference needs its base in the same store. Every `full_interval`-th version is whole, as are the first after a
+restart, a rollback or a rejection, and each version whose difference would save too little.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from trinity.weights.stores.cache import WeightCache
 
 log = structlog.get_logger(__name__)
 
-# A difference that saves less than this fraction of the bytes does not justify a chain of bases.
+# A difference larger than this fraction of the version does not justify a chain of bases.
 _WORTHWHILE = 0.8
 # A store that fails with one of these errors is skipped: it does not answer, is full, or refuses access.
 _LEFT_OUT = (Unavailable, Full, PermissionDenied)
@@ -28,7 +28,7 @@ _LEFT_OUT = (Unavailable, Full, PermissionDenied)
 
 @dataclass
 class _StoreState:
-    """A store with its newest version (-1: none) and the number of differences since the last whole one."""
+    """A store with its newest version (-1: none) and the number of differences since the last whole version."""
 
     store: Store
     newest: int = -1
@@ -36,7 +36,7 @@ class _StoreState:
 
 
 class VersionStores:
-    """put -> seal -> delete. Whole files of each version are in `folder(version)` before."""
+    """put -> seal -> delete. The caller has written the whole files to `folder(version)` before."""
 
     def __init__(self, root: Path, run: str, stores: Sequence[Store], full_interval: int, nats_url: str) -> None:
         self.root = root
@@ -51,13 +51,13 @@ class VersionStores:
         return self.root / f"v{version}"
 
     def end_delta_chain(self) -> None:
-        """The last version is not a base: the next one is whole in every store."""
+        """Makes the next version whole in every store."""
         self._base = None
 
     def put(self, manifest: Manifest, check_claim: Callable[[], object] = lambda: None) -> Manifest:
-        """Put into every store; returns the manifest with their offers. Failing stores are skipped unless all fail.
+        """Puts into every store; returns the manifest with their offers. Skips failing stores unless all fail.
 
-        `check_claim` raises if another trainer has claimed the run; existing files are replaced right after it.
+        check_claim: raises if another trainer has claimed the run; called just before existing files are replaced.
         """
         self._deleted.discard(manifest.version)
         manifest = self._with_delta(manifest)
@@ -82,9 +82,9 @@ class VersionStores:
         return replace(manifest, offers=tuple(offers))
 
     def _put(self, store: Store, manifest: Manifest, source: Path, delta: bool) -> Offer:
-        """A trainer that died before it published may have left an unregistered version there, even sealed.
+        """Puts into one store, and first deletes a version of this number.
 
-        So may this one, if a difference was refused.
+        A trainer that died before it published, or whose difference was refused, leaves an unregistered version.
         """
         if self._is_own_folder(store):
             (self.folder(manifest.version) / MANIFEST).unlink(missing_ok=True)
@@ -94,9 +94,9 @@ class VersionStores:
         return store.put(manifest, source, delta)
 
     def seal(self, manifest: Manifest) -> None:
-        """Write the manifest beside the files, last; the version can then be a base.
+        """Writes the manifest to the files, last; the version can then be a base.
 
-        A store that fails here gets the next version whole. Raises the error if all fail.
+        A failing store gets the next version whole. Raises the error if all stores fail.
         """
         problem: TrinityError | None = None
         for state in [state for state in self._states if state.newest == manifest.version]:
@@ -110,36 +110,36 @@ class VersionStores:
         self._base = manifest
 
     def seal_again(self, manifest: Manifest) -> None:
-        """The whole files of a version are in the folder again; the other stores still have theirs."""
+        """Seals a version whose whole files are in the folder again; the other stores still have theirs."""
         for state in self._states:
             if self._is_own_folder(state.store):
                 state.store.seal(manifest)
 
     def _is_own_folder(self, store: Store) -> bool:
-        """Whether the store's versions are the files in `folder(version)` themselves."""
+        """Returns True if `folder(version)` is the store's folder."""
         return store.offer(0, False) == FolderOffer(str(self.folder(0).absolute()))
 
     def has_lost(self, manifest: Manifest) -> bool:
-        """Whether a version's files were in the folder and are gone: /dev/shm does not survive a reboot."""
+        """Returns True if a version's files were in the folder and are gone: /dev/shm does not survive a reboot."""
         folder = self.folder(manifest.version)
         if FolderOffer(str(folder.absolute())) not in manifest.offers:
             return False
         return not all((folder / info.name).is_file() for info in manifest.files)
 
     def manifest(self, version: int) -> Manifest | None:
-        """The manifest that was sealed with a version; None if no store has it."""
+        """Returns the sealed manifest of a version; None if no store has it."""
         for state in self._states:
             with contextlib.suppress(TrinityError):
                 return state.store.manifest(version)
         return None
 
     def only_here(self, manifest: Manifest) -> bool:
-        """Whether a version can be loaded from the folder alone."""
+        """Returns True if the folder is the only store of a version."""
         own = FolderOffer(str(self.folder(manifest.version).absolute()))
         return all(offer == own or isinstance(offer, CollectiveOffer) for offer in manifest.offers)
 
     def find(self, manifest: Manifest) -> Path:
-        """The folder of a version's whole files, checked; fetched from another store if needed."""
+        """Returns a folder with a version's whole files, checked; fetches them from another store if needed."""
         try:
             check_files(manifest, self.folder(manifest.version))
             return self.folder(manifest.version)
@@ -154,7 +154,7 @@ class VersionStores:
             cache.close()
 
     def drop_fetched(self) -> None:
-        """Remove the files that `find` fetched."""
+        """Removes the files that `find` fetched."""
         shutil.rmtree(self._fetched, ignore_errors=True)
 
     @property
@@ -162,7 +162,7 @@ class VersionStores:
         return self.root / ".fetched"
 
     def delete(self, versions: Iterable[int]) -> None:
-        """Delete from every store and from the folder, each once. Files that cannot be deleted only take space."""
+        """Deletes from every store and from the folder, each version once. Logs failures: the files only take space."""
         for version in sorted({*versions} - self._deleted):
             self._deleted.add(version)
             for state in self._states:
@@ -178,7 +178,7 @@ class VersionStores:
             state.store.close()
 
     def _with_delta(self, manifest: Manifest) -> Manifest:
-        """Add the difference to the version before, if a store can use it and it is much smaller."""
+        """Adds the difference from the version before, if a store can use it and it is small enough."""
         base = self._base
         if base is None or not any(self._takes_delta(state) for state in self._states):
             return manifest

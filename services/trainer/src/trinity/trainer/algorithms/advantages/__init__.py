@@ -15,6 +15,6 @@ import_modules(__name__)
 
 
 def compute(name: str, args: dict[str, Any], rollouts: Rollouts) -> Advantages:
-    """Of a function of Trinity, or of one in Trinity-RFT's form, which gives (index, advantages [R]) of sequences."""
+    """Calls an advantage function; one in Trinity-RFT's form returns (index, advantages [R]) of sequences."""
     found: Any = ADVANTAGES[name](rollouts, **args)
     return found if isinstance(found, Advantages) else of_sequences(rollouts, found)

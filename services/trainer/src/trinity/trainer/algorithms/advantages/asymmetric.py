@@ -6,7 +6,7 @@ from trinity.trainer.algorithms.advantages.rollouts import Advantages, Rollouts,
 
 @advantage("asymre", also=["asymre_verl"], source="arXiv:2506.20520")
 def asymre(rollouts: Rollouts, *, baseline_shift: float = -0.1) -> Advantages:
-    """R - (mean of the group + baseline_shift). One alone: R."""
+    """R - (mean of the group + baseline_shift). A group of one: R."""
     scores = rollouts.returns_N.clone()
     for members in groups(rollouts.groups_N):
         if len(members) > 1:

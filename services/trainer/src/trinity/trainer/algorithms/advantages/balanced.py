@@ -19,8 +19,8 @@ def rec(
 ) -> Advantages:
     """R - mean of the group, over (standard deviation with n, + epsilon) if std_normalize.
 
-    drop = balance (its data dropping): where more rewards are below the mean than not, as many of the lower ones as are
-    too many, drawn at random, get advantage 0 and do not enter mean and deviation. With one left the mean is 0, the
+    drop = balance (its data dropping): if more rewards are below the mean than not, the surplus of lower rewards, drawn
+    at random, gets advantage 0 and does not enter mean and deviation. For one remaining reward the mean is 0 and the
     deviation 1, so a group of one has advantage R.
     """
     returns = rollouts.returns_N

@@ -1,6 +1,6 @@
-"""The distance to a teacher as the advantage. Each experience has its `teacher_logprobs`, [R] numbers.
+"""The distance to a teacher as the advantage. Each experience has `teacher_logprobs`, [R] numbers.
 
-t and s: log-probabilities of the sampled token under the teacher and under the policy that sampled it.
+t and s: log-probabilities of the sampled token under the teacher and under the sampling policy.
 """
 
 import math
@@ -27,11 +27,11 @@ def jsd(
     """-kl_coef times the gradient of the generalized Jensen-Shannon divergence JSD_b.
 
     JSD_b = b KL(P_t || M) + (1 - b) KL(P_s || M), M = b P_t + (1 - b) P_s, b = lambda_coef. Its gradient is the mean,
-    over tokens that the student samples, of (1 - b) (s - log M) times the gradient of s: what else depends on the
-    student adds up to a constant. 1 - b and s - log M are functions of t - s alone. b = 0 is KL(P_t || P_s), the limit
+    over tokens that the student samples, of (1 - b) (s - log M) times the gradient of s: all other terms that depend on
+    the student add up to a constant. 1 - b and s - log M are functions of t - s. b = 0 is KL(P_t || P_s), the limit
     of JSD_b / b, and b = 1 is KL(P_s || P_t), that of JSD_b / (1 - b), the advantage of `on_policy_distill`.
 
-    temperature T: of (t - s) / T in place of t - s. With T other than 1 the gradient is that of another f-divergence,
+    temperature T: (t - s) / T replaces t - s. With T other than 1 the gradient is that of another f-divergence,
     which is 0 at P_s = P_t as well.
     """
     values = []
@@ -42,7 +42,7 @@ def jsd(
 
 
 def _jsd(distance: torch.Tensor, b: float) -> torch.Tensor:
-    """(1 - b) log(1 - b + b exp(distance)), or what it tends to over b, or over 1 - b."""
+    """(1 - b) log(1 - b + b exp(distance)), or its limits over b and over 1 - b."""
     if b == 0:
         return distance.clamp(max=LIMIT).expm1()
     if b == 1:

@@ -1,4 +1,4 @@
-"""GiGPO: trajectories against those of the same task, and steps against those taken in the same state."""
+"""GiGPO: trajectories relative to others of the same task, and steps relative to others in the same state."""
 
 from collections.abc import Hashable
 from typing import Literal
@@ -25,7 +25,7 @@ def gigpo(
 
     A_E: sum of a trajectory's step rewards, relative to the trajectories of its task. A_S: the step's discounted return
     sum_k gamma^k r_(t+k), relative to steps with the same state hash, of the same task (the paper) or of the whole
-    `batch`; 0 in a state that only one step was in, or without a hash. Relative: minus the mean, over (F + epsilon),
+    `batch`; 0 in a state of a single step, or without a hash. Relative: minus the mean, over (F + epsilon),
     where F is the standard deviation if fnorm is std, else 1. A task with one trajectory has mean 0 and F 1.
 
     Step rewards and hashes are in the experience's info or metrics, under these keys. A trajectory without any step
@@ -56,7 +56,7 @@ def gigpo(
 
 
 def _step_rewards(rollouts: Rollouts, steps: list[int], key: str) -> list[float]:
-    """With the KL penalties of each step's tokens taken off, if there are any."""
+    """Step rewards minus the KL penalties of each step's tokens."""
     found = [rollouts.number(index, key) for index in steps]
     if any(reward is not None for reward in found):
         rewards = [reward or 0.0 for reward in found]

@@ -1,4 +1,4 @@
-"""GRPO: rewards relative to those of the other rollouts of the same task."""
+"""GRPO: rewards relative to the other rollouts of the same task."""
 
 from typing import Literal
 
@@ -25,7 +25,7 @@ def grpo(
     DeepSeekMath, arXiv:2402.03300, section 4.1.2. rewards_N float [N]; groups_N int [N], equal for members of a group.
     std_cal_level: the deviation of the `group`, of the whole `batch`, or `none`: not divided (Dr. GRPO,
     arXiv:2503.20783, section 3.2). A group of one has mean 0 and deviation 1; equal rewards give exactly 0. Groups
-    that are alone or whose deviation is <= std_threshold get 0. ranked_N: rewards for mean and deviation, if others.
+    of one, or with a deviation <= std_threshold, get 0. ranked_N: rewards for mean and deviation, if different.
     """
     basis = rewards_N if ranked_N is None else ranked_N
     advantages = torch.zeros_like(rewards_N)
@@ -54,7 +54,7 @@ def of_grpo(
     """(R - mean of the group) / (standard deviation with n - 1, + epsilon).
 
     Groups that std_threshold leaves out are not trained. duplicate_experiences: as many groups, drawn from the others,
-    are trained once more in their place (Polaris). rank_penalty: see `ranked`; the rewards themselves stay.
+    are trained a second time in their place (Polaris). rank_penalty: see `ranked`; the rewards themselves stay.
     """
     returns, members = rollouts.returns_N, rollouts.groups_N
     basis = returns if rank_penalty is None else ranked(rollouts, rank_penalty)
@@ -74,7 +74,7 @@ def of_grpo(
 
 
 def without_spread(rewards_N: torch.Tensor, groups_N: torch.Tensor, threshold: float | None) -> torch.Tensor:
-    """Whether a sequence's group has one member or a deviation <= threshold, bool [N]; nowhere without a threshold."""
+    """True if a sequence's group has one member or a deviation <= threshold, bool [N]; False without a threshold."""
     result = torch.zeros(len(rewards_N), dtype=torch.bool)
     if threshold is not None:
         for members in groups(groups_N):
@@ -86,8 +86,8 @@ def without_spread(rewards_N: torch.Tensor, groups_N: torch.Tensor, threshold: f
 def ranked(rollouts: Rollouts, penalty: float) -> torch.Tensor:
     """R (1 - penalty * rank / n), [N]: the likelier a rollout was within its group of n, the less it counts.
 
-    rank 0 has the lowest mean log-probability of its action tokens; without action tokens it is the lowest of all.
-    After arXiv:2506.02355, where the penalised reward also takes the place of the reward itself.
+    Rank 0 has the lowest mean log-probability of its action tokens; a rollout without action tokens comes first. After
+    arXiv:2506.02355, where the penalised reward also replaces the reward.
     """
     result = rollouts.returns_N.clone()
     for members in groups(rollouts.groups_N):
@@ -103,7 +103,7 @@ def _mean_logprob(rollouts: Rollouts, index: int) -> float:
 
 
 def refilled(copies_N: torch.Tensor, groups_N: torch.Tensor, seed: int) -> torch.Tensor:
-    """copies_N, with one more for the members of as many groups as were left out, drawn with replacement, [N]."""
+    """copies_N plus 1 for the members of as many groups as were left out, drawn with replacement, [N]."""
     result = copies_N.clone()
     all_groups = groups(groups_N)
     kept = [members for members in all_groups if bool(copies_N[members].any())]

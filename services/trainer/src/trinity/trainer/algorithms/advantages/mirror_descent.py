@@ -1,4 +1,4 @@
-"""OPMD: rewards minus a baseline that stands for the partition function of the mirror-descent step."""
+"""OPMD: rewards minus a baseline in place of the partition function of the mirror-descent step."""
 
 import math
 from typing import Literal

@@ -52,8 +52,8 @@ def rloo(rollouts: Rollouts) -> Advantages:
 def remax(rollouts: Rollouts) -> Advantages:
     """R minus the reward of the task's greedy rollout.
 
-    Explorers sample it as the last of the group, with the metric `greedy` (of several, say a workflow's own, the mean
-    counts). It is not trained itself. A group without one, as in an archive of another algorithm, has baseline 0.
+    Explorers sample it as the last of the group, with the metric `greedy` (for several, say of a workflow, the mean
+    counts). It is not trained. A group without it, as in an archive of another algorithm, has baseline 0.
     """
     returns = rollouts.returns_N
     scores, copies = returns.clone(), torch.ones(len(rollouts), dtype=torch.long)

@@ -1,6 +1,6 @@
 """R3L's positive amplification: rollouts that are better than their group count `alpha` times. arXiv:2601.03715.
 
-Rollouts with R >= 1, the best there is, have the advantage `best`: 1 in R3L's code (github.com/shiweijiezero/R3L),
+Rollouts with R >= 1, the maximum, have the advantage `best`: 1 in R3L's code (github.com/shiweijiezero/R3L),
 alpha in its documentation.
 """
 

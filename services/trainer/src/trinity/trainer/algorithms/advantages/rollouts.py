@@ -13,11 +13,11 @@ class Rollouts:
     """The rolled-out sequences of a batch, as float64 tensors on the CPU.
 
     rewards_N; groups_N int, equal for the rollouts of one task; masks bool [R] each: the tokens the policy chose;
-    logprobs [R] each, of the policy that sampled. A trajectory is one rollout of a group, in one sequence or, step by
-    step, in several: trajectories_N and steps_N int say which and where; without them each sequence is one.
-    facts: info and metrics of each experience. penalties [R] each: the KL penalty of each token; values [R]
-    each: a critic's. Both are zero if absent. teachers [R] each: a teacher's log-probabilities, None for a sequence
-    without. seed: of random choices.
+    logprobs [R] each, of the sampling policy. A trajectory is one rollout of a group, in one sequence or, step by
+    step, in several: trajectories_N and steps_N int have its number and the step; without them each sequence is a
+    trajectory. facts: info and metrics of each experience. penalties [R] each: the KL penalty of each token; values [R]
+    each: a critic's. Both are zero if absent. teachers [R] each: a teacher's log-probabilities; None for a sequence
+    without them. seed: for random choices.
     """
 
     rewards_N: torch.Tensor
@@ -44,7 +44,7 @@ class Rollouts:
         return self.rewards_N - torch.tensor(taken, dtype=self.rewards_N.dtype)
 
     def token_rewards(self, index: int) -> torch.Tensor:
-        """Of the action tokens of a sequence, in order: minus the penalty, and the reward beside the last."""
+        """Rewards of a sequence's action tokens, in order: minus the penalty, and plus the reward at the last token."""
         mask = self.masks[index]
         rewards = torch.zeros(int(mask.sum()), dtype=torch.float64)
         if self.penalties is not None:
@@ -58,7 +58,7 @@ class Rollouts:
         return self.facts[index].get(key) if self.facts is not None else None
 
     def number(self, index: int, key: str) -> float | None:
-        """The same as a number; NaN for anything else, so that the step is bad and names the group."""
+        """The entry as a number; NaN if it is none, so that the step is bad and its error names the group."""
         value = self.fact(index, key)
         if value is None:
             return None
@@ -78,8 +78,8 @@ class Rollouts:
 class Advantages:
     """tokens [R] each, 0 outside action tokens; scores_N: one number for each sequence, for reports.
 
-    copies_N int: how often a sequence is trained; 0 leaves it out of the batch's loss. returns [R] each: targets of a
-    critic.
+    copies_N int: number of times a sequence is trained; 0 leaves it out of the batch's loss. returns [R] each: targets
+    of a critic.
     """
 
     scores_N: torch.Tensor
@@ -89,7 +89,7 @@ class Advantages:
 
 
 def spread(rollouts: Rollouts, scores_N: torch.Tensor, copies_N: torch.Tensor | None = None) -> Advantages:
-    """The same advantage at each action token of a sequence."""
+    """Gives each action token of a sequence the same advantage."""
     tokens = tuple(score * mask for score, mask in zip(scores_N, rollouts.masks, strict=True))
     if copies_N is None:
         copies_N = torch.ones(len(rollouts), dtype=torch.long)
@@ -99,7 +99,7 @@ def spread(rollouts: Rollouts, scores_N: torch.Tensor, copies_N: torch.Tensor | 
 def by_token(
     rollouts: Rollouts, values: Sequence[torch.Tensor], returns: Sequence[torch.Tensor] | None = None
 ) -> Advantages:
-    """Advantages (and returns) of the action tokens of each sequence, in order; the score is their mean."""
+    """Takes advantages (and returns) of the action tokens of each sequence, in order; the score is their mean."""
     scores = torch.stack([v.mean() if len(v) else v.sum() for v in values]) if len(values) else rollouts.rewards_N
     return Advantages(
         scores_N=scores,
@@ -110,8 +110,10 @@ def by_token(
 
 
 def of_sequences(rollouts: Rollouts, values: Sequence[tuple[int, torch.Tensor]]) -> Advantages:
-    """(index, advantages [R]) of sequences, in any order: one that is there twice is trained twice, one that is not
-    there is not. The score is the mean over its action tokens."""
+    """Takes (index, advantages [R]) of sequences, in any order; the score is the mean over action tokens.
+
+    A sequence is trained once for each time its index appears.
+    """
     tokens = [torch.zeros(len(mask), dtype=torch.float64) for mask in rollouts.masks]
     copies_N = torch.zeros(len(rollouts), dtype=torch.long)
     for index, given in values:
@@ -123,14 +125,14 @@ def of_sequences(rollouts: Rollouts, values: Sequence[tuple[int, torch.Tensor]])
 
 
 def placed(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Values of the action tokens at their places among all R, 0 elsewhere."""
+    """Places values of the action tokens at their positions among all R; 0 elsewhere."""
     whole = torch.zeros(len(mask), dtype=torch.float64)
     whole[mask] = values
     return whole
 
 
 def groups(groups_N: torch.Tensor) -> list[torch.Tensor]:
-    """Indices of the members of each group, in the order in which groups appear."""
+    """Indices of the members of each group, in order of appearance."""
     found: dict[int, list[int]] = {}
     for index, group in enumerate(groups_N.tolist()):
         found.setdefault(group, []).append(index)
@@ -138,7 +140,7 @@ def groups(groups_N: torch.Tensor) -> list[torch.Tensor]:
 
 
 def mean_and_std(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and sample standard deviation (n - 1). Of one value 0 and 1; of equal ones exactly their value and 0."""
+    """Mean and sample standard deviation (n - 1): 0 and 1 for one value, exactly the value and 0 for equal values."""
     if len(values) == 1:
         return values.new_zeros(()), values.new_ones(())
     if bool((values == values[0]).all()):
@@ -147,12 +149,12 @@ def mean_and_std(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def mean_of(values: torch.Tensor) -> torch.Tensor:
-    """The mean; of equal values exactly theirs, so that what is subtracted from them leaves 0."""
+    """The mean; for equal values exactly their value, so that its subtraction leaves 0."""
     return values[0] if bool((values == values[0]).all()) else values.mean()
 
 
 def whiten(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """(x - mean) / sqrt(variance + 1e-8) over all values of all sequences, variance with n - 1; of one value 0."""
+    """(x - mean) / sqrt(variance + 1e-8) over all values of all sequences, variance with n - 1; 0 for one value."""
     if not sum(len(v) for v in values):
         return list(values)
     flat = torch.cat(list(values))

@@ -1,4 +1,4 @@
-"""GRPO over trajectories of several steps, each step a sequence of its own."""
+"""GRPO over trajectories of several steps, where each step is a sequence."""
 
 import torch
 
@@ -16,11 +16,10 @@ def step_wise_grpo(
     std_threshold: float | None = None,
     std_cal_level: StdLevel = "group",
 ) -> Advantages:
-    """GRPO's advantage of the last step of each trajectory, among those of its task, for all of its steps.
+    """GRPO's advantage of the last step of each trajectory, within its task, for all of its steps.
 
-    enable_step_norm: divided by the number of steps,
-    so that long trajectories count no more than short ones. Tasks with one trajectory, or a deviation <= std_threshold,
-    are not trained if there is a threshold.
+    enable_step_norm: divided by the number of steps, so that long trajectories count no more than short ones. With a
+    std_threshold, tasks with one trajectory or a deviation <= std_threshold are not trained.
     """
     trajectories = rollouts.trajectories()
     last = torch.tensor([steps[-1] for steps in trajectories], dtype=torch.long)

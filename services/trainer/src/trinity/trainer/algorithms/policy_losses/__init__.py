@@ -2,7 +2,7 @@
 
 A loss is `name(x, share, **args) -> (loss, report)`: x are the tensors of a micro-batch, `share` makes token losses to
 this micro-batch's share of the batch's loss. In the formulas lp is the log-probability of a token under the policy, lo
-under the policy that sampled it, ref under the base model, r = exp(lp - lo) with the exponent clamped to +-20, A the
+under the sampling policy, ref under the base model, r = exp(lp - lo) with the exponent clamped to +-20, A the
 advantage, sg the stop-gradient.
 """
 

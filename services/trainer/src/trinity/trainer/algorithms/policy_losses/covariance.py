@@ -1,7 +1,7 @@
-"""Clip-Cov and KL-Cov: few tokens, whose log-probability and advantage vary together most, take the entropy away.
+"""Clip-Cov and KL-Cov restrain the few tokens with the largest covariance, which reduce the entropy most.
 
 The entropy mechanism of RL, arXiv:2505.22617. The covariance of a token is (A - mean of A) (lp - mean of lp), the means
-over the tokens of the batch, whose weights are those that an update begins with. x.keep_mask is 0 at the chosen tokens.
+over the tokens of the batch, under the weights before an update. x.keep_mask is 0 at the chosen tokens.
 """
 
 from typing import Any
@@ -19,8 +19,10 @@ Ragged = list[torch.Tensor]
 def chosen_to_clip(
     batch: WholeBatch, *, clip_cov_ratio: float, clip_cov_lb: float, clip_cov_ub: float, **clip: Any
 ) -> Ragged:
-    """Tokens that are kept, bool [R] for each sequence: all but clip_cov_ratio of the batch's (one at least), drawn
-    among those with a covariance between clip_cov_lb and clip_cov_ub that PPO's clip does not touch.
+    """Tokens that are kept, bool [R] for each sequence: all but clip_cov_ratio of the batch's (at least one).
+
+    The others are drawn among tokens with a covariance between clip_cov_lb and clip_cov_ub at which PPO's clip does not
+    act.
     """
     if not batch.masks:
         return []
@@ -35,7 +37,7 @@ def chosen_to_clip(
 
 
 def chosen_to_hold(batch: WholeBatch, *, kl_cov_ratio: float, **_: Any) -> Ragged:
-    """Tokens that are kept: all but kl_cov_ratio of the batch's (one at least), those with the largest covariance."""
+    """Tokens that are kept: all but the kl_cov_ratio of the batch's (at least one) with the largest covariance."""
     if not batch.masks:
         return []
     mask, covariance = _covariances(batch)
@@ -69,8 +71,8 @@ def clip_cov(
     clip_cov_lb: float = 1.0,
     clip_cov_ub: float = 5.0,
 ) -> tuple[torch.Tensor, Report]:
-    """max(-A r, -A clip(r, 1 - low, 1 + high)); 0 for clip_cov_ratio of the batch's tokens (one at least), drawn among
-    those whose (A - mean A) (lp - mean lp) is between lb and ub.
+    """max(-A r, -A clip(r, 1 - low, 1 + high)); 0 for clip_cov_ratio of the batch's tokens (at least one), drawn among
+    tokens whose (A - mean A) (lp - mean lp) is between lb and ub.
     """
     assert x.keep_mask is not None
     exponent = log_ratio(x)
@@ -89,7 +91,7 @@ def clip_cov(
 def kl_cov(
     x: LossInputs, share: Share, *, kl_cov_ratio: PositiveFraction = 0.0002, ppo_kl_coef: NonNegative = 1.0
 ) -> tuple[torch.Tensor, Report]:
-    """-A r; + ppo_kl_coef |lp - lo| for the kl_cov_ratio of the batch's tokens (one at least) with the largest
+    """-A r; + ppo_kl_coef |lp - lo| for the kl_cov_ratio of the batch's tokens (at least one) with the largest
     (A - mean A) (lp - mean lp).
     """
     assert x.keep_mask is not None

@@ -12,7 +12,7 @@ from trinity.trainer.algorithms.inputs import LossInputs, WholeBatch, sequence_s
 
 
 def partners(batch: WholeBatch, **_: Any) -> list[float]:
-    """D of the other one of each sequence's pair; 0 without."""
+    """D of the other sequence of each sequence's pair; 0 without a pair."""
     assert batch.reference is not None
     parts = zip(batch.logprobs, batch.reference, batch.masks, strict=True)
     distances = [float((lp - reference)[mask].sum()) for lp, reference, mask in parts]
@@ -27,8 +27,8 @@ def dpo(
     """-(1 - ls) log sigmoid(z) - ls log sigmoid(-z), z = beta (D of the chosen - D of the rejected), D the sum of
     lp - ref over a response; the mean over pairs.
 
-    ls: label_smoothing (conservative DPO). Each sequence takes half of its pair's value and, D of the other being
-    x.peers_B, the gradient for its own D whole: the pair's value and gradient, whichever micro-batches its two are in.
+    ls: label_smoothing (conservative DPO). D of the other sequence is x.peers_B. Each sequence adds half of the
+    pair's value, and the whole gradient of its D. So the pair's value and gradient do not depend on the micro-batches.
     """
     assert x.peers_B is not None
     assert x.pairs_B is not None

@@ -1,4 +1,4 @@
-"""DPPO: tokens that have moved too far are left out by a divergence of their probabilities, not by their ratio."""
+"""DPPO: leaves out tokens by the divergence of their probabilities, instead of their ratio."""
 
 import torch
 
@@ -34,7 +34,7 @@ def dppo_kl(
     clip_range_high: Fraction = 0.2,
     clip_ratio_c: Positive = 20.0,
 ) -> tuple[torch.Tensor, Report]:
-    """As dppo_tv, but 0 where p > q, A > 0 and KL > high, and where p < q, A <= 0 and KL > low; q = exp(lo).
+    """-A sg(min(r, c)) lp, but 0 where p > q, A > 0 and KL > high, and where p < q, A <= 0 and KL > low; q = exp(lo).
 
     KL = q log(q / p) + (1 - q) log((1 - q) / (1 - p)), between the token and all others.
     """

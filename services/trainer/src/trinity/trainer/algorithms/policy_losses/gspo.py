@@ -18,9 +18,8 @@ def gspo(
 ) -> tuple[torch.Tensor, Report]:
     """max(-A s, -A clip(s, 1 - low, 1 + high)) with s = exp(lp - sg(lp) + sg(mean over the sequence of lp - lo)).
 
-    GSPO-token: where A is the same for all tokens of a sequence and the mean is that of
-    sequences of their tokens' means, value and gradient are GSPO's, whose ratio is exp(mean(lp - lo)). `clip_range`
-    stands for a bound that is None.
+    GSPO-token: if A is the same for all tokens of a sequence, and the aggregation is seq-mean-token-mean, value and
+    gradient are GSPO's, whose ratio is exp(mean(lp - lo)). `clip_range` replaces a bound that is None.
     """
     mean = sequence_mean(x.logprobs.detach() - x.old_logprobs, x.mask).clamp(-LIMIT, LIMIT)
     ratio = (x.logprobs - x.logprobs.detach() + mean[:, None]).exp()

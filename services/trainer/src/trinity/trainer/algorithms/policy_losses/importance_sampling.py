@@ -1,4 +1,4 @@
-"""The policy gradient with the ratio as it is."""
+"""The policy gradient with an unclipped ratio."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""M2PO: a clip as wide as the second moment of the log-ratios of the whole batch allows."""
+"""M2PO: a clip whose width follows from the second moment of the batch's log-ratios."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from trinity.trainer.algorithms.inputs import LossInputs, WholeBatch, log_ratio
 
 
 def keep(batch: WholeBatch, *, m2_threshold: float, **_: Any) -> list[torch.Tensor]:
-    """Tokens that are kept, bool [R] for each sequence; all sequences of the batch together decide.
+    """Tokens that are kept, bool [R] for each sequence, from all sequences of the batch.
 
-    Only where PPO's clip might act (A > 0 and lp > lo, or A < 0 and lp < lo) tokens are left out: those whose
-    (lp - lo)^2 is above the largest t of these squares with a mean of min((lp - lo)^2, t) <= m2_threshold. So does the
-    authors' code (github.com/Infini-AI-Lab/M2PO), which clips at exp(+-sqrt(t)). Algorithm 1 of the paper takes the
-    mean over the tokens that are kept, and keeps more of them.
+    Tokens are left out only where PPO's clip might act (A > 0 and lp > lo, or A < 0 and lp < lo), and only if their
+    (lp - lo)^2 is above the largest t of these squares with a mean of min((lp - lo)^2, t) <= m2_threshold. This follows
+    the authors' code (github.com/Infini-AI-Lab/M2PO), which clips at exp(+-sqrt(t)). Algorithm 1 of the paper takes the
+    mean over the kept tokens, and keeps more of them.
     """
     if not batch.masks:
         return []
@@ -36,8 +36,8 @@ def keep(batch: WholeBatch, *, m2_threshold: float, **_: Any) -> list[torch.Tens
 def m2po(
     x: LossInputs, share: Share, *, m2_threshold: NonNegative = 0.04, log_ratio_clip: Positive = 20.0
 ) -> tuple[torch.Tensor, Report]:
-    """-A r for the tokens that are kept: all but those that PPO's clip might touch and with (lp - lo)^2 > t, the
-    largest t with a mean of min((lp - lo)^2, t) <= m2_threshold over the batch.
+    """-A r for all tokens except those at which PPO's clip might act and (lp - lo)^2 > t, the largest t with a mean of
+    min((lp - lo)^2, t) <= m2_threshold over the batch.
 
     log_ratio_clip bounds the value of lp - lo in r, not its gradient. The mean is over all tokens.
     """

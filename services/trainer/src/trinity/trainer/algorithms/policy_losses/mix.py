@@ -1,4 +1,4 @@
-"""Rolled-out sequences by PPO beside expert rows by SFT, each part a mean of its own."""
+"""PPO on rolled-out sequences plus SFT on expert rows, with a separate mean for each part."""
 
 import math
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def mix(
 ) -> tuple[torch.Tensor, Report]:
     """(1 - mu) PPO of the rolled-out + mu SFT of the expert sequences.
 
-    Each part is aggregated among its own sequences, by its own mode if it is given.
+    Each part is aggregated over its sequences, by its mode if one is given.
     """
     clip = {"clip_range": clip_range, "clip_range_low": clip_range_low, "clip_range_high": clip_range_high}
     modes = grpo_loss_agg_mode, sft_loss_agg_mode
@@ -62,7 +62,7 @@ def mix_chord(
 
 
 def mu_at(step: int, warmup: int, decay: int, peak: float, valley: float) -> float:
-    """Of optimizer step 1, 2, ...: linear from 0 to peak over `warmup` steps, half a cosine to valley over `decay`."""
+    """mu of step 1, 2, ...: linear from 0 to peak over `warmup` steps, half a cosine to valley over `decay`."""
     done = step - 1
     if done < warmup:
         return peak * done / warmup
@@ -80,7 +80,7 @@ def _mixed(
     learn: Callable[..., tuple[torch.Tensor, Report]],
     token_level: bool,
 ) -> tuple[torch.Tensor, Report]:
-    """modes: aggregation of the rolled-out and of the expert sequences; None: the share's, and by token_level."""
+    """modes: aggregation of the rolled-out and of the expert sequences; None: the share's mode, and by token_level."""
     rolled_out, expert = replace(x, mask=x.mask * (1 - x.expert)), replace(x, mask=x.mask * x.expert)
     theirs, experts = (
         share.among(part).by(mode or share.mode)

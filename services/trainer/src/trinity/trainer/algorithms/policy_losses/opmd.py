@@ -12,7 +12,7 @@ from trinity.trainer.algorithms.inputs import LossInputs, WholeBatch, sequence_m
 
 @policy_loss("opmd", source="arXiv:2505.17826v1, A")
 def opmd(x: LossInputs, share: Share, *, tau: NonNegative = 1.0) -> tuple[torch.Tensor, Report]:
-    """-A lp / (1 + tau). The simplest form, regularized towards the policy as it is now."""
+    """-A lp / (1 + tau). The simplest form, regularized towards the current policy."""
     return share(-x.advantages * x.logprobs / (1 + tau), x.mask), {}
 
 
@@ -33,7 +33,7 @@ def opmd_kimi(x: LossInputs, share: Share, *, tau: NonNegative = 1.0) -> tuple[t
 
 
 def group_means(batch: WholeBatch, *, tau: float) -> list[float]:
-    """Mean of a over the group of each sequence, among those that have tokens to train."""
+    """Mean of a over the sequences of each sequence's group that have tokens to train."""
     values: dict[int, list[float]] = {}
     for advantage, ratio, mask, group in zip(
         batch.advantages, batch.log_ratios, batch.masks, batch.groups, strict=True
@@ -56,8 +56,8 @@ def opmd_pairwise(x: LossInputs, share: Share, *, tau: Positive = 1.0) -> tuple[
     """(a - mean of a over the group)^2 / (2 tau) of each sequence, a = A - tau D and A is the reward.
 
     A group of K gives sum over its pairs of (a_i - a_j)^2 / (2 tau K), in which the partition function cancels out. The
-    group's mean is x.peers_B, of the same weights: since deviations from a mean add up to 0, to differentiate the
-    squares alone gives the gradient of the whole. A group of one has loss 0.
+    group's mean is x.peers_B, of the same weights: since deviations from a mean add up to 0, the
+    gradient of the squares is that of the whole. A group of one has loss 0.
     """
     assert x.peers_B is not None
     distance = sequence_sum(x.logprobs - x.old_logprobs, x.mask)

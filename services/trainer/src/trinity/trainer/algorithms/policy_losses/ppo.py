@@ -29,9 +29,9 @@ def ppo(
 ) -> tuple[torch.Tensor, Report]:
     """max(-A r, -A clip(r, 1 - low, 1 + high)), for A < 0 at most -A c.
 
-    `clip_range` stands for both bounds unless they are given. enable_sequence_masking: tokens with
+    `clip_range` replaces bounds that are None. enable_sequence_masking: tokens with
     A < 0 of sequences whose mean of lo - lp is above delta_sequence_masking have loss 0, and still count in means
-    (DeepSeek-V3.2, arXiv:2512.02556, section 3.1). fallback_to_policy_gradient: sg(lp) stands for lo, so that r is 1,
+    (DeepSeek-V3.2, arXiv:2512.02556, section 3.1). fallback_to_policy_gradient: sg(lp) replaces lo, so that r is 1,
     nothing is clipped or masked, and the gradient is that of -A lp.
     """
     low, high = bounds(clip_range, clip_range_low, clip_range_high)

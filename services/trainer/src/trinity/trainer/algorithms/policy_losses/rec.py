@@ -29,7 +29,7 @@ def rec(
     temp: Positive = 1.0,
     fix_opd_advantage: bool = False,
 ) -> tuple[torch.Tensor, Report]:
-    """-A w lp where the clip mode lets it, else 0; plus the regularizer everywhere.
+    """-A w lp where the clip mode allows, else 0; plus the regularizer everywhere.
 
     r has no gradient.
     clip_mode: `two-side` 1 - low <= r <= 1 + high; `one-side` r <= 1 + high for A >= 0, r >= 1 - low for A <= 0;
@@ -38,7 +38,7 @@ def rec(
     weight: w = 1; importance_sampling r; truncated_importance_sampling clip(r, 1 - low', 1 + high');
     gspo_importance_sampling s; advantage exp(A / temp).
     regularizer: k2 coef (lp - lo)^2; forward-kl -coef lp.
-    fix_opd_advantage adds lo - sg(lp) to A w, so that distillation's advantage is of the policy as it is now.
+    fix_opd_advantage adds lo - sg(lp) to A w, so that distillation's advantage is that of the current policy.
     """
     ratio = log_ratio(x).exp().detach()
     sequence = sequence_mean((x.logprobs - x.old_logprobs).detach(), x.mask).clamp(-LIMIT, LIMIT).exp()[:, None]

@@ -1,4 +1,4 @@
-"""SAPO: a soft gate in place of the clip."""
+"""SAPO: a soft gate replaces the clip."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Likelihood of given responses, plain or weighted by how likely they are already."""
+"""Likelihood of given responses, plain or weighted by their current likelihood."""
 
 import math
 
@@ -25,7 +25,7 @@ def sft_is(x: LossInputs, share: Share, *, use_token_level_loss: bool = True) ->
 def sft_phi(
     x: LossInputs, share: Share, *, use_token_level_loss: bool = True, cutoff_prob: PositiveFraction = 1.0
 ) -> tuple[torch.Tensor, Report]:
-    """-min(lp, log cutoff_prob) sg(p (1 - p)). It learns neither the certain nor the impossible."""
+    """-min(lp, log cutoff_prob) sg(p (1 - p)). Certain and impossible tokens have no gradient."""
     p = x.logprobs.detach().exp()
     logprobs = x.logprobs if cutoff_prob == 1 else x.logprobs.clamp(max=math.log(cutoff_prob))
     return _share(-logprobs * p * (1 - p), x, share, use_token_level_loss)

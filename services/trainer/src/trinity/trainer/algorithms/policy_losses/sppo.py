@@ -1,4 +1,4 @@
-"""sPPO: the log-ratio in place of the ratio, inside a symmetric range."""
+"""sPPO: the log-ratio replaces the ratio, inside a symmetric range."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""TOPR: negative samples count only as far as the policy still produces them."""
+"""TOPR: tapers negative samples by the probability that the policy still gives them."""
 
 from typing import Literal
 
@@ -19,7 +19,7 @@ def topr(
 ) -> tuple[torch.Tensor, Report]:
     """-sg(alpha) A lp, alpha = min(r, 1) where A <= advantage_threshold, else 1.
 
-    The paper's ratio is of the whole response: ratio_level = sequence. `token` takes each token's own.
+    The paper's ratio is of the whole response: ratio_level = sequence. `token` takes that of each token.
     """
     exponent = log_ratio(x).detach()
     if ratio_level == "sequence":
