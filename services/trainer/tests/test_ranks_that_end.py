@@ -63,7 +63,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[Control], N
         trainer._plan = trainer._settings = trainer._training = None  # type: ignore[assignment]
         asyncio.run(asyncio.wait_for(trainer.work(asyncio.Event(), ""), 30))
 
-    monkeypatch.setattr(service, "_WORDS_SECONDS", WORDS_SECONDS)
+    monkeypatch.setattr(service, "_ERROR_SECONDS", WORDS_SECONDS)
     monkeypatch.setattr(service, "launch_others", launch)
     monkeypatch.setattr(service, "_exit_now", end)
     monkeypatch.setattr(service, "train", lambda plan, settings, ranks, control: trains(control))
