@@ -22,7 +22,9 @@ from support.fakes.data.weight_versions import (
 )
 from trinity.runtime.errors import InvalidInput
 from trinity.weights import Manifest, check_files, delta
-from trinity.weights.blocks import BLOCK_BYTES, FRAME, Kind, decode, encode
+from trinity.weights.delta import BLOCK_BYTES, FRAME, Kind
+from trinity.weights.delta import decode_block as decode
+from trinity.weights.delta import encode_block as encode
 
 pytestmark = pytest.mark.core
 

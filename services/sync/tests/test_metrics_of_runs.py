@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from support.servers.sync_instances import RUN, base_manifest, instance, make_manifest, make_member
-from trinity.sync import metrics
+from trinity.sync.service import measure
 from trinity.weights import ExplorerState
 
 pytestmark = pytest.mark.core
@@ -18,7 +18,7 @@ def value(name: str, **labels: str) -> float | None:
 
 async def test_metrics_follow_members_versions_and_the_claim(nats_url: str, tmp_path: Path) -> None:
     async with instance(nats_url) as run:
-        await metrics.measure([run])
+        await measure([run])
         assert (value("live_version"), value("members", state="running"), value("claim_age_seconds")) == (-1, 0, None)
 
         claim = await run.claims.take("trainer", 1, "host", "")
@@ -26,7 +26,7 @@ async def test_metrics_follow_members_versions_and_the_claim(nats_url: str, tmp_
             await run.versions.publish(manifest, claim.lease_id)
         behind, starting = await run.members.join(make_member("a")), await run.members.join(make_member("b", 2))
         await run.members.report(behind.lease_id, version=1, state=int(ExplorerState.RUNNING))
-        await metrics.measure([run])
+        await measure([run])
         assert value("live_version") == 2
         assert (value("members", state="running"), value("members", state="starting")) == (1, 1)
         assert value("member_lag_versions", explorer="a") == 1
@@ -38,9 +38,9 @@ async def test_metrics_follow_members_versions_and_the_claim(nats_url: str, tmp_
         for lease in (behind.lease_id, starting.lease_id):
             await run.members.leave(lease)
         await run.claims.release(claim.lease_id)
-        await metrics.measure([run])
+        await measure([run])
         assert (value("live_version"), value("versions", state="rejected")) == (1, 1)
         assert (value("members", state="running"), value("member_lag_versions", explorer="a")) == (0, None)
         assert value("claim_age_seconds") is None
-    await metrics.measure([])
+    await measure([])
     assert value("live_version") is None

@@ -1,7 +1,8 @@
-"""The checks of one environment: whole episodes, messages out of turn, hostile texts, many at once, clients that go."""
+"""Checks of one environment: whole episodes, messages out of turn, hostile texts, parallel and abandoned episodes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import io
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -9,10 +10,10 @@ from typing import Any, TypeVar
 import grpc
 
 from trinity.sdk.conformance.client import Provider, Refused, Stream, refused
-from trinity.sdk.conformance.images import decode
 from trinity.sdk.conformance.result import Broken, Noted, Result, Skipped, Verdict, judge
 from trinity.sdk.contract import (
     MAX_EPISODE_IMAGES_BYTES,
+    MAX_IMAGES_PIXELS,
     MAX_STATE_BYTES,
     MAX_TEXT_BYTES,
     Answer,
@@ -43,7 +44,7 @@ _HOSTILE = {
 
 @dataclass(frozen=True)
 class Sample:
-    """What is played: the task's row and arguments as JSON objects, and the text of every action."""
+    """A sample episode: the task's row and arguments as JSON objects, and the text of every action."""
 
     task_json: str = "{}"
     args_json: str = ""
@@ -58,7 +59,7 @@ class EpisodeChecks:
         self._sample = sample
 
     async def run(self) -> AsyncIterator[Result]:
-        """Nothing more is tried where not even a reset works."""
+        """Yields the result of each check; stops if a reset fails."""
         name = self._described.name
         yield (first := await judge(name, "a reset is answered", self._a_reset()))
         if first.verdict is not Verdict.OK:
@@ -99,7 +100,7 @@ class EpisodeChecks:
             raise Broken(f"it was refused: {refusal}") from None
 
     async def _when_there_is_room(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Retries for a while, because earlier episodes may need time to be released."""
+        """Retries for a while: earlier episodes may need time to be released."""
         deadline = asyncio.get_running_loop().time() + _RELEASE_SECONDS
         while True:
             try:
@@ -158,7 +159,7 @@ class EpisodeChecks:
                     raise Broken(
                         f"images have {seen} bytes up to turn {answer.turn}, at most {MAX_EPISODE_IMAGES_BYTES}"
                     )
-                decode(answer.images, answer.turn)
+                _decode(answer.images, answer.turn)
                 if answer.done:
                     break
                 answer = await stream.act(self._sample.action, turn)
@@ -237,7 +238,7 @@ class EpisodeChecks:
                 await asyncio.sleep(0.1)
 
     async def _open(self, count: int) -> bool:
-        """Whether `count` episodes can be open at once. Cancels them afterwards."""
+        """Returns True if `count` episodes can be open at once. Cancels them afterwards."""
         streams = [self._stream() for _ in range(count)]
         try:
             results = await asyncio.gather(*(stream.reset(self._reset()) for stream in streams), return_exceptions=True)
@@ -268,7 +269,7 @@ class EpisodeChecks:
         raise Noted("it does not; where an episode is played again, what follows may differ")
 
     async def _restored(self) -> None:
-        """From each state of an episode, to its end, while that episode is open and when it is over."""
+        """Restores each state of an episode and plays on to its end."""
         async with self._stream() as stream:
             answers = [await stream.reset(self._reset(keep_states=True))]
             while not answers[-1].done and len(answers) <= self._sample.max_steps:
@@ -327,3 +328,21 @@ class EpisodeChecks:
 
 def _seen(answer: Answer) -> Seen:
     return answer.observation, tuple(answer.images), answer.reward, answer.done, json_object(answer.info_json)
+
+
+def _decode(images: Sequence[bytes], turn: int) -> None:
+    """Raises Broken for images of an answer that no client can show, and Skipped without Pillow."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise Skipped("needs Pillow; `pip install pillow`") from None
+    pixels = 0
+    for index, file in enumerate(images):
+        try:
+            with Image.open(io.BytesIO(file)) as found:
+                pixels += found.width * found.height
+                if pixels > MAX_IMAGES_PIXELS:
+                    raise Broken(f"images of turn {turn} have {pixels} pixels together, at most {MAX_IMAGES_PIXELS}")
+                found.load()
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise Broken(f"images[{index}] of turn {turn} cannot be decoded: {error}") from None

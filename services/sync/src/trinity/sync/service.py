@@ -1,23 +1,38 @@
-"""Wiring of the sync service."""
+"""Wiring of the sync service, and its metrics."""
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterable
 
 import grpc.aio
 
 from trinity.runtime import names
 from trinity.runtime.broker import Broker, Bucket, connect
-from trinity.runtime.metrics import sample
-from trinity.sync.metrics import measure
-from trinity.sync.runs import Buckets, Runs
+from trinity.runtime.metrics import Gauge, sample, show
+from trinity.sync.runs import Buckets, Run, Runs
 from trinity.sync.servicer import SyncServicer
 from trinity.sync.settings import SyncSettings
+from trinity.weights import ExplorerState, VersionState
 
-# Members that are gone leave NATS by themselves. Far above any lease.
+# Entries of members expire after this time, far above any lease.
 _MEMBERS_SECONDS = 3600.0
 
 
+MEMBERS = Gauge("trinity_sync_members", "Explorers with a lease, by state", ["run", "state"])
+LAG = Gauge(
+    "trinity_sync_member_lag_versions",
+    "Versions from the one that an explorer serves to the LIVE one; not of explorers that serve none yet",
+    ["run", "explorer"],
+)
+VERSIONS = Gauge(
+    "trinity_sync_versions", "Weight versions by state; withdrawn ones are among the rejected", ["run", "state"]
+)
+LIVE = Gauge("trinity_sync_live_version", "The LIVE weight version; -1: none", ["run"])
+CLAIM = Gauge("trinity_sync_claim_age_seconds", "Seconds since the trainer that has the run renewed its claim", ["run"])
+
+
 async def open_buckets(broker: Broker, settings: SyncSettings) -> Buckets:
-    """The buckets, made if missing. Leases are in memory: after a crash of NATS their holders join again."""
+    """Opens the buckets, made if missing. Leases are in memory: after a crash of NATS their holders join again."""
     replicas = settings.nats_replicas
     members_seconds = max(_MEMBERS_SECONDS, 10 * settings.lease_seconds)
     return Buckets(
@@ -50,4 +65,26 @@ class SyncService:
                 await runs.work(ready)
 
     async def drain(self, grace_seconds: float) -> None:
-        """Nothing to hand back: all state is in KV."""
+        """Does nothing: all state is in KV."""
+
+
+async def measure(runs: Iterable[Run]) -> None:
+    """Sets the gauges from the open runs."""
+    members: dict[tuple[str, ...], float] = {}
+    lags: dict[tuple[str, ...], float] = {}
+    versions: dict[tuple[str, ...], float] = {}
+    live: dict[tuple[str, ...], float] = {}
+    claims: dict[tuple[str, ...], float] = {}
+    for run in runs:
+        serving = run.members.all()
+        states = Counter(ExplorerState(member.state) for member in serving)
+        members |= {(run.name, state.name.lower()): states[state] for state in ExplorerState}
+        newest = run.state.live.version
+        live[run.name,] = newest
+        lags |= {(run.name, m.explorer_id): max(0, newest - m.version) for m in serving if m.version >= 0 <= newest}
+        found = Counter(version.state for version in run.versions.all())
+        versions |= {(run.name, state.name.lower()): found[state] for state in VersionState}
+        if run.state.claim.lease_id:
+            claims[run.name,] = run.state.mirror.age_seconds(run.state.names.claim_key)
+    for gauge, values in ((MEMBERS, members), (LAG, lags), (VERSIONS, versions), (LIVE, live), (CLAIM, claims)):
+        show(gauge, values)
