@@ -23,7 +23,7 @@ AsyncScorer = Callable[[ScoreRequest], Awaitable[Sequence[Score]]]
 
 
 class Arena:
-    """Environments and scorers by name; `sources` and `scorers` may change while episodes run."""
+    """Environments and scorers by name. `sources` and `scorers` may change while episodes run."""
 
     def __init__(
         self,
@@ -43,16 +43,16 @@ class Arena:
         self.scorers: dict[str, AsyncScorer] = {}
         self._pools: dict[str, ThreadPoolExecutor] = {}
         for name, scorer in (scorers or {}).items():
-            # One for each: a scorer that hangs keeps its threads, and other scorers theirs.
+            # A pool for each, so that a scorer that hangs takes no threads from others.
             self._pools[name] = ThreadPoolExecutor(scoring_threads, thread_name_prefix=f"score-{name}")
             self.scorers[name] = partial(self._score, scorer, self._pools[name])
         self.episodes = 0
         self._closing: set[asyncio.Task[None]] = set()
-        self._threads_of_a_call = max(1, scoring_threads // 2)  # one call alone never has them all
+        self._threads_of_a_call = max(1, scoring_threads // 2)  # no single call gets all of them
         self._draining = False
 
     def enter(self, name: str) -> "Episode":
-        """A fresh episode. Raises NotFound, or Full if the environment's limit is reached."""
+        """Opens an episode. Raises NotFound, or Full if the environment's limit is reached."""
         if self._draining:
             raise Unavailable("this environment service is shutting down")
         source = self.sources.get(name)
@@ -77,7 +77,7 @@ class Arena:
         waits = [asyncio.wrap_future(job) for job in jobs]
         try:
             if waits:
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)  # no item waits any more
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)  # no item waits
             begun = [wait for job, wait in zip(jobs, waits, strict=True) if not job.cancel()]
             await asyncio.gather(*begun)
         finally:
@@ -85,7 +85,7 @@ class Arena:
         return scoring.scores
 
     def closing(self, player: Player, name: str) -> "asyncio.Task[None]":
-        """Close a player in a task that a cancelled caller does not cancel."""
+        """Closes a player in a task that a cancelled caller does not cancel."""
         task = asyncio.create_task(_close(player, name))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -93,11 +93,11 @@ class Arena:
 
     @property
     def open(self) -> int:
-        """Slots in use, by open episodes or by episodes that are still being released."""
+        """Returns the slots in use, by open episodes or by episodes that are still being released."""
         return sum(source.open for source in self.sources.values())
 
     async def drain(self, grace_seconds: float) -> None:
-        """Refuse new episodes and wait `grace_seconds` for open ones."""
+        """Refuses new episodes and waits `grace_seconds` for open ones."""
         self._draining = True
         deadline = asyncio.get_running_loop().time() + grace_seconds
         while (self.episodes or self._closing) and asyncio.get_running_loop().time() < deadline:

@@ -1,4 +1,4 @@
-"""A provider behind NAT: it calls the environment service of a run and plays through that one stream."""
+"""A provider behind NAT. It calls the environment service of a run and plays through that one stream."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
-# Trying again does not help against these.
+# Statuses that a retry does not change.
 _FINAL = {
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
@@ -52,14 +52,16 @@ _ANSWER_SECONDS = 20.0
 
 
 class AttachRefused(TrinityError):
-    """The environment service refused this provider; the message says why."""
+    """The environment service refused this provider; the message has the reason."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
 
 
 class Tls(NamedTuple):
-    """Files of a certificate for the role `provider`, as `trinity certs issue provider` writes them: tls.crt, tls.key,
-    ca.crt. They are read again for every connection."""
+    """Files of a certificate for the role `provider`: tls.crt, tls.key and ca.crt of `trinity certs issue provider`.
+
+    They are read again for every connection.
+    """
 
     cert: str | Path
     key: str | Path
@@ -67,7 +69,7 @@ class Tls(NamedTuple):
 
 
 class Provider:
-    """Environments and scorers that attach, again after every lost connection."""
+    """Environments and scorers that attach, and attach again after every lost connection."""
 
     def __init__(
         self,
@@ -78,14 +80,14 @@ class Provider:
         scorers: Mapping[str, Scorer] | None = None,
         tls: Tls | None = None,
     ) -> None:
-        """InvalidInput if the token would be sent unencrypted to another machine, unless TRINITY_INSECURE is 1."""
+        """Raises InvalidInput if the token would cross a network unencrypted, unless TRINITY_INSECURE is 1."""
         if token and tls is None and not _stays_here(address) and os.environ.get("TRINITY_INSECURE") != "1":
             problem = f"is {address!r}, where the token would be sent unencrypted"
             raise InvalidInput("address", f"{problem}; give tls, or set TRINITY_INSECURE=1 to trust the network")
         self.address = address
         self._tls = tls
         self.arena = Arena(environments, scorers)
-        # Set while the service has accepted the offer.
+        # Set while the service accepts the offer.
         self.attached = asyncio.Event()
         instance = uuid.uuid4().hex
         self._offer = contract.Offer(
@@ -98,7 +100,7 @@ class Provider:
         )
 
     async def run(self) -> None:
-        """Attach, and again whenever the connection is lost, until cancelled. Raises AttachRefused."""
+        """Attaches, again whenever the connection is lost, until cancelled. Raises AttachRefused."""
         pause = _FIRST_PAUSE_SECONDS
         try:
             while True:
@@ -161,7 +163,7 @@ class Provider:
 
 
 def _stays_here(address: str) -> bool:
-    """Whether no network is between this process and the address."""
+    """Returns True for addresses on this machine, which no network separates from this process."""
     host = address.rpartition(":")[0].strip("[]")
     if host == "localhost" or address.startswith("unix:"):
         return True
@@ -186,7 +188,7 @@ async def attaching(
     scorers: Mapping[str, Scorer] | None = None,
     tls: Tls | None = None,
 ) -> AsyncIterator[Provider]:
-    """Attached inside the `async with`, which begins once the service has accepted. Raises as `attach`."""
+    """Stays attached inside the `async with`, which begins once the service accepts. Raises the errors of `attach`."""
     provider = Provider(*environments, address=address, token=token, name=name, scorers=scorers, tls=tls)
     running = asyncio.create_task(provider.run())
     attached = asyncio.create_task(provider.attached.wait())
@@ -209,7 +211,7 @@ async def attach_async(
     scorers: Mapping[str, Scorer] | None = None,
     tls: Tls | None = None,
 ) -> None:
-    """Stay attached until cancelled. Raises as `attach`."""
+    """Stays attached until cancelled. Raises the errors of `attach`."""
     await Provider(*environments, address=address, token=token, name=name, scorers=scorers, tls=tls).run()
 
 
@@ -221,11 +223,11 @@ def attach(
     scorers: Mapping[str, Scorer] | None = None,
     tls: Tls | None = None,
 ) -> None:
-    """Stay attached until SIGTERM or Ctrl-C; reconnects after a lost connection. Raises AttachRefused, and InvalidInput
-    for an address beyond this machine to which the token would go unencrypted, unless TRINITY_INSECURE is 1.
+    """Stays attached until SIGTERM or Ctrl-C; reconnects after a lost connection.
 
-    `token`: from `trinity env tokens create`, or the service's TRINITY_ENVIRONMENT_ATTACH_TOKEN. `name`: shown in its
-    log; else host and process id. `tls`: needed where the service has a certificate.
+    `token`: from `trinity env tokens create`, or the service's TRINITY_ENVIRONMENT_ATTACH_TOKEN. `name`: shown in the
+    service's log; by default host and process id. `tls`: needed if the service has a certificate. Raises AttachRefused,
+    and InvalidInput if the token would cross a network unencrypted, unless TRINITY_INSECURE is 1.
     """
     attached = attach_async(*environments, address=address, token=token, name=name, scorers=scorers, tls=tls)
     asyncio.run(until_signal(attached))

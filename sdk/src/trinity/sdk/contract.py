@@ -12,13 +12,13 @@ PROTOCOL_VERSION = 2
 MAX_TEXT_BYTES = 1024 * 1024
 MAX_STATE_BYTES = 1024 * 1024
 MAX_METRICS = 100
-# Of the images of one answer together.
+# Limits of the images of one answer together.
 MAX_IMAGES = 16
 MAX_IMAGES_BYTES = 4 * 1024 * 1024
 MAX_IMAGES_PIXELS = 4096 * 4096
 MAX_EPISODE_IMAGES_BYTES = 32 * 1024 * 1024
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-# What workflows read of `info`: see EpisodeResponse.info_json.
+# Keys of `info` that workflows read: see EpisodeResponse.info_json.
 _INFO_KEYS: dict[str, tuple[type, str]] = {
     "success": (bool, "true or false"),
     "instructions": (str, "a string"),
@@ -140,9 +140,9 @@ class Offer:
 
 
 def answer_problem(answer: Answer, turn: int, *, images: bool, own: bool = False) -> str:
-    """What an observation does against the contract, as a sentence; empty if it is sound.
+    """Returns an answer's violation of the contract as a sentence; empty if it is sound.
 
-    `images`: they are announced; they are not decoded here. `own`: made here.
+    `images`: the environment announces images, which are not decoded here. `own`: the answer was made in this process.
     """
     if answer.turn != turn:
         return f"it answers turn {answer.turn} instead of {turn}"
@@ -177,14 +177,14 @@ def _images_problem(images: Sequence[bytes], announced: bool) -> str:
 
 
 def is_image(file: bytes) -> bool:
-    """Whether it begins as a PNG, a JPEG or a WebP does."""
+    """Returns True if a file begins like a PNG, a JPEG or a WebP."""
     if file[:4] == b"RIFF":
         return file[8:12] == b"WEBP"
     return file.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"))
 
 
 def info_problem(info: dict[str, Any]) -> str:
-    """What the keys that workflows read do against the contract, as a sentence; empty if they are sound."""
+    """Returns the violation of the contract by keys that workflows read, as a sentence; empty if they are sound."""
     for key, (kind, wanted) in _INFO_KEYS.items():
         if info.get(key) is not None and not isinstance(info[key], kind):
             return f"its info.{key} is {type(info[key]).__name__}, must be {wanted}"
@@ -197,7 +197,7 @@ def info_problem(info: dict[str, Any]) -> str:
 
 
 def score_problem(items: int, scores: Sequence[Score]) -> str:
-    """What the answer to a Score call of so many items does against the contract; empty if it is sound."""
+    """Returns the violation of the contract by the scores of so many items; empty if they are sound."""
     if len(scores) != items:
         return f"it has {len(scores)} scores for {items} items"
     for score in scores:
@@ -209,7 +209,7 @@ def score_problem(items: int, scores: Sequence[Score]) -> str:
 
 
 def description_problem(described: Description) -> str:
-    """What an announcement does against the contract; empty if it is sound."""
+    """Returns an announcement's violation of the contract; empty if it is sound."""
     if not described.name or len(described.name) > 200 or not described.name.isprintable():
         return f"name: is {described.name[:200]!r}, must be 1 to 200 printable characters"
     if described.max_parallel_episodes < 0:
@@ -222,7 +222,7 @@ def description_problem(described: Description) -> str:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """A JSON object; empty text is an empty one. Raises ValueError saying what it is instead."""
+    """Parses a JSON object; empty text is an empty object. Raises ValueError naming the other type."""
     try:
         value = json.loads(text) if text else {}
     except RecursionError:
@@ -243,5 +243,5 @@ def _object_problem(info_json: str) -> str:
 
 
 def too_long(text: str) -> bool:
-    """Encodes only what could be too long."""
+    """Returns True for more than MAX_TEXT_BYTES. Encodes only texts that could be too long."""
     return len(text) * 4 > MAX_TEXT_BYTES and len(text.encode(errors="surrogatepass")) > MAX_TEXT_BYTES

@@ -1,4 +1,4 @@
-"""The playing side of many episodes over one stream. Each has a task that gets its calls in order."""
+"""The playing side of many episodes over one stream. Each episode has a task that gets its calls in order."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -10,7 +10,7 @@ from trinity.sdk.contract import Action, Call, Close, Failure, Reply, Reset, Sco
 from trinity.sdk.errors import InvalidInput, number_of, status_of
 from trinity.sdk.outbox import Outbox
 
-# Calls of one id that may wait: an honest caller waits for the reply to one before it makes the next.
+# Calls of one id that may wait: an honest caller waits for each reply before the next call.
 _MAX_WAITING = 2
 
 
@@ -41,7 +41,7 @@ class Dispatcher:
             self._fail(call.id, InvalidInput("call", "is of no episode that is open here"))
 
     async def close(self) -> None:
-        """The stream is gone: every episode ends."""
+        """Ends every episode: the stream is gone."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

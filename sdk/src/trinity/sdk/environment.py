@@ -1,13 +1,13 @@
 """The interface of an environment: `reset`, `step`, `close`.
 
 One object plays one episode: made without arguments -> reset once -> step until done -> closed. Calls come one at a
-time. `isolation` says where they run:
+time. `isolation` chooses where they run:
 
-- "none": in the event loop of the provider. For methods that take microseconds; nothing can stop one that hangs.
-- "thread": every episode has a thread of its own. For methods that block; one that hangs fails its episode at the time
+- "none": in the event loop of the provider. For methods that take microseconds; nothing can stop a method that hangs.
+- "thread": each episode in its own thread. For methods that block. A method that hangs fails its episode at the time
   limit and keeps its thread and its slot among max_parallel_episodes until it returns.
-- "process": worker processes play `episodes_per_process` episodes each, in one thread. One that is over the time limit
-  or over `memory_limit_mib` is killed with its episodes, and another one is started for the next.
+- "process": in worker processes that play `episodes_per_process` episodes each, in one thread. A worker over the time
+  limit or over `memory_limit_mib` is killed with its episodes, and the next episode starts another.
 """
 
 import re
@@ -21,10 +21,10 @@ Isolation = Literal["none", "thread", "process"]
 
 @dataclass(frozen=True)
 class Observation:
-    """What the policy sees, and the reward of its last action. `metrics` measure the episode so far.
+    """The policy's input, and the reward of its last action. `metrics` measure the episode so far.
 
-    `images`: files, each a PNG, JPEG or WebP, at the text's `<image>` where it has as many of these, else before it. At
-    most 16 with 4 MiB and 16,777,216 pixels together, 32 MiB in an episode; the description says `images`.
+    `images` are PNG, JPEG or WebP files. They stand at the text's `<image>` marks if it has one for each, else before
+    it. At most 16 with 4 MiB and 16,777,216 pixels together, 32 MiB in an episode; the description must set `images`.
     """
 
     text: str
@@ -37,11 +37,11 @@ class Observation:
 
 @dataclass(frozen=True)
 class Description:
-    """What a provider announces. `max_parallel_episodes` 0: as many as the isolation allows; "none": no limit.
+    """A provider's announcement. `max_parallel_episodes` 0: as many as the isolation allows; "none": no limit.
 
     `deterministic`: the same row, arguments, seed and actions give the same episode, and a step changes nothing
-    outside it. Then an episode that is interrupted continues at its last turn. `snapshots`: so it does, because the
-    class has `snapshot` and `restore`. `images`: observations may have images; models that read none do not play it.
+    outside it. Then an interrupted episode continues at its last turn. `snapshots`: it also does if the class has
+    `snapshot` and `restore`. `images`: observations may have images; models that read none do not play it.
     """
 
     name: str
@@ -55,11 +55,11 @@ class Description:
 
 
 class _Declared:
-    """What both kinds of environment declare."""
+    """Declarations of both kinds of environment."""
 
     description: ClassVar[Description]
     isolation: ClassVar[Isolation]
-    # With isolation "process": worker processes at most (None: one per CPU), and what each may hold.
+    # With isolation "process": worker processes at most (None: one per CPU), and the limits of each.
     processes: ClassVar[int | None] = None
     episodes_per_process: ClassVar[int] = 1
     memory_limit_mib: ClassVar[int | None] = None
@@ -79,28 +79,29 @@ class Environment(_Declared, ABC):
 
     @abstractmethod
     def reset(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> Observation:
-        """Begin the episode of a task (a dataset row). Raises InvalidInput naming what the row lacks."""
+        """Begins the episode of a task (a dataset row). Raises InvalidInput naming a missing field."""
 
     @abstractmethod
     def step(self, action: str) -> Observation:
-        """Answer the policy's reply."""
+        """Answers the policy's reply."""
 
     def snapshot(self) -> bytes:
-        """All that later answers follow from, its random numbers included; at most 1 MiB. b"": there is none here.
+        """Returns everything that determines later answers, random numbers included; at most 1 MiB. b"": no state now.
 
-        Called after `reset` and after each `step`, in their time, where the description says `snapshots`.
+        Called after `reset` and after each `step`, within their time limits, if the description sets `snapshots`.
         """
         raise NotImplementedError
 
     def restore(self, state: bytes) -> None:
-        """Go on from a state, on an object that was not reset, perhaps in another process or on another machine.
+        """Continues from a state, on an object that was not reset, perhaps in another process or on another machine.
 
-        What is raised refuses the state; the episode then begins again. It came over the network: never unpickle it.
+        Any exception refuses the state; the episode then begins again. The state came over the network: never unpickle
+        it.
         """
         raise NotImplementedError
 
     def close(self) -> None:
-        """Release what the episode holds. Called exactly once, also after an error or when the client went away."""
+        """Releases the episode's resources. Called exactly once, also after an error or when the client went away."""
 
 
 class AsyncEnvironment(_Declared, ABC):
@@ -110,22 +111,22 @@ class AsyncEnvironment(_Declared, ABC):
 
     @abstractmethod
     async def reset(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> Observation:
-        """Begin the episode of a task (a dataset row). Raises InvalidInput naming what the row lacks."""
+        """Begins the episode of a task (a dataset row). Raises InvalidInput naming a missing field."""
 
     @abstractmethod
     async def step(self, action: str) -> Observation:
-        """Answer the policy's reply."""
+        """Answers the policy's reply."""
 
     async def snapshot(self) -> bytes:
-        """As that of Environment."""
+        """See Environment.snapshot."""
         raise NotImplementedError
 
     async def restore(self, state: bytes) -> None:
-        """As that of Environment."""
+        """See Environment.restore."""
         raise NotImplementedError
 
     async def close(self) -> None:
-        """Release what the episode holds. Called exactly once, also after an error or when the client went away."""
+        """Releases the episode's resources. Called exactly once, also after an error or when the client went away."""
 
 
 EnvironmentClass = type[Environment] | type[AsyncEnvironment]

@@ -1,6 +1,6 @@
-"""What goes wrong in an episode: trinity.api.errors, and what only environments know.
+"""Errors of episodes: those of trinity.api.errors, and errors of environments.
 
-Any exception whose `code` is a grpc.StatusCode reaches the client as it is; every other one is INTERNAL, with its type
+An exception whose `code` is a grpc.StatusCode reaches the client unchanged; any other becomes INTERNAL, with its type
 and text. Raise InvalidInput for a task or an argument that cannot be played.
 """
 
@@ -44,7 +44,7 @@ class Failed(TrinityError):
 
 
 def number_of(code: grpc.StatusCode) -> int:
-    """The code as it is written in a Failure."""
+    """Returns the code's number, as a Failure has it."""
     return int(code.value[0])
 
 
@@ -52,5 +52,5 @@ _BY_NUMBER = {number_of(code): code for code in grpc.StatusCode if code is not g
 
 
 def failed(number: int, message: str) -> Failed:
-    """The error in a Failure message; a number that is no code of an error becomes UNKNOWN."""
+    """Returns the error of a Failure message; a number that is no error's code becomes UNKNOWN."""
     return Failed(_BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN), message[:10_000])

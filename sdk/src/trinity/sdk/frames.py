@@ -1,4 +1,4 @@
-"""Messages over a pipe between a process and its worker: four bytes of length, big endian, then the bytes."""
+"""Messages over a pipe between a process and its worker: four bytes of length, big endian, then the content."""
 
 import socket
 import struct
@@ -11,7 +11,7 @@ def frame(data: bytes) -> bytes:
 
 
 def read_frame(pipe: socket.socket) -> bytes | None:
-    """The next message; None when the other side is gone."""
+    """Returns the next message; None when the other side is gone."""
     head = _exactly(pipe, _LENGTH.size)
     return _exactly(pipe, _LENGTH.unpack(head)[0]) if head is not None else None
 

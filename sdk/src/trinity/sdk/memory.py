@@ -1,4 +1,4 @@
-"""Memory of worker processes and all they started, as Linux counts it; elsewhere it is unknown, and no limit holds."""
+"""Memory of worker processes and their children, as Linux counts it. Elsewhere it is unknown, and no limit holds."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ _PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def resident_mib(leaders: Collection[int]) -> dict[int, float]:
-    """Resident memory of the sessions that these processes lead, in MiB; 0 where it is unknown."""
+    """Returns the resident memory of the sessions that these processes lead, in MiB; 0 if unknown."""
     pages = dict.fromkeys(leaders, 0)
     with contextlib.suppress(OSError):
         for entry in os.scandir("/proc"):
@@ -45,13 +45,13 @@ class MemoryWatch:
         self._polling: asyncio.Task[None] | None = None
 
     def add(self, pid: int, limit_mib: int, busy: Callable[[], bool], over: Callable[[], None]) -> None:
-        """`over` is called when the session of `pid` uses more, and must remove it."""
+        """Watches a session. `over` is called when it uses more, and must remove it."""
         self._watched[pid] = _Watched(limit_mib, busy, over)
         if self._polling is None or self._polling.done():
             self._polling = asyncio.create_task(self._poll())
 
     def remove(self, pid: int) -> None:
-        """Stop watching. Idempotent."""
+        """Stops watching. Idempotent."""
         self._watched.pop(pid, None)
 
     async def _poll(self) -> None:
@@ -69,5 +69,5 @@ _watches: WeakKeyDictionary[asyncio.AbstractEventLoop, MemoryWatch] = WeakKeyDic
 
 
 def memory_watch() -> MemoryWatch:
-    """That of the running event loop."""
+    """Returns the watch of the running event loop."""
     return _watches.setdefault(asyncio.get_running_loop(), MemoryWatch())

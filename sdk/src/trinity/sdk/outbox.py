@@ -1,4 +1,4 @@
-"""Messages waiting to be sent over one stream. All waiting messages go out as one batch."""
+"""Messages that wait to be sent over one stream. All of them go out as one batch."""
 
 import asyncio
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ from typing import Generic, TypeVar
 from google.protobuf.message import Message
 
 T = TypeVar("T", bound=Message)
-# gRPC receives 4 MiB at once unless it is told otherwise; one text alone may have one.
+# gRPC receives 4 MiB at once by default; a single text may have one.
 MAX_BATCH_BYTES = 1024 * 1024
 
 
 class Outbox(Generic[T]):
-    """Holds at most one message of each open call, and closes. The caller of `put` bounds their number."""
+    """Holds messages until they are sent. The caller of `put` bounds their number."""
 
     def __init__(self) -> None:
         self._messages: list[T] = []
@@ -23,20 +23,20 @@ class Outbox(Generic[T]):
         return len(self._messages)
 
     def close(self) -> None:
-        """Drop waiting messages and accept no more."""
+        """Drops waiting messages and accepts no more."""
         self._closed = True
         self._messages.clear()
         self._some.set()
 
     def put(self, message: T) -> None:
-        """Queue a message. Does nothing after `close`."""
+        """Queues a message. Does nothing after `close`."""
         if self._closed:
             return
         self._messages.append(message)
         self._some.set()
 
     async def batches(self) -> list[list[T]]:
-        """Wait for a message, then give all waiting ones in batches of limited size. None after `close`."""
+        """Waits for a message and returns all waiting ones in batches of limited size; none after `close`."""
         await self._some.wait()
         if self._closed:
             return []

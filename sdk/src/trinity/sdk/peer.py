@@ -1,4 +1,4 @@
-"""The calling side of many episodes over one stream. Calls carry an id, by which replies reach their callers."""
+"""The calling side of many episodes over one stream. A call's id leads its reply to the caller."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,16 +23,16 @@ class Peer:
 
     @property
     def open(self) -> int:
-        """Ids in use."""
+        """Returns the number of ids in use."""
         return len(self._ids)
 
     @property
     def gone(self) -> bool:
-        """Whether the stream is over."""
+        """Returns True once the stream is over."""
         return self._gone is not None
 
     def begin(self) -> int:
-        """A new id. Raises what ended the stream."""
+        """Returns a new id. Raises the error that ended the stream."""
         if self._gone is not None:
             raise Failed(*self._gone)
         self._next += 1
@@ -40,7 +40,7 @@ class Peer:
         return self._next
 
     async def ask(self, call: Call) -> Reply:
-        """The reply. One call of an id at a time. Raises Failed, ContractViolation, or what ended the stream."""
+        """Returns the reply to a call; one call of an id at a time. Raises Failed, or ContractViolation."""
         if self._gone is not None:
             raise Failed(*self._gone)
         problem = self._ids.get(call.id, "the episode is closed")
@@ -58,23 +58,23 @@ class Peer:
         return reply
 
     def end(self, identity: int) -> None:
-        """Release an id. A reply that is still on its way counts as stray."""
+        """Releases an id. A reply still on its way counts as stray."""
         if self._ids.pop(identity, None) is not None and self._gone is None:
             self._send(Call(identity, Close()))
 
     def deliver(self, reply: Reply) -> None:
-        """A reply came in."""
+        """Hands a reply to its caller."""
         future = self._waiting.get(reply.id)
         if future is not None and not future.done():
             future.set_result(reply)
         elif reply.id in self._ids:
             self._ids[reply.id] = "it answered a call that was not made"
-        else:  # the other side holds what this one does not know
+        else:  # the other side holds an episode unknown here
             self.strays += 1
             self._send(Call(reply.id, Close()))
 
     def fail(self, code: grpc.StatusCode, message: str) -> None:
-        """The stream is over: pending and later calls raise the reason. The first reason stays."""
+        """Ends the stream: pending and later calls raise the reason. The first reason stays."""
         if self._gone is not None:
             return
         self._gone = code, message

@@ -1,7 +1,7 @@
-"""How one episode's object is played: in the event loop, or in a thread of its own.
+"""Players of one episode: in the event loop, or in a thread.
 
-A player plays one episode: `play` a reset, then actions, one at a time, each within its time; then `close`, once, which
-never waits for a call that hangs. The episode's slot is free when everything is released.
+A player gets `play` with a reset, then with actions, one at a time, each within its time limit; then `close`, once,
+which never waits for a call that hangs. The episode's slot is free when everything is released.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ class Player(Protocol):
     """One episode."""
 
     async def play(self, message: Message, seconds: float) -> Answer:
-        """The answer. Raises the episode's error, or TimedOut after `seconds`; no call may follow an error."""
+        """Returns the answer. Raises the episode's error, or TimedOut after `seconds`; no call may follow an error."""
 
     async def close(self) -> None:
-        """Release everything, now or in the background."""
+        """Releases everything, now or in the background."""
 
 
 def too_slow(message: Message, seconds: float) -> TimedOut:
@@ -40,7 +40,7 @@ def too_slow(message: Message, seconds: float) -> TimedOut:
 
 
 class Actor:
-    """The object of one episode. Its methods may be coroutines; those of this class await only them."""
+    """The object of one episode. Its methods may be coroutines; methods of this class await nothing else."""
 
     def __init__(self, kind: EnvironmentClass) -> None:
         self._kind = kind
@@ -48,7 +48,7 @@ class Actor:
         self._keep_states = False
 
     async def play(self, message: Message) -> Answer:
-        """Raises what the environment raises, and InvalidInput for a state that it does not take."""
+        """Raises the environment's errors, and InvalidInput for a state that it refuses."""
         if self._environment is None:
             self._environment = self._kind()
         if isinstance(message, Action):
@@ -84,7 +84,7 @@ async def _value(result: Any) -> Any:
 
 
 def finished(work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine that waits for nothing. Raises Broken for one that does."""
+    """Returns the result of a coroutine that never waits. Raises Broken if it waits."""
     try:
         work.send(None)
     except StopIteration as end:
@@ -101,7 +101,7 @@ class LoopPlayer:
         self._release = release
 
     async def play(self, message: Message, seconds: float) -> Answer:
-        limit = asyncio.timeout(seconds)  # in this task: in one of its own SystemExit would end the loop
+        limit = asyncio.timeout(seconds)  # no new task, in which SystemExit would end the loop
         try:
             async with limit:
                 return await self._actor.play(message)
@@ -164,7 +164,7 @@ class ThreadPlayer:
             except BaseException as raised:
                 result, error = None, raised
             self._call_in_loop(_resolve, future, result, error)
-            future = result = error = None  # type: ignore[assignment]  # nothing outlives its call
+            future = result = error = None  # type: ignore[assignment]  # no reference outlives its call
         try:
             finished(actor.close())
         except Exception:
@@ -188,5 +188,5 @@ def _resolve(future: "asyncio.Future[Any]", result: Any, error: BaseException | 
         future.set_result(result)
     elif isinstance(error, Exception) and not isinstance(error, StopIteration):
         future.set_exception(error)
-    else:  # SystemExit and the like of an environment end its episode, never the service; the other no future takes
+    else:  # SystemExit of an environment ends its episode, never the service; futures take no StopIteration
         future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))

@@ -1,4 +1,4 @@
-"""What a scoring function gets and gives. It is a pure function: bounded time on any text, no evaluation of code."""
+"""Input and results of scoring functions. They are pure: bounded time on any text, no evaluation of code."""
 
 import contextlib
 import math
@@ -15,14 +15,14 @@ from trinity.sdk.errors import InvalidInput
 from trinity.sdk.wire import parsed
 
 MAX_ITEMS = 4096
-# Of one Score call. The caller waits 60 s; then the whole group of the items fails.
+# Time of one Score call. The caller waits 60 s; then the whole group of the items fails.
 BUDGET_SECONDS = 40.0
 _deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
 
 
 @dataclass(frozen=True)
 class ScoreItem:
-    """One finished answer. `task` is the dataset row, `truth` its reference answer, `token_ids` the response's."""
+    """A finished answer. `task` is the dataset row, `truth` its reference answer, `token_ids` the response's."""
 
     prompt: str
     response: str
@@ -35,7 +35,7 @@ class ScoreItem:
 
 @dataclass(frozen=True)
 class ScoreResult:
-    """A finite reward, and its parts by name."""
+    """A finite reward and its parts by name."""
 
     reward: float
     metrics: dict[str, float] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class ScoreResult:
 
 @dataclass(frozen=True)
 class GroupScorer:
-    """A function of all items of a Score call, the answers to one task, and args: one result for each, in order."""
+    """Scores all items of a Score call, the answers to one task, together: one result for each, in order."""
 
     function: Callable[[list[ScoreItem], dict[str, Any]], Sequence[Any]]
 
@@ -52,7 +52,7 @@ Scorer = Callable[[ScoreItem, dict[str, Any]], Any] | GroupScorer
 
 
 def results(scorer: Scorer, items: list[ScoreItem], args: dict[str, Any]) -> list[ScoreResult]:
-    """One for each item. Raises what the scorer raises, ValueError for a wrong number of results or one not finite."""
+    """Returns a result for each item. Raises the scorer's errors, and ValueError for missing or infinite results."""
     given = scorer.function(items, args) if isinstance(scorer, GroupScorer) else [scorer(item, args) for item in items]
     found = [as_result(value) for value in given]
     if len(found) != len(items):
@@ -64,11 +64,10 @@ def results(scorer: Scorer, items: list[ScoreItem], args: dict[str, Any]) -> lis
 
 
 def as_result(value: Any) -> ScoreResult:
-    """The result of a scoring function that returned `value`.
+    """Converts the return value of a scoring function.
 
-    A number is the reward. A mapping is of numbers whose sum is the reward, unless it has a `score`: that is the reward
-    then, as for veRL, and its other entries are metrics where they are finite numbers. Raises InvalidInput for text and
-    for what else is no number.
+    A number is the reward. A mapping's numbers sum to the reward, unless it has a `score`: then `score` is the reward,
+    as in veRL, and other entries that are finite numbers are metrics. Raises InvalidInput for text and other types.
     """
     if isinstance(value, ScoreResult):
         metrics = {str(name): real_number(part, str(name)) for name, part in value.metrics.items()}
@@ -90,12 +89,12 @@ def _finite(value: Any) -> float | None:
 
 
 def seconds_left() -> float:
-    """Seconds until the answer to the Score call is due; infinite outside of a call. Scorers must end by then."""
+    """Returns the seconds left for the Score call, by which scorers must end; infinite outside of a call."""
     return max(_deadline.get() - time.monotonic(), 0.0)
 
 
 class Scoring:
-    """One Score call. Its items are scored one by one, by any number of threads. Its time begins at construction.
+    """One Score call. Any number of threads score its items one by one. Its time begins at construction.
 
     `scores` are complete when all threads are done.
 
@@ -113,7 +112,7 @@ class Scoring:
         self._deadline = time.monotonic() + BUDGET_SECONDS
 
     def work(self) -> None:
-        """Score items until none waits; others may still be at their last one then."""
+        """Scores items until none waits. Other threads may still be at their last item then."""
         token = _deadline.set(self._deadline)
         try:
             while self._waiting:
@@ -127,7 +126,7 @@ class Scoring:
             _deadline.reset(token)
 
     def stop(self) -> None:
-        """Leave what waits."""
+        """Drops waiting items."""
         self._waiting.clear()
 
 

@@ -1,4 +1,4 @@
-"""A provider of its own: a gRPC server that runs name by address."""
+"""A provider as a gRPC server, which runs name by address."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ async def serving(
     scorers: Mapping[str, Scorer] | None = None,
     grace_seconds: float = 5.0,
 ) -> AsyncIterator[str]:
-    """Serves inside the `async with`; gives the address with the port it listens on."""
+    """Serves inside the `async with`; yields the address with its port."""
     arena = Arena(environments, scorers)
     server = grpc.aio.server(options=SERVER_OPTIONS)
     ProviderServicer(arena).register(server)
@@ -40,7 +40,7 @@ async def serving(
 async def serve_async(
     *environments: EnvironmentClass, address: str = "127.0.0.1:7010", scorers: Mapping[str, Scorer] | None = None
 ) -> None:
-    """Serve until cancelled."""
+    """Serves until cancelled."""
     async with serving(*environments, address=address, scorers=scorers) as listening:
         print(f"serving at {listening}", flush=True)
         await asyncio.Event().wait()
@@ -49,12 +49,12 @@ async def serve_async(
 def serve(
     *environments: EnvironmentClass, address: str = "127.0.0.1:7010", scorers: Mapping[str, Scorer] | None = None
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C; episodes that run then get five seconds to end."""
+    """Serves until SIGTERM or Ctrl-C; open episodes then get five seconds to end."""
     asyncio.run(until_signal(serve_async(*environments, address=address, scorers=scorers)))
 
 
 async def until_signal(work: Coroutine[Any, Any, None]) -> None:
-    """Run the coroutine; SIGTERM and SIGINT cancel it, and it ends in its own time."""
+    """Runs the coroutine until SIGTERM or SIGINT cancels it, and waits for its end."""
     task = asyncio.ensure_future(work)
     for signum in (signal.SIGTERM, signal.SIGINT):
         with contextlib.suppress(

@@ -22,9 +22,9 @@ SERVER_OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.so_reuseport", 0),
 ]
-# An episode whose client sends nothing for so long is over.
+# An episode ends if its client sends nothing for so long.
 IDLE_SECONDS = 3600.0
-# So is a stream that does not begin with its reset within this time.
+# A stream ends if its reset takes longer.
 RESET_SECONDS = 60.0
 
 

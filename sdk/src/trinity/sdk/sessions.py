@@ -1,4 +1,4 @@
-"""Sessions of agents outside: a program plays rollouts of a live run with its own agent, and says what they earned.
+"""Sessions of outside agents: a program plays rollouts of a live run with its own agent, and sets their rewards.
 
 with open_session("http://127.0.0.1:8010/v1", key, wait_seconds=60) as session:
     answer = my_agent(OpenAI(base_url=session.base_url, api_key=session.key), session.row["question"])
@@ -18,12 +18,15 @@ import grpc
 from trinity.api.numbers import real_number
 from trinity.sdk.errors import TrinityError
 
-_ANSWER_SECONDS = 60.0  # beyond what is waited for
+_ANSWER_SECONDS = 60.0  # beyond the wait for a rollout
 
 
 class SessionRefused(TrinityError):
-    """The explorer refused a call about a session. `status` is HTTP's; `reason` is the code in the answer, such as
-    no_rollout_waits (503: try again), session_ended or invalid_value."""
+    """The explorer refused a call about a session.
+
+    `status` is HTTP's; `reason` is the answer's code, such as no_rollout_waits (503: try again), session_ended or
+    invalid_value.
+    """
 
     code = grpc.StatusCode.FAILED_PRECONDITION
 
@@ -34,8 +37,11 @@ class SessionRefused(TrinityError):
 
 @dataclass
 class Session:
-    """An open session of one rollout. `row`: the task's. `reward` or `rewards`, one of each branch, must be set before
-    the session ends; without, it is abandoned. `limit_seconds`: time that the session may take."""
+    """An open session of one rollout. `row` is the task's.
+
+    `reward`, or `rewards` with one for each branch, must be set before the session ends; else it is abandoned. The
+    session may take `limit_seconds`.
+    """
 
     base_url: str
     key: str = field(repr=False)
@@ -53,16 +59,16 @@ class Session:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that OpenAI's and Anthropic's clients read, for an agent in a process of its own."""
+        """Variables that OpenAI's and Anthropic's clients read, for an agent in another process."""
         openai = {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": self.key}
         root = self.base_url.removesuffix("/v1")
         return {**openai, "ANTHROPIC_BASE_URL": root, "ANTHROPIC_API_KEY": self.key}
 
     def close(self) -> dict[str, int]:
-        """End the session with its rewards; returns branches, sampled_tokens and trained_tokens.
+        """Ends the session with its rewards; returns branches, sampled_tokens and trained_tokens.
 
-        Raises InvalidInput for what is no number, and the session stays open; SessionRefused: the attempt at the task
-        has failed then.
+        Raises InvalidInput for values that are no numbers, after which the session stays open; SessionRefused, after
+        which the attempt at the task has failed.
         """
         given: dict[str, Any] = {"metrics": {str(k): real_number(v, f"metrics.{k}") for k, v in self.metrics.items()}}
         if self.reward is not None:
@@ -74,7 +80,7 @@ class Session:
         return answer
 
     def abandon(self, reason: str) -> None:
-        """End the session without a reward: the attempt at the task fails for this reason."""
+        """Ends the session without a reward: the attempt at the task fails for this reason."""
         self.ended = True
         _post(f"{self.base_url}/sessions/abandon", self.key, {"reason": reason})
 
@@ -89,12 +95,12 @@ def open_session(
     wait_seconds: float = 0.0,
     limit_seconds: float = 0.0,
 ) -> Iterator[Session]:
-    """A session of a rollout that waits, closed at the end of the context, and abandoned where the body raises.
+    """Opens a session of a waiting rollout. The context's end closes it; an error in the body abandons it.
 
-    `base_url` and `key`: of the endpoint of a run with `explorer.record: true`, "http://host:port/v1". `taskset`,
-    `task_id`: of these alone. `wait_seconds`: longest wait for a rollout, 0 to 60. `limit_seconds`: that the session
-    may take, at most the task's. Raises SessionRefused, InvalidInput for rewards and metrics that are no numbers, and
-    OSError where nothing answers.
+    `base_url` and `key` belong to the endpoint of a run with `explorer.record: true`, "http://host:port/v1". `taskset`
+    and `task_id` restrict the rollouts. `wait_seconds`: longest wait for a rollout, 0 to 60. `limit_seconds`: limit of
+    the session, at most the task's. Raises SessionRefused, InvalidInput for rewards and metrics that are no numbers,
+    and OSError if no server answers.
     """
     asked = {"taskset": taskset, "task_id": task_id, "wait_seconds": wait_seconds, "limit_seconds": limit_seconds}
     session = Session(**_post(f"{base_url.rstrip('/')}/sessions", key, asked, wait_seconds))

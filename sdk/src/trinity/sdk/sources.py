@@ -1,4 +1,4 @@
-"""Where the players of one environment come from, and how many there may be."""
+"""Sources of an environment's players, with its limit of episodes."""
 
 import os
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from trinity.sdk.errors import Full
 from trinity.sdk.players import LoopPlayer, Player, Release, ThreadPlayer
 from trinity.sdk.workers import WORKER_START_SECONDS, Workers
 
-# Threads that one environment may have, unless it says otherwise.
+# Default limit of an environment's threads.
 MAX_THREADS = 256
 
 
@@ -22,13 +22,13 @@ class Source(Protocol):
 
     @property
     def description(self) -> Description:
-        """What is announced."""
+        """The announcement."""
 
     def player(self) -> Player:
-        """A player in a slot of its own. Raises Full."""
+        """Returns a player in a new slot. Raises Full."""
 
     async def close(self) -> None:
-        """Release what stays between episodes. No episode follows."""
+        """Releases resources that outlive episodes. No episode follows."""
 
 
 class ClassSource:

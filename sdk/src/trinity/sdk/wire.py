@@ -26,7 +26,7 @@ from trinity.sdk.errors import Broken, InvalidInput
 
 _CHECKSUM_BYTES = 16
 
-# Encoded by one module and sent by another, which knows nothing more of them.
+# Messages that other modules pass on without reading them.
 CallMessage = pb.ProviderCall
 ReplyMessage = pb.ProviderReply
 
@@ -197,12 +197,12 @@ def offer_from_proto(message: pb.Offer) -> Offer:
 
 
 def reset_arguments(reset: Reset) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """task, args and seed. Raises InvalidInput."""
+    """Returns task, args and seed. Raises InvalidInput."""
     return parsed(reset.task_json, "reset.task_json"), parsed(reset.args_json, "reset.args_json"), reset.seed
 
 
 def parsed(text: str, field: str) -> dict[str, Any]:
-    """A JSON object. Raises InvalidInput."""
+    """Parses a JSON object. Raises InvalidInput naming the field."""
     try:
         return json_object(text)
     except ValueError as error:
@@ -210,7 +210,7 @@ def parsed(text: str, field: str) -> dict[str, Any]:
 
 
 def sealed(name: str, state: Any) -> bytes:
-    """What the snapshot of environment `name` returned, for the wire: with a checksum. Raises Broken."""
+    """Adds a checksum to a snapshot of environment `name`. Raises Broken for a snapshot that cannot be sent."""
     if not isinstance(state, bytes):
         raise Broken(f"its snapshot is {type(state).__name__}, must be bytes")
     if len(state) > MAX_STATE_BYTES - _CHECKSUM_BYTES:
@@ -222,7 +222,7 @@ def sealed(name: str, state: Any) -> bytes:
 
 
 def opened(name: str, sealed_state: bytes) -> bytes:
-    """The bytes that the snapshot returned. Raises InvalidInput where they are not those of environment `name`."""
+    """Returns the bytes of the snapshot. Raises InvalidInput unless the checksum is that of environment `name`."""
     checksum, state = sealed_state[:_CHECKSUM_BYTES], sealed_state[_CHECKSUM_BYTES:]
     if checksum != _checksum(name, state):
         raise InvalidInput("reset.state", f"is damaged, or no state of {name}")
@@ -234,7 +234,7 @@ def _checksum(name: str, state: bytes) -> bytes:
 
 
 def answer(observation: Any, turn: int, state: bytes = b"") -> Answer:
-    """The answer in an environment's observation. `state`: sealed. Raises Broken if it is no observation."""
+    """Makes the answer of an observation. `state`: sealed. Raises Broken for another type."""
     if not isinstance(observation, Observation):
         raise Broken(f"it returned {type(observation).__name__}, must be an Observation")
     if not isinstance(observation.info, dict):

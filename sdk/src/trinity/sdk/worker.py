@@ -1,8 +1,8 @@
 """A worker process: plays episodes of one environment class, one call after the other.
 
-Started by trinity.sdk.workers with one end of a socket pair. The first message names the class; each further one is a
-ProviderCall and is answered by a ProviderReply, `close` by one that has only the id. A class that cannot be found is
-told in the first reply.
+trinity.sdk.workers starts it with one end of a socket pair. The first message names the class; each later message is a
+ProviderCall and gets a ProviderReply, which for `close` has only the id. The first reply reports a class that cannot be
+found.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def find_class(about: dict[str, Any]) -> Any:
-    """The class that the parent names; one of the parent's main script is found by the script's path."""
+    """Returns the class that the parent names, if need be from the parent's main script."""
     sys.path[:] = about["path"]
     if about["script"]:
         found: Any = runpy.run_path(about["script"], run_name="__trinity_worker__")
@@ -52,7 +52,7 @@ class Stage:
         self._open: dict[int, Actor] = {}
 
     def answer(self, call: Call) -> Reply:
-        """Never raises, except what ends the process."""
+        """Returns the reply. Raises only errors that end the process."""
         try:
             if isinstance(call.message, Close):
                 self._close(call.id)
@@ -72,11 +72,11 @@ class Stage:
 
 
 def main(descriptor: int) -> None:
-    with contextlib.suppress(OSError, AttributeError):  # Linux alone can do that
+    with contextlib.suppress(OSError, AttributeError):  # only Linux has prctl
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     pipe = socket.socket(fileno=descriptor)
-    pipe.set_inheritable(False)  # a process of the environment's own must not keep it open
+    pipe.set_inheritable(False)  # child processes of the environment must not keep it open
     about = read_frame(pipe)
     if about is None:
         return

@@ -1,7 +1,7 @@
-"""Isolation "process": worker processes that are killed when a call hangs or memory runs over, and started again.
+"""Isolation "process": worker processes, which are killed when a call hangs or memory runs over, and started again.
 
-A worker plays one call at a time, so that the time a call takes is its own; a killed one takes the episodes it held
-with it. Idle workers stay for the next episodes. A worker ends with this process, even if that is killed.
+A worker plays one call at a time, so that no call uses another's time. A killed worker ends the episodes it held. Idle
+workers stay for the next episodes. A worker ends with this process, even if this process is killed.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _CLOSE_SECONDS = 10.0
 
 
 class Workers:
-    """All workers of one class. A call waits up to `wait_seconds` while its worker plays other episodes."""
+    """The workers of one class. A call waits up to `wait_seconds` while its worker plays other episodes."""
 
     def __init__(self, kind: EnvironmentClass, processes: int, wait_seconds: float) -> None:
         self._kind = kind
@@ -42,7 +42,7 @@ class Workers:
         self._workers: list[Worker] = []
 
     def player(self, release: Release) -> "WorkerPlayer":
-        """A slot in the least loaded worker; a new worker if all have load. Raises Full."""
+        """Returns a player in the least loaded worker, or in a new one if all have load. Raises Full."""
         self._workers = [worker for worker in self._workers if worker.fit()]
         available = [worker for worker in self._workers if worker.open < self._kind.episodes_per_process]
         worker = min(available, key=lambda one: one.load, default=None)
@@ -76,7 +76,7 @@ class Worker:
 
     @property
     def load(self) -> int:
-        """Open episodes plus running and waiting calls. An episode that waits for the policy uses no time."""
+        """Returns open episodes plus running and waiting calls. An episode that waits for the policy uses no time."""
         return self.open + self._calls
 
     def new_id(self) -> int:
@@ -84,14 +84,16 @@ class Worker:
         return self._ids
 
     def fit(self) -> bool:
-        """Whether it may take episodes: alive, or not started yet."""
+        """Returns True if the worker may take episodes: it is alive, or not started yet."""
         if self._process is not None and self._process.poll() is not None:
             self.kill("its worker process died")
         return not self.dead
 
     async def call(self, call: Call, seconds: float, wait_seconds: float | None = None) -> Reply:
-        """The reply; the time begins when it is this call's turn. Raises TimeoutError and Broken, and is dead then;
-        TimedOut when its turn did not come in `wait_seconds`."""
+        """Returns the reply. `seconds` begin with this call's turn.
+
+        Raises TimeoutError and Broken, after which the worker is dead; TimedOut if its turn takes over `wait_seconds`.
+        """
         self._calls += 1
         try:
             await self._await_turn(wait_seconds)
@@ -160,7 +162,7 @@ class Worker:
             self._unwatch = partial(watch.remove, pid)
 
     def kill(self, reason: str) -> None:
-        """End the process and everything it started; the first reason stays."""
+        """Ends the process and everything it started. The first reason stays."""
         if self.dead:
             return
         self.dead = reason
@@ -178,7 +180,7 @@ class Worker:
 
 
 class WorkerPlayer:
-    """One episode in a worker. The time of its calls includes the wait for their turn."""
+    """One episode in a worker. The time of a call includes the wait for its turn."""
 
     def __init__(self, worker: Worker, release: Release, wait_seconds: float) -> None:
         self._worker = worker
@@ -205,7 +207,7 @@ class WorkerPlayer:
         return reply.result
 
     async def close(self) -> None:
-        self._worker.open -= 1  # what comes next waits behind this close
+        self._worker.open -= 1  # the next call waits behind this close
         try:
             if self._running is not None:
                 await asyncio.wait([self._running])
@@ -222,7 +224,7 @@ class WorkerPlayer:
 
 
 def _reference(kind: EnvironmentClass) -> dict[str, Any]:
-    """The message by which a worker finds the class."""
+    """Makes the message by which a worker finds the class."""
     script, module = "", kind.__module__
     if module == "__main__":
         main = sys.modules["__main__"]

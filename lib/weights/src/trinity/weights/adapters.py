@@ -1,4 +1,4 @@
-"""A folder of LoRA adapters as peft writes it, read without peft and torch."""
+"""Reads a folder of LoRA adapters in peft's format, without peft and torch."""
 
 import json
 import re
@@ -14,12 +14,12 @@ from trinity.weights.lora import adapter_names
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _A = re.compile(r"base_model\.model\.(.+)\.lora_A\.weight")
 _MERGE = "merge them with peft into the model, and give the result as model.model_path"
-# What would make another sum than W + alpha / rank * B A.
+# Settings under which the sum is not W + alpha / rank * B A.
 _OTHER_KINDS = (
     "use_rslora", "use_dora", "use_qalora", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "modules_to_save",
     "target_parameters", "trainable_token_indices", "layer_replication", "alora_invocation_tokens", "lora_bias",
 )  # fmt: skip
-# Ways to begin that leave the base's weights as they are; the others subtract the adapters from them.
+# Initialisations that leave the base's weights unchanged; the others subtract the adapters from them.
 _INITIALIZED = (True, False, None, "gaussian", "eva", "orthogonal")
 _HUB_CACHE = re.compile(r"models--(?:.+--)?(.+?)/snapshots/[^/]+/?$")
 
@@ -28,7 +28,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class AdapterFolder:
-    """`base_model`: the path or hub name that its adapter_config.json says; empty: none."""
+    """Adapters in a folder. `base_model`: path or hub name in adapter_config.json, which may be empty."""
 
     folder: Path
     rank: int
@@ -38,11 +38,11 @@ class AdapterFolder:
 
     @property
     def modules(self) -> list[str]:
-        """The adapted layers by name."""
+        """Names of the adapted layers."""
         return [found[1] for name in self.shapes if (found := _A.fullmatch(name))]
 
     def check(self, linear: Mapping[str, Shape], model_path: str) -> None:
-        """Raise InvalidInput unless they are adapters of a model. `linear`: shapes of its linear layers by name."""
+        """Raises InvalidInput unless the adapters fit a model. `linear`: shapes of its linear layers by name."""
         base, file = self.base_model, self.folder / WEIGHTS
         if base and _last_part(base).lower() != _last_part(model_path).lower():
             raise InvalidInput(
@@ -67,7 +67,7 @@ class AdapterFolder:
 
 
 def read_adapters(folder: Path) -> AdapterFolder:
-    """What a folder holds, by its configuration and the header of its file. Raises InvalidInput naming the file."""
+    """Reads the configuration and the header of the weights. Raises InvalidInput naming the file."""
     path = folder / CONFIG
     try:
         config = json.loads(path.read_bytes())
@@ -100,6 +100,6 @@ def read_adapters(folder: Path) -> AdapterFolder:
 
 
 def _last_part(model: str) -> str:
-    """Of a path or a hub name; of a folder in the hub's cache the model's name."""
+    """Returns the last part of a path or hub name; for a folder in the hub's cache the model's name."""
     cached = _HUB_CACHE.search(model)
     return cached[1] if cached else model.rstrip("/").rpartition("/")[2]

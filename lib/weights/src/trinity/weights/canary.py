@@ -1,4 +1,4 @@
-"""The canary of a version: log-probabilities that the trainer computed and every engine must give after a load."""
+"""The canary of a version: log-probabilities that the trainer computed and every engine must reproduce after a load."""
 
 import asyncio
 import math
@@ -12,7 +12,7 @@ from trinity.weights import Canary
 
 
 class Engine(Protocol):
-    """The part of engine.Engine that is needed here."""
+    """The part of engine.Engine that measuring needs."""
 
     async def logprobs(self, token_ids: Sequence[int], images: Sequence[bytes] = ()) -> np.ndarray: ...
 
@@ -27,7 +27,7 @@ class Measured:
     computed: float
 
     def within(self, canary: Canary) -> bool:
-        """False also if a value was not finite."""
+        """Returns False also for values that are not finite."""
         return self.mean_error <= canary.mean_tolerance and self.max_error <= canary.max_tolerance
 
     def __str__(self) -> str:
@@ -38,7 +38,10 @@ class Measured:
 
 
 def compare(expected: np.ndarray, computed: np.ndarray) -> Measured:
-    """float32 [P] each, P > 0. If a computed value is not finite, the mean is NaN and that value is the farthest."""
+    """Compares two float32 arrays [P], P > 0.
+
+    If a computed value is not finite, the mean is NaN and that value counts as the farthest.
+    """
     errors = np.abs(expected.astype(np.float64) - computed.astype(np.float64))
     worst = int(np.argmax(np.where(np.isfinite(errors), errors, np.inf)))
     finite = bool(np.isfinite(errors).all())
@@ -51,9 +54,9 @@ def compare(expected: np.ndarray, computed: np.ndarray) -> Measured:
 
 
 async def measure(engines: Sequence[Engine], canary: Canary, max_tokens: int) -> Measured:
-    """The worst result of the canary over all engines. Raises EngineFailed.
+    """Returns the worst result of the canary over all engines. Raises EngineFailed.
 
-    Probes are cut to `max_tokens`; a longer one with images, which cannot be cut, is left out.
+    Probes are cut to `max_tokens`. Longer probes with images cannot be cut and are left out.
     """
     probes = [probe for probe in canary.probes if not probe.images or len(probe.token_ids) <= max_tokens]
     wanted = np.concatenate([np.array(probe.logprobs[: max_tokens - 1], np.float32) for probe in probes])

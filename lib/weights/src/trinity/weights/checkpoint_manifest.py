@@ -1,8 +1,9 @@
-"""manifest.json of a checkpoint: size and SHA-256 of every file, so that what is loaded is what the trainer wrote.
+"""manifest.json of a checkpoint: size and SHA-256 of every file, so that only files of the trainer are loaded.
 
-It is written after the files, and checked before any of them is loaded. It finds damage, a mixture of two checkpoints,
-and files that were replaced or added. It is no signature: who may write the folder may write the manifest too. So no
-file of a checkpoint is read in a way that runs code, even if it agrees with its manifest.
+The manifest is written after the files, and checked before any of them is loaded. The check finds damage, a mixture of
+two checkpoints, and files that were replaced or added. A manifest is no signature: processes that may write the folder
+may write the manifest too. So no file of a checkpoint is read in a way that runs code, even if it agrees with its
+manifest.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ class ManifestWriter:
     """Hashes the files below a folder in threads, while the caller does something else (syncs them to the disk)."""
 
     def __init__(self, checkpoint: Path, names: Collection[str] | None = None) -> None:
-        """`names`: relative paths; None: all files that are there."""
+        """`names`: relative paths; None: all files."""
         self._checkpoint = checkpoint
         self._threads = ThreadPoolExecutor(_HASHED_TOGETHER)
         given = sorted(_names(checkpoint) if names is None else names)
@@ -35,7 +36,7 @@ class ManifestWriter:
         }
 
     def write(self) -> None:
-        """Wait for the checksums and add them to manifest.json, which is replaced as a whole."""
+        """Waits for the checksums and adds them to manifest.json, which is replaced as a whole."""
         with self._threads:
             found = {name: entry.result() for name, entry in self._entries.items()}
         before = files.read_json(self._checkpoint / MANIFEST)
@@ -48,7 +49,7 @@ def has_manifest(checkpoint: Path) -> bool:
 
 
 def verify(checkpoint: Path, below: Iterable[str] = (".",)) -> None:
-    """Compare some files, and those in some folders, with a checkpoint's manifest: none missing, added or changed.
+    """Compares the files and folders in `below` with a checkpoint's manifest: none missing, added or changed.
 
     Raises InvalidInput naming the file and the fix. Costs a read of all these files.
     """
@@ -75,13 +76,13 @@ def verify(checkpoint: Path, below: Iterable[str] = (".",)) -> None:
 
 
 def verify_model(folder: Path) -> None:
-    """`verify` for the Hugging Face folder of a checkpoint alone."""
+    """Verifies only the Hugging Face folder of a checkpoint."""
     checkpoint = folder.parent.parent
     verify(checkpoint, [folder.relative_to(checkpoint).as_posix()])
 
 
 def _read(checkpoint: Path) -> dict[str, dict[str, Any]]:
-    """Entries by name. Raises InvalidInput if there is no manifest, or none that a trainer writes."""
+    """Returns the entries by name. Raises InvalidInput for a missing manifest, or one of another format."""
     if not has_manifest(checkpoint):
         raise InvalidInput(
             str(checkpoint), f"has no {MANIFEST}: an older version than 0.3 wrote it, or another program{_FIX}"
@@ -101,7 +102,7 @@ def _is_below(name: str, parts: list[Path]) -> bool:
 
 
 def _names(checkpoint: Path) -> set[str]:
-    """Relative paths of all files. Links to folders count as files: what is behind them is not the checkpoint's."""
+    """Returns relative paths of all files. Links to folders count as files: their targets are not the checkpoint's."""
     found = set()
     for root, folders, names in os.walk(checkpoint):
         links = [name for name in folders if Path(root, name).is_symlink()]

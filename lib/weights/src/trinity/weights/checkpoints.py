@@ -1,4 +1,4 @@
-"""Checkpoints and model folders as they lie on disk. The trainer writes them; commands and services read them."""
+"""Checkpoints and model folders on disk. The trainer writes them; commands and services read them."""
 
 import json
 import re
@@ -15,13 +15,13 @@ _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ggml", ".h5", ".ms
 
 
 def step_of(folder: Path) -> int | None:
-    """The step in a checkpoint folder's name; None for any other name."""
+    """Returns the step in a checkpoint folder's name; None for any other name."""
     found = _NAME.fullmatch(folder.name)
     return int(found[1]) if found else None
 
 
 def complete_steps(job_dir: Path) -> list[int]:
-    """Steps of all complete checkpoints, ascending."""
+    """Returns the steps of all complete checkpoints, ascending."""
     if not job_dir.is_dir():
         return []
     found = [(step_of(path), path) for path in job_dir.iterdir()]
@@ -33,12 +33,12 @@ def checkpoint_folder(job_dir: Path, step: int) -> Path:
 
 
 def model_folder(job_dir: Path, step: int) -> Path:
-    """The Hugging Face folder of a checkpoint."""
+    """Returns the Hugging Face folder of a checkpoint."""
     return checkpoint_folder(job_dir, step) / "actor" / "huggingface"
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether model.safetensors, or an index and every file it lists, are in a folder, in full length."""
+    """Returns True if a folder has model.safetensors, or an index and every file it lists, in full length."""
     if _is_whole(folder / SINGLE):
         return True
     index = files.read_json(folder / INDEX)
@@ -56,7 +56,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def safetensors_header(path: Path) -> dict[str, Any]:
-    """Tensors of a safetensors file by name, without reading them: dtype, shape, data_offsets.
+    """Returns dtype, shape and data_offsets of a safetensors file's tensors by name, read off the header.
 
     Raises InvalidInput unless the file is as long as its header says. The format:
     https://github.com/huggingface/safetensors#format
@@ -77,7 +77,7 @@ def safetensors_header(path: Path) -> dict[str, Any]:
 
 
 def _end_of(entry: dict[str, Any]) -> int:
-    """Where a tensor's bytes end. ValueError, KeyError or TypeError for what describes none."""
+    """Returns the end of a tensor's bytes. Raises ValueError, KeyError or TypeError for an invalid entry."""
     begin, end = entry["data_offsets"]
     whole = isinstance(entry["dtype"], str) and isinstance(entry["shape"], list)
     if not whole or any(type(one) is not int for one in (*entry["shape"], begin, end)) or not 0 <= begin <= end:
@@ -86,7 +86,7 @@ def _end_of(entry: dict[str, Any]) -> int:
 
 
 def newest_model(job_dir: Path) -> tuple[int, Path] | None:
-    """Step and Hugging Face folder of the newest checkpoint that has weights."""
+    """Returns step and Hugging Face folder of the newest checkpoint that has weights."""
     for step in reversed(complete_steps(job_dir)):
         folder = model_folder(job_dir, step)
         if has_weights(folder):
@@ -95,9 +95,9 @@ def newest_model(job_dir: Path) -> tuple[int, Path] | None:
 
 
 def copy_all_but_weights(source: Path, target: Path) -> None:
-    """Copy a model's config, tokenizer and chat template into a folder; existing files stay.
+    """Copies a model's config, tokenizer and chat template into a folder; existing files stay.
 
-    config.json is copied last: its presence says that the other files are complete.
+    config.json is copied last: its presence shows that the other files are complete.
     """
     target.mkdir(parents=True, exist_ok=True)
     found = [path for path in source.iterdir() if path.is_file() and not path.name.startswith(".")]

@@ -1,11 +1,11 @@
 """The client of the sync service, for trainers, explorers and commands: deadlines, retries, errors, the watch.
 
-A call is a value, made by a function below; `SyncClient` sends it with asyncio, `BlockingSyncClient` from a thread:
+Each function below returns a call as a value. `SyncClient` sends it with asyncio, `BlockingSyncClient` from a thread:
 
     async with SyncClient(address, run) as sync:
         newest = await sync.ask(versions(limit=20))
 
-An answer that is an error is raised as the TrinityError of its code, with the service's message.
+An error status is raised as the TrinityError of its code, with the service's message.
 """
 
 import os
@@ -45,9 +45,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Version:
-    """A version as the service knows it. `measured`: what the explorer that verified it computed.
+    """A version as the service knows it. `measured` is the result of the explorer that verified it.
 
-    The manifest of an old version, or one that the service cannot read, has the number and the step alone.
+    The manifest has only number and step for an old version, and for a manifest that the service cannot read.
     """
 
     manifest: Manifest
@@ -85,7 +85,7 @@ class _Formed:
 
 @dataclass(frozen=True)
 class Membership:
-    """How an explorer joins. `transports` and `platform` as in sync.v1.Capabilities."""
+    """The data with which an explorer joins. `transports` and `platform` are those of sync.v1.Capabilities."""
 
     run: str
     explorer_id: str
@@ -100,7 +100,7 @@ class Membership:
 
 @dataclass(frozen=True)
 class Report:
-    """What an explorer serves, and what it found out: canaries by version. Fields as in sync.v1.ReportRequest."""
+    """An explorer's report, with canaries by version. The fields are those of sync.v1.ReportRequest."""
 
     version: int
     state: str  # name of an explorer.v1.ExplorerState
@@ -116,9 +116,9 @@ class Report:
 
 @dataclass(frozen=True)
 class View:
-    """What the service tells an explorer. `gate_step`: step up to which the LIVE version meets gates.
+    """The service's instructions to an explorer. The LIVE version meets gates up to `gate_step`.
 
-    `problem`: why `live` is absent although the run has a LIVE version.
+    `problem` is the reason why `live` is absent although the run has a LIVE version.
     """
 
     live: Manifest | None = None
@@ -131,7 +131,7 @@ class View:
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
-    """A request of sync.v1, its deadline, and what its answer means. The client adds the run."""
+    """A request of sync.v1, its deadline, and the function that reads its answer. The client adds the run."""
 
     method: str
     request: Any
@@ -139,14 +139,14 @@ class Call(Generic[T]):
     seconds: float = _SECONDS
 
     def of_run(self, run: str) -> Any:
-        """The request, for a run."""
+        """Returns the request with the run filled in."""
         if "run" in self.request.DESCRIPTOR.fields_by_name:
             self.request.run = run
         return self.request
 
 
 def claim(trainer_id: str, lease_id: str = "") -> Call[Claimed]:
-    """Take the run for this process, or renew the claim."""
+    """Takes the run for this process, or renews the claim."""
     request = pb.ClaimRequest(trainer_id=trainer_id, pid=os.getpid(), host=socket.gethostname(), lease_id=lease_id)
     return Call("Claim", request, _claimed, seconds=5.0)
 
@@ -158,7 +158,10 @@ def release(lease_id: str) -> Call[None]:
 def publish(
     manifest: Manifest, lease_id: str = "", rollback: int | None = None, versions_to_keep: int = 0
 ) -> Call[list[int]]:
-    """Versions whose files are no longer needed. `rollback`: number of the newest one that the weights follow."""
+    """Publishes a version; the answer lists versions whose files are no longer needed.
+
+    `rollback` is the number of the newest rollback that the weights follow.
+    """
     request = pb.PublishRequest(
         manifest=manifest_to_proto(manifest), lease_id=lease_id, rollback=rollback, versions_to_keep=versions_to_keep
     )
@@ -171,34 +174,34 @@ def version(number: int) -> Call[Version]:
 
 
 def versions(limit: int) -> Call[list[Version]]:
-    """Newest first."""
+    """Lists versions, newest first."""
     request = pb.ListVersionsRequest(limit=limit)
     return Call("ListVersions", request, lambda answer: [_version(v) for v in answer.versions])
 
 
 def pin(number: int, pinned: bool) -> Call[None]:
-    """Keep a version's files, or let them go again."""
+    """Pins a version, which keeps its files, or unpins it."""
     return Call("Pin", pb.PinRequest(version=number, pinned=pinned), _nothing)
 
 
 def roll_back(number: int, keep_experience: bool, reason: str) -> Call[tuple[Rollback | None, tuple[int, ...]]]:
-    """The rollback, which may have been made before, and the versions that it withdrew.
+    """Rolls back; the answer is the rollback, new or made before, and the versions that it withdrew.
 
-    None: the version is LIVE without a rollback.
+    The rollback is None for a version that is LIVE without one.
     """
     request = pb.RollbackRequest(version=number, keep_experience=keep_experience, reason=reason)
     return Call("Rollback", request, _rolled_back)
 
 
 def served() -> Call[list[int]]:
-    """The version that each living explorer serves; -1: none yet."""
+    """Lists the version of each living explorer; -1 before its first."""
     return Call("ListMembers", pb.ListMembersRequest(), lambda answer: [member.version for member in answer.members])
 
 
 def form_epoch(
     lease_id: str, backend: str, store_address: str, store_secret: str, excluded: Collection[str], *, renew: bool
 ) -> Call[Epoch | None]:
-    """The collective group for the next update; None if no explorer is ready."""
+    """Forms the collective group for the next update; None if no explorer is ready."""
     request = pb.FormEpochRequest(
         lease_id=lease_id,
         backend=backend,
@@ -211,7 +214,7 @@ def form_epoch(
 
 
 def join(me: Membership) -> Call[tuple[str, float]]:
-    """A lease, and how many seconds it lives without a report."""
+    """Joins a run; the answer is a lease and the seconds that it lives without a report."""
     able = pb.Capabilities(
         transports=me.transports,
         dtype=me.dtype,
@@ -241,7 +244,7 @@ def leave(lease_id: str) -> Call[None]:
 
 
 class SyncClient:
-    """Calls for one run with asyncio. Each is one attempt."""
+    """Sends calls for one run with asyncio, one attempt each."""
 
     def __init__(self, address: str, run: str) -> None:
         self._channel = rpc.channel(address)
@@ -258,7 +261,10 @@ class SyncClient:
         await self._channel.close()
 
     async def ask(self, call: Call[T], *, waits: bool = False) -> T:
-        """`waits`: within its time it waits for a service that is not there yet. Raises Unavailable after that."""
+        """Returns the answer. With `waits`, waits within the deadline for a service that has not started yet.
+
+        Raises Unavailable if the service does not answer in time.
+        """
         send = getattr(self._stub, call.method)
         try:
             return call.read(await send(call.of_run(self.run), timeout=call.seconds, wait_for_ready=waits))
@@ -268,7 +274,7 @@ class SyncClient:
             raise Unavailable(f"the connection to the sync service is closed: {error}") from None
 
     async def watch(self, lease_id: str) -> AsyncIterator[View]:
-        """What to load, now and at every change, for as long as the lease lives. Ends with an error."""
+        """Yields the view now and at every change while the lease lives. Always ends by raising an error."""
         try:
             async for answer in self._stub.Watch(pb.WatchRequest(run=self.run, lease_id=lease_id)):
                 yield _view(answer)
@@ -280,7 +286,7 @@ class SyncClient:
 
 
 class BlockingSyncClient:
-    """Calls for one run from any thread; `ask` is repeated while the service does not answer: it may be restarting."""
+    """Sends calls for one run from any thread. `ask` retries while the service, which may restart, does not answer."""
 
     def __init__(self, address: str, run: str) -> None:
         self._channel = rpc.blocking_channel(address)
@@ -291,7 +297,7 @@ class BlockingSyncClient:
         self._channel.close()
 
     def ask_once(self, call: Call[T]) -> T:
-        """Unavailable if the service does not answer."""
+        """Raises Unavailable if the service does not answer."""
         try:
             return call.read(getattr(self._stub, call.method)(call.of_run(self.run), timeout=call.seconds))
         except grpc.RpcError as error:
@@ -314,7 +320,7 @@ def _raised(error: Any) -> TrinityError:
 
 
 def _nothing(answer: Any) -> None:
-    """The answer says only that the call was done."""
+    """Reads an empty answer."""
 
 
 def _claimed(answer: pb.ClaimResponse) -> Claimed:

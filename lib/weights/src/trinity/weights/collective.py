@@ -1,4 +1,4 @@
-"""The collective group over which the trainer broadcasts weights to the explorers' engines. Both sides; needs torch.
+"""The collective group in which the trainer broadcasts weights to the explorers' engines. Both sides; needs torch.
 
 Members meet in a store that the trainer serves. An epoch is one group; it is never repaired, only replaced:
 
@@ -63,9 +63,9 @@ class Bucket:
 
 
 def plan_buckets(tensors: Sequence[TensorInfo], bucket_bytes: int) -> list[Bucket]:
-    """Tensors in their order; a bucket ends before the tensor that would make it larger than `bucket_bytes`.
+    """Packs tensors in their order; a bucket ends before the tensor that would make it larger than `bucket_bytes`.
 
-    A tensor that is larger by itself has a bucket of its own. Offsets are multiples of 16 bytes.
+    A larger tensor gets a bucket for itself. Offsets are multiples of 16 bytes.
     """
     buckets: list[Bucket] = []
     slots: list[Slot] = []
@@ -87,7 +87,7 @@ _Coming = tuple[Bucket, Any, torch.Tensor]
 class Group:
     """One epoch's group, rank 0 the trainer. `broadcast` is a collective: every rank calls it, in the same order.
 
-    Made by every rank together. Raises GroupBroken when a rank does not come, or is not done, within the timeout, and
+    All ranks make it together. Raises GroupBroken if a rank does not arrive or finish within the timeout, and
     torch.OutOfMemoryError.
     """
 
@@ -120,13 +120,13 @@ class Group:
             raise
 
     def _connect(self) -> Any:
-        """The first broadcast. NCCL waits in it for all ranks, as long as it takes."""
+        """Starts the first broadcast. NCCL waits in it for all ranks, without a limit."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # of this thread
         return self.broadcast(torch.zeros(1, dtype=torch.uint8, device=self.device))
 
     def broadcast(self, buffer: torch.Tensor) -> Any:
-        """Start sending `buffer` (uint8) from rank 0 to the others; pass the result to `wait`."""
+        """Starts sending `buffer` (uint8) from rank 0 to the others. The result is for `wait`."""
         if self._group is None:
             raise GroupBroken("it was aborted")
         try:
@@ -135,7 +135,7 @@ class Group:
             raise GroupBroken(f"broadcast failed: {error}") from None
 
     def wait(self, work: Any) -> None:
-        """Blocks until a broadcast is done. After GroupBroken the group cannot be used."""
+        """Blocks until a broadcast is done. After GroupBroken the group is unusable."""
         try:
             if self.device.type == "cpu":
                 work.wait(timedelta(seconds=self._timeout))
@@ -151,7 +151,7 @@ class Group:
             raise GroupBroken(f"a broadcast was broken off: {str(error).splitlines()[0]}") from None
 
     def close(self) -> None:
-        """Abort the group without waiting for the other ranks; returns soon."""
+        """Aborts the group without waiting for the other ranks; returns soon."""
         dropped, self._group = [self._group], None
         aborted = threading.Event()
 
@@ -169,9 +169,9 @@ _threads: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
 
 
 def _run_in_daemon_thread(work: Callable[[], None]) -> None:
-    """The caller may stop waiting for it. The exit of the process waits for `_EXIT_SECONDS`.
+    """Runs `work` in a thread that callers need not wait for. The exit of the process waits for `_EXIT_SECONDS`.
 
-    Python ends daemon threads by force at its exit. One that destroys a group then would abort the process.
+    Python ends daemon threads by force at its exit. A thread that then destroys a group would abort the process.
     """
     thread = threading.Thread(target=work, daemon=True, name="group")
     _threads.add(thread)
@@ -186,7 +186,7 @@ def _join_threads() -> None:
 
 
 def _in_time(work: Callable[[], Any], seconds: float) -> Any:
-    """Its result or its exception. TimeoutError: the call keeps running, and no caller waits for it."""
+    """Returns the result of a call or raises its exception. After TimeoutError the call runs on without a caller."""
     done: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
     def run() -> None:
@@ -224,15 +224,15 @@ def _process_group(
 
 
 def _interface(store_address: str) -> str:
-    """Where gloo listens: on the loopback for a store on it, else as the user says; empty: on the host's address."""
+    """Returns gloo's interface: the loopback for a store on it, else the user's; empty for the host's address."""
     if store_address.rpartition(":")[0].strip("[]") in LOOPBACK:
         return loopback_interface()
     given = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    return "" if given == loopback_interface() else given  # that is for the trainer's own ranks
+    return "" if given == loopback_interface() else given  # the loopback is for the trainer's own ranks
 
 
 def send(group: Group, tensors: Sequence[TensorInfo], weights: Iterable[tuple[str, torch.Tensor]], size: int) -> None:
-    """Rank 0: broadcast a version. `weights` yields the tensors in the order of `tensors`; `size` is bucket_bytes.
+    """Rank 0: broadcasts a version. `weights` yields the tensors in the order of `tensors`; `size` is bucket_bytes.
 
     A bucket is packed while the one before it travels. Raises InvalidInput if the weights differ from those announced,
     GroupBroken, and torch.OutOfMemoryError if there is no room for a bucket.
@@ -261,12 +261,12 @@ def _pack(bucket: Bucket, weights: Iterator[tuple[str, torch.Tensor]], buffer: t
 
 
 def receive(group: Group, tensors: Sequence[TensorInfo], size: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Other ranks: the tensors of a version as they come. A bucket's memory is free once its tensors are dropped."""
+    """Other ranks: yields the tensors of a version. A bucket's memory is free once its tensors are dropped."""
     return chain.from_iterable(receive_buckets(group, tensors, size))
 
 
 def receive_buckets(group: Group, tensors: Sequence[TensorInfo], size: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """As `receive`, one bucket at a time; the transfer has started when this returns. One bucket is prefetched."""
+    """Yields a version's tensors bucket by bucket, one bucket ahead. The transfer has started when this returns."""
     later = iter(plan_buckets(tensors, size))
     coming = deque(_begin(group, bucket) for bucket in islice(later, _UNDER_WAY))
     return _arriving(group, coming, later)

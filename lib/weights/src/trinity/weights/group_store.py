@@ -1,8 +1,8 @@
-"""Where trainer and members of a collective group meet: keys and values that the trainer serves. Needs torch.
+"""The store in which trainer and members of a collective group meet; the trainer serves it. Needs torch.
 
 torch's TCPStore lets every process that reaches its port list, set and delete keys, so a prefix of keys protects
 nothing. Here each side first proves that it knows the epoch's secret, which the trainer makes and the sync service
-gives to the members alone: HMAC-SHA256 over random bytes of both. What follows is neither signed nor encrypted.
+gives only to the members: HMAC-SHA256 over random bytes of both. Later messages are neither signed nor encrypted.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class GroupBroken(TrinityError):
 
 
 class Store:
-    """One side's view, with deadlines and without blocking reads. `secret` is hexadecimal."""
+    """One side of the store, with deadlines and without blocking reads. `secret` is hexadecimal."""
 
     def __init__(self, client: "_Client", address: str, secret: str, server: "_Server | None" = None) -> None:
         self._client, self._server = client, server
@@ -45,7 +45,7 @@ class Store:
 
     @classmethod
     def serve(cls, host: str) -> "Store":
-        """Listens on a free port: of the loopback for a loopback host, for any other name of all interfaces."""
+        """Listens on a free port: on the loopback for a loopback host, for any other name on all interfaces."""
         secret = secrets.token_hex(32)
         server = _Server(("127.0.0.1" if host in LOOPBACK else "", 0), bytes.fromhex(secret))
         threading.Thread(target=server.serve_forever, daemon=True, name="group-store").start()
@@ -54,7 +54,7 @@ class Store:
 
     @classmethod
     def connect(cls, address: str, secret: str, timeout_seconds: float) -> "Store":
-        """Raises GroupBroken if no process serves it, or one that does not know the secret."""
+        """Raises GroupBroken if no process serves the store, or the server does not know the secret."""
         host, _, port = address.rpartition(":")
         try:
             return cls(_Client(host.strip("[]"), int(port), secret, timeout_seconds), address, secret)
@@ -62,7 +62,7 @@ class Store:
             raise GroupBroken(f"the trainer's store at {address} does not answer: {error}") from None
 
     def prefixed(self, prefix: str) -> Any:
-        """For a process group, which keeps no reference of its own: this object must live as long."""
+        """Returns torch's store for a process group. The group keeps no reference, so this object must outlive it."""
         return dist.PrefixStore(prefix, self._client)
 
     def say(self, key: str, yes: bool = True) -> None:
@@ -70,17 +70,17 @@ class Store:
             self._client.set(key, _YES if yes else _NO)
 
     def heard(self, key: str) -> bool | None:
-        """The value of a key; None: not set yet."""
+        """Returns the value of a key; None while it is not set."""
         with _broken_store():
             value = self._client.find(key)
         return None if value is None else value == _YES
 
     def wait(self, key: str, timeout_seconds: float) -> bool:
-        """Whether the answer "yes" came in time."""
+        """Returns True if the answer "yes" came in time."""
         return self.wait_all([key], timeout_seconds)[0] is True
 
     def wait_all(self, keys: Sequence[str], timeout_seconds: float) -> list[bool | None]:
-        """The answer under each key; returns early when all are yes, or one is no."""
+        """Returns the answer under each key, early when all are yes or one is no."""
         end = time.monotonic() + timeout_seconds
         while True:
             heard = [self.heard(key) for key in keys]
@@ -89,7 +89,7 @@ class Store:
             time.sleep(_POLL_SECONDS)
 
     def close(self) -> None:
-        """End the connection, and the server of the side that serves."""
+        """Ends the connection and, on the trainer's side, the server."""
         self._client.close()
         if self._server is not None:
             self._server.shutdown()
@@ -105,7 +105,7 @@ def _broken_store() -> Iterator[None]:
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """A thread for each connection. It serves those that prove that they know the secret."""
+    """Runs a thread for each connection. Serves clients that prove that they know the secret."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -125,7 +125,7 @@ class _Server(socketserver.ThreadingTCPServer):
             return self._values.get(key)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that breaks, or speaks something else, is closed; that is all."""
+        """Ignores connections that break or speak another protocol; they are closed."""
 
 
 class _Connection(socketserver.StreamRequestHandler):
@@ -149,7 +149,7 @@ class _Connection(socketserver.StreamRequestHandler):
 
 
 class _Client(dist.Store):
-    """torch's interface, as far as gloo and NCCL use it. Errors are torch's DistError."""
+    """The part of torch's store that gloo and NCCL use. Raises torch's DistError."""
 
     def __init__(self, host: str, port: int, secret: str, timeout_seconds: float) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class _Client(dist.Store):
         self._seconds = timeout.total_seconds()
 
     def clone(self) -> dist.Store:
-        """A connection serves all threads."""
+        """Returns itself: one connection serves all threads."""
         return self
 
     def _ask(self, operation: bytes, key: str, value: bytes = b"") -> bytes | None:
@@ -210,7 +210,7 @@ class _Client(dist.Store):
                 known, size = _ANSWER.unpack(_read(self._file, _ANSWER.size))
                 answer = _read(self._file, size)
         except (OSError, ValueError) as error:
-            self.close()  # an answer that is late would be taken for the next one
+            self.close()  # a late answer would be taken for the next one
             raise dist.DistNetworkError(str(error)) from None
         return answer if known else None
 

@@ -1,4 +1,4 @@
-"""Versions of a run that trains adapters: the adapters alone, merged with the base model where they are loaded.
+"""Versions of a run that trains adapters. They hold only the adapters, which engines merge with the base model.
 
     W = W_base + alpha / rank * B A         (Hu et al., LoRA, arXiv:2106.09685, equation 3)
 
@@ -33,7 +33,7 @@ class LoraTarget:
 
 @dataclass(frozen=True)
 class Lora:
-    """How a version's adapters change the base model."""
+    """Rank, alpha and targets of a version's adapters."""
 
     rank: int
     alpha: float
@@ -44,7 +44,7 @@ class Lora:
         return self.alpha / self.rank
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise InvalidInput unless `shapes`, the version's tensors, are one A and one B for each target."""
+        """Raises InvalidInput unless `shapes`, the version's tensors, are one A and one B for each target."""
         if self.rank < 1 or not 0 < self.alpha < math.inf:
             raise InvalidInput(f"{_FIELD}.rank", f"is {self.rank} with alpha {self.alpha}; both must be > 0")
         if not self.targets:
@@ -61,7 +61,7 @@ class Lora:
                 raise InvalidInput("manifest.tensors", f"{name} is {found}; the adapted matrices need it {due}")
 
     def check_base(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise InvalidInput unless `shapes`, the base model's tensors, have every target."""
+        """Raises InvalidInput unless `shapes`, the base model's tensors, have every target."""
         known = {in_model(name): shape for name, shape in shapes.items()} | dict(shapes)
         for target in self.targets:
             if known.get(target.name) != target.shape:
@@ -73,14 +73,14 @@ class Lora:
 
 
 def in_model(name: str) -> str:
-    """What a model that reads images calls a tensor of its files: those of Qwen2.5-VL lack a part of some names."""
+    """Returns an image model's name of a tensor in its files: the files of Qwen2.5-VL lack a part of some names."""
     if name.startswith("visual."):
         return f"model.{name}"
     return _OF_LANGUAGE_MODEL.sub("model.language_model.", name)
 
 
 def adapter_names(target: str) -> tuple[str, str]:
-    """Names of A and B in peft's adapter files, by the name of the matrix in the base model's."""
+    """Returns the names of A and B in peft's adapter files for a matrix of the base model."""
     module = f"base_model.model.{target.removesuffix(_WEIGHT)}"
     return f"{module}.lora_A{_WEIGHT}", f"{module}.lora_B{_WEIGHT}"
 
@@ -88,7 +88,7 @@ def adapter_names(target: str) -> tuple[str, str]:
 def merged(
     base: Iterable[tuple[str, "torch.Tensor"]], adapters: Mapping[str, "torch.Tensor"], scale: float, device: Any
 ) -> Iterator[tuple[str, "torch.Tensor"]]:
-    """The base model's tensors, one by one; adapted ones as float32 sums computed on `device`.
+    """Yields the base model's tensors; adapted ones as float32 sums computed on `device`.
 
     `base` is not changed. Raises InvalidInput, at the end, if an adapter's matrix did not come.
     """

@@ -1,8 +1,8 @@
-"""Weight versions as the trainer makes them, the sync service judges them and the explorers load them.
+"""Weight versions: the trainer makes them, the sync service verifies them, explorers load them.
 
 Life of a version: STAGED (offered) -> VERIFIED (matches its manifest, and an explorer computed its canary) -> LIVE
-(explorers load it) -> RETIRED; or REJECTED. Version 0 is the run's base model: explorers start from it, so it has no
-files. It has those of adapters that the run begins with.
+(explorers load it) -> RETIRED; or REJECTED. Version 0 is the run's base model: explorers start from it, so it has
+files only if the run begins with adapters.
 """
 
 import math
@@ -53,7 +53,7 @@ class FileInfo:
 
 @dataclass(frozen=True)
 class FolderOffer:
-    """The files are in a folder that both sides see. `delta`: those of the difference, not the whole ones."""
+    """Files in a folder that both sides see. `delta`: files of the difference instead of the whole version."""
 
     transport: ClassVar[str] = "folder"
     path: str
@@ -94,7 +94,7 @@ Offer = FolderOffer | S3Offer | JetStreamOffer | CollectiveOffer
 
 @dataclass(frozen=True)
 class Delta:
-    """The version as a difference to an older one: applied to the base's tensors it gives these, bit for bit."""
+    """The version as a difference to an older one. Applied to the base's tensors it gives the version's exact bits."""
 
     base_version: int
     files: tuple[FileInfo, ...]
@@ -104,7 +104,7 @@ class Delta:
 class Probe:
     """A token sequence of L >= 2 ids and the log-probabilities [L - 1] of each next token at temperature 1, in nats.
 
-    images: files of those whose placeholders are among the tokens, in order.
+    `images` are the files of the images whose placeholders are among the tokens, in order.
     """
 
     token_ids: tuple[int, ...]
@@ -114,7 +114,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Canary:
-    """What every engine that loads the version must compute, within a mean and a maximum difference in nats."""
+    """Log-probabilities that engines must reproduce after a load, within a mean and a maximum difference in nats."""
 
     probes: tuple[Probe, ...]
     mean_tolerance: float
@@ -153,13 +153,13 @@ class Manifest:
         return sum(file.size_bytes for file in self.files)
 
     def load_arguments(self, folder: Path) -> tuple[list[str], list[tuple[str, int]]]:
-        """Paths of the files, and every tensor's name with the index of its file: what an engine loads."""
+        """Returns the files' paths, and for every tensor its name and the index of its file, as engines load them."""
         index = {info.name: position for position, info in enumerate(self.files)}
         paths = [str(folder / info.name) for info in self.files]
         return paths, [(tensor.name, index[tensor.file]) for tensor in self.tensors]
 
     def check(self) -> None:
-        """Raise InvalidInput naming the field that cannot be right, without looking at any file."""
+        """Raises InvalidInput naming an inconsistent field. Reads no file."""
         if self.version < 0 or self.step < 0:
             raise InvalidInput("manifest.version", f"is {self.version} at step {self.step}; both are >= 0")
         self._check_canary()
@@ -222,7 +222,7 @@ class Manifest:
 
 
 def manifest_of_folder(run: str, version: int, folder: Path, *, checksums: bool = True) -> Manifest:
-    """The manifest of a Hugging Face folder with safetensors files, read off their headers.
+    """Makes the manifest of a Hugging Face folder from the headers of its safetensors files.
 
     Raises InvalidInput naming the file that is missing or damaged.
     """
@@ -243,7 +243,7 @@ def manifest_of_folder(run: str, version: int, folder: Path, *, checksums: bool 
 
 
 def regular_size(path: Path) -> int:
-    """Bytes of a file. Raises InvalidInput unless there is one: pipes and devices could be read for ever."""
+    """Returns the bytes of a regular file. Raises InvalidInput for others: pipes and devices could be read for ever."""
     try:
         found = path.stat()
     except OSError:
@@ -254,7 +254,7 @@ def regular_size(path: Path) -> int:
 
 
 def check_files(manifest: Manifest, folder: Path) -> None:
-    """Compare the files in `folder` with the manifest: size, then checksum. Raises InvalidInput naming the file."""
+    """Compares the files in `folder` with the manifest: size, then checksum. Raises InvalidInput naming the file."""
     for info in manifest.files:
         path = folder / info.name
         size = regular_size(path)

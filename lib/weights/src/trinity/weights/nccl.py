@@ -1,6 +1,6 @@
 """Settings of torch for NCCL, so that a broken group of trainer and explorers does not end its processes.
 
-torch watches every group of NCCL with threads of its own. A collective that times out or fails blocks
+torch watches every group of NCCL with threads. A collective that times out or fails blocks
 that thread for a minute, and destroying the group waits for it. Eight minutes later the monitor of the process's first
 group, even if that is another one, ends the process. (ProcessGroupNCCL.cpp of torch 2.11: Watchdog::runLoop,
 HeartbeatMonitor::runLoop.)

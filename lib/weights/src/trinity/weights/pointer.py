@@ -1,10 +1,10 @@
-"""The pointer of a run: which version is LIVE, and the rollbacks that led there.
+"""The pointer of a run to its LIVE version, with the rollbacks that led there; the collective group.
 
-One JSON value under `RunNames.live_key` in the bucket of versions. Only the sync service writes it, always by
-compare-and-set; the buffer and the command line read it. What is withdrawn follows from it alone: a version that a
-rollback withdrew never comes back, and no later version has its number.
+The pointer is one JSON value under `RunNames.live_key` in the bucket of versions. Only the sync service writes it,
+always by compare-and-set; the buffer and the command line read it. It determines which versions are withdrawn: a
+version that a rollback withdrew never comes back, and no later version has its number.
 
-Beside it the sync service keeps a record of each version; others may read its verification result there.
+The sync service also keeps a record of each version, in which other processes read the verification result.
 """
 
 import json
@@ -20,7 +20,7 @@ from trinity.runtime.errors import DataLoss
 from trinity.weights.wire import VersionState
 
 MOST_ROLLBACKS = 20
-# What decoding a value of KV raises that no sync service wrote.
+# Raised by decoding a value of KV that no sync service wrote.
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 Kind = TypeVar("Kind")
@@ -52,7 +52,7 @@ class Live:
     Gates up to optimizer step `gate_step` are met: the LIVE version's own step, or more if the versions of those steps
     were rejected or withdrawn; it never goes down. `rollbacks` are the newest ones, oldest first. `withdrawn` are the
     ranges (after, up to and including) of all rollbacks of the run. `newest_version` and `newest_step` belong to
-    the newest version ever registered, in any state; `claim` is the newest trainer's claim: holders of older claims can
+    the newest version ever registered, in any state. `claim` is the newest trainer's claim: holders of older claims can
     change nothing.
     """
 
@@ -70,7 +70,7 @@ class Live:
 
     @property
     def rollback(self) -> Rollback | None:
-        """The newest one."""
+        """The newest rollback; None before the first."""
         return self.rollbacks[-1] if self.rollbacks else None
 
 
@@ -106,14 +106,15 @@ class Epoch:
 
 
 def encode(value: Any) -> bytes:
-    """A dataclass as a value of KV."""
+    """Encodes a dataclass as a value of KV."""
     return json.dumps(asdict(value)).encode()
 
 
 def decode(kind: Callable[..., Kind], value: bytes) -> Kind:
-    """A dataclass from a value of KV, without the fields of a newer writer.
+    """Decodes a dataclass from a value of KV, without the fields of a newer writer.
 
-    A writer of any age has the first field of each kind; the others have defaults. One of UNREADABLE for other values.
+    Writers of all ages have the first field of each kind; missing later fields get their defaults. Raises one of
+    UNREADABLE for other values.
     """
     first = fields(kind)[0].name  # type: ignore[arg-type]
     if first not in pydantic_core.from_json(value):
@@ -132,7 +133,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def decode_live(value: bytes) -> Live:
-    """The pointer; that of a run without one for an empty value. DataLoss for a value that no sync service wrote."""
+    """Decodes the pointer; an empty value is that of a new run. Raises DataLoss for any other unreadable value."""
     try:
         live = decode(Live, value) if value else Live()
     except UNREADABLE as error:
@@ -142,9 +143,9 @@ def decode_live(value: bytes) -> Live:
 
 
 def verdict_of(record: bytes) -> VersionState | None:
-    """STAGED, VERIFIED or REJECTED, of a version's record under `RunNames.version_key`; None if there is none.
+    """Returns STAGED, VERIFIED or REJECTED from a version's record under `RunNames.version_key`; None without a record.
 
-    DataLoss for a value that no sync service wrote.
+    Raises DataLoss for a value that no sync service wrote.
     """
     try:
         return VersionState(json.loads(record)["state"]) if record else None

@@ -1,4 +1,4 @@
-"""Files of torch.save, read without running any code of theirs.
+"""Reads files of torch.save without running code in them.
 
 Torch's restricted unpickler (`weights_only`) rebuilds tensors and plain containers. Callers name the few other classes
 that a file may hold. Every other global ends the reading.
@@ -22,7 +22,7 @@ _REFUSED = re.compile(r"GLOBAL (\S+)")
 
 
 def load_safely(path: Path, allowed: Sequence[Any], *, mapped: bool = True) -> dict[str, Any]:
-    """The dict in a file, on the CPU; `mapped`: tensors are views of the file where its format allows.
+    """Returns the dict in a file, on the CPU. `mapped`: tensors are views of the file where its format allows.
 
     `allowed`: classes, or pairs of a class and the name under which the file knows it. Raises InvalidInput if the file
     is missing, damaged, or asks for another global.
@@ -34,7 +34,7 @@ def load_safely(path: Path, allowed: Sequence[Any], *, mapped: bool = True) -> d
 
 
 def load_any(path: Path, allowed: Sequence[Any], *, mapped: bool = True, span: tuple[int, int] | None = None) -> object:
-    """As `load_safely`, of any type; `span`: first byte and length of the file's part that torch.save wrote."""
+    """Returns an object of any type. `span`: first byte and length of the part that torch.save wrote."""
     if not path.is_file():
         raise InvalidInput(str(path), "is missing")
     source: Path | io.BytesIO = path
@@ -68,7 +68,7 @@ def _member(enum: Any, name: str) -> Any:
 
 @contextlib.contextmanager
 def _only(allowed: Sequence[Any]) -> Iterator[None]:
-    """Allow these classes and nothing that other modules have allowed (torch allows the real DTensor, for one)."""
+    """Allows only these classes, and none that other modules have allowed (torch allows the real DTensor)."""
     before = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
     try:

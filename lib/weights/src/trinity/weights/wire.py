@@ -1,4 +1,4 @@
-"""Manifests as protobuf messages, there and back."""
+"""Conversion of manifests and of JetStream's closing entries to and from protobuf."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -28,7 +28,7 @@ class VersionState(IntEnum):
 
 
 class ExplorerState(IntEnum):
-    """What an explorer does: explorer.v1.ExplorerState. A state that a newer explorer reports is UNKNOWN."""
+    """The states of explorer.v1.ExplorerState. UNKNOWN stands for any state that only newer explorers report."""
 
     UNKNOWN = explorer_pb2.EXPLORER_STATE_UNSPECIFIED
     STARTING = explorer_pb2.EXPLORER_STATE_STARTING
@@ -52,7 +52,7 @@ class ExplorerState(IntEnum):
 
     @property
     def text(self) -> str:
-        """As commands show it: "waiting for log"."""
+        """The state in commands' output: "waiting for log"."""
         return self.name.lower().replace("_", " ")
 
 
@@ -61,18 +61,18 @@ def manifest_to_proto(manifest: Manifest) -> pb.Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest as it is stored; equal manifests give equal bytes."""
+    """Encodes a manifest for storage; equal manifests give equal bytes."""
     return manifest_to_proto(manifest).SerializeToString(deterministic=True)
 
 
 def manifest_from_proto(message: pb.Manifest) -> Manifest:
-    """Unknown kinds of offers, from newer writers, are ignored."""
+    """Ignores unknown kinds of offers, which newer writers may add."""
     offers = (_from_offer(offer) for offer in message.offers)
     return from_message(Manifest, message, offers=tuple(offer for offer in offers if offer is not None))
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """The manifest in `data`, as `encode_manifest` made it. Raises InvalidInput if it is not one."""
+    """Decodes the result of `encode_manifest`. Raises InvalidInput for other bytes."""
     try:
         return manifest_from_proto(pb.Manifest.FromString(data))
     except Exception as error:

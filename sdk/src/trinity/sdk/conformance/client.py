@@ -1,4 +1,4 @@
-"""A provider as the suite calls it, and one episode message by message, in or out of turn."""
+"""The suite's calls of a provider, and episodes message by message, in or out of turn."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
@@ -15,7 +15,7 @@ from trinity.sdk.conformance.result import Broken
 from trinity.sdk.contract import Action, Answer, Reset, Score, ScoreRequest, answer_problem
 from trinity.sdk.environment import Description
 
-# Beyond the announced time.
+# Added to the announced time.
 GRACE_SECONDS = 2.0
 
 
@@ -29,7 +29,7 @@ class Refused(Exception):
 
 
 async def refused(work: Awaitable[object], *codes: grpc.StatusCode) -> None:
-    """Raises Broken unless it is refused with one of these codes."""
+    """Raises Broken unless the call is refused with one of these codes."""
     names = " or ".join(code.name for code in codes)
     try:
         await work
@@ -55,7 +55,7 @@ class Provider:
         self.stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
 
     async def describe(self, seconds: float, *, waits: bool = False) -> Described:
-        """Raises AioRpcError. `waits`: for a provider that is not there yet."""
+        """Returns the announcement. `waits` for a provider that has not started yet. Raises AioRpcError."""
         answer = await self.stub.Describe(pb.DescribeRequest(), timeout=seconds, wait_for_ready=waits)
         environments = [wire.description_of(one) for one in answer.environments]
         return Described(environments, list(answer.scorers), answer.protocol_version)
@@ -83,17 +83,17 @@ class Stream:
         self._call.cancel()
 
     async def reset(self, reset: Reset) -> Answer:
-        """A sound answer. Raises Refused, and Broken if there is none."""
+        """Returns a sound answer. Raises Refused, and Broken for any other."""
         request = pb.EpisodeRequest(reset=wire.reset_to_proto(reset))
         return await self._exchange(request, self._reset_seconds, 0, "reset")
 
     async def restore(self, reset: Reset) -> Answer:
-        """As reset, with the state and the turn of an answer."""
+        """Resets with the state and the turn of an answer. Raises Refused, and Broken for an unsound answer."""
         request = pb.EpisodeRequest(reset=wire.reset_to_proto(reset))
         return await self._exchange(request, self._reset_seconds, reset.turn, "restore")
 
     async def act(self, text: str, turn: int) -> Answer:
-        """A sound answer. Raises Refused, and Broken if there is none."""
+        """Returns a sound answer. Raises Refused, and Broken for any other."""
         request = pb.EpisodeRequest(action=wire.action_to_proto(Action(text, turn)))
         return await self._exchange(request, self._step_seconds, turn, f"action {turn}")
 
@@ -123,7 +123,7 @@ class Stream:
         return Refused(code, str(await self._call.details()))
 
     async def silent(self, seconds: float) -> None:
-        """Raises Broken if something comes that was not asked for. The stream is of no use afterwards."""
+        """Raises Broken if an unsolicited message arrives. The stream is unusable afterwards."""
         try:
             async with asyncio.timeout(seconds):
                 answer = await self._call.read()
@@ -136,7 +136,7 @@ class Stream:
         raise Broken("there was a second answer to one message")
 
     async def finish(self, seconds: float) -> None:
-        """Half-close, as a client does that needs no more. Raises Broken unless the provider ends with OK."""
+        """Half-closes, as clients do at the end. Raises Broken unless the provider ends with OK."""
         try:
             async with asyncio.timeout(seconds):
                 await self._call.done_writing()

@@ -8,7 +8,7 @@ from enum import StrEnum
 class Verdict(StrEnum):
     OK = "ok"
     FAILED = "FAILED"
-    # Could not be tried; says why.
+    # Could not be tried; the detail has the reason.
     SKIPPED = "skipped"
     # Allowed, but worth knowing.
     NOTE = "note"
@@ -29,7 +29,7 @@ class Broken(Exception):
 
 
 class Skipped(Exception):
-    """It cannot be tried."""
+    """The check cannot be tried."""
 
 
 class Noted(Exception):
@@ -37,7 +37,7 @@ class Noted(Exception):
 
 
 async def judge(subject: str, check: str, work: Awaitable[None]) -> Result:
-    """Run a check."""
+    """Runs a check."""
     try:
         await work
     except Broken as error:

@@ -1,4 +1,4 @@
-"""The checks of a whole provider and of its scorers; those of one environment are in episodes.py."""
+"""Checks of a whole provider and of its scorers. episodes.py has the checks of one environment."""
 
 from collections.abc import AsyncIterator, Sequence
 
@@ -33,8 +33,10 @@ _OPTIONS = [
 async def check_provider(
     address: str, sample: Sample, only: str = "", channel: grpc.aio.Channel | None = None
 ) -> AsyncIterator[Result]:
-    """Each check's result as it is known. `only`: one environment or scorer alone. `channel`: to a provider that asks
-    for an identity; else one to the address that shows none."""
+    """Yields each check's result. `only`: name of a single environment or scorer.
+
+    `channel`: to a provider that requires an identity; by default one to the address, without an identity.
+    """
     async with channel or grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
         provider, answer = Provider(channel), Described([], [], 0)
 
@@ -99,7 +101,7 @@ def _any() -> Description:
 
 
 async def _check_scorer(provider: Provider, scorer: str) -> None:
-    """One score for each item, finite or an error, for any items, and equal for equal items."""
+    """Raises Broken unless each item gets one finite score or an error, equal for equal items."""
     items = [Response("6 x 7?", response, "42", "{}") for response in _RESPONSES]
     items.append(Response(response="42", truth="42", task_json="no JSON"))
     request = ScoreRequest(scorer, items)
@@ -113,7 +115,7 @@ async def _unknown_scorer(provider: Provider) -> None:
     try:
         await provider.score(ScoreRequest("no/such/scorer"), _SCORE_SECONDS)
     except grpc.aio.AioRpcError as error:
-        # Who has no scorers at all need not implement the method.
+        # Providers without scorers need not implement the method.
         if error.code() not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED):
             raise Broken(f"it was refused with {error.code().name}: {error.details()}; must be NOT_FOUND") from None
         return

@@ -1,4 +1,4 @@
-"""One attached provider: a stream that brings environments and scorers, and how well it has served so far."""
+"""One attached provider: the stream that brings its environments and scorers, and its failures so far."""
 
 import asyncio
 import time
@@ -25,13 +25,13 @@ _FIRST_AVOIDED_SECONDS, _MAX_AVOIDED_SECONDS = 1.0, 60.0
 # Added to the announced time, for the network.
 _GRACE_SECONDS = 2.0
 _SCORE_SECONDS = 60.0
-# Until a provider must have answered a probe. With the grace it is less than the explorers' own grace.
+# Limit of a probe. With the grace it is less than the explorers' own grace.
 _PROBE_SECONDS = 2.0
 # Replies without a call after which the provider's stream is closed.
 _MAX_STRAYS = 100_000
-# Calls that may wait to be sent beside one for each open episode, such as closes of episodes.
+# Calls that may wait to be sent, besides one for each open episode: closes of episodes, for example.
 _MAX_UNSENT = 10_000
-# Caused by the task or the moment, not by the provider.
+# Statuses caused by the task or the moment, not by the provider.
 _BLAMELESS = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -54,8 +54,8 @@ class _FailureRecord:
 class Attachment:
     """One attached provider, from its offer until its stream ends.
 
-    `since`: Unix time of the offer. `ended`: why it ended. `token`: what it attached by. `refusal`: what its stream
-    ends with, where that is not just lost.
+    `since`: Unix time of the offer. `ended`: reason of the end. `token`: the token of the offer. `refusal`: error with
+    which the service ends its stream; None if the stream is merely lost.
     """
 
     provider: str
@@ -80,25 +80,25 @@ class Attachment:
             self.end(f"the attached provider {self.provider} does not read: {unsent} calls wait to be sent")
 
     def receive(self, reply: Reply) -> None:
-        """A reply came in."""
+        """Takes a reply."""
         self.peer.deliver(reply)
         if self.peer.strays > _MAX_STRAYS:
             self.end(f"the attached provider {self.provider} sent {_MAX_STRAYS} replies to calls that were not made")
 
     def end(self, reason: str) -> None:
-        """Fail all its episodes and close the stream. The first reason stays."""
+        """Fails all its episodes and closes the stream. The first reason stays."""
         self.ended = self.ended or reason
         self.peer.fail(grpc.StatusCode.UNAVAILABLE, reason)
         self.outbox.close()
 
     @property
     def failing(self) -> tuple[float, str] | None:
-        """Since when (Unix time) and why; None if all that it did last went well."""
+        """Returns start (Unix time) and reason of its oldest failure; None if its last calls succeeded."""
         oldest = min(self._records.values(), key=lambda record: record.since, default=None)
         return (oldest.since, oldest.reason) if oldest else None
 
     async def answers(self) -> bool:
-        """Ask for a step of an episode that it cannot know: every provider that is there answers with a failure."""
+        """Returns True if the provider responds to a step of an unknown episode, which is a failure."""
         try:
             identity = self.peer.begin()
         except Failed:
@@ -115,7 +115,7 @@ class Attachment:
         return not self.peer.gone
 
     async def slow(self, name: str, error: TimedOut) -> Failed:
-        """What a call that timed out means: a failure, or that the provider is frozen and counts as away."""
+        """Returns the failure of a call that timed out. Ends the attachment if the provider is frozen."""
         if await self.answers():
             self.record_failure(name, error)
             return Failed(error.code, str(error))
@@ -127,23 +127,29 @@ class Attachment:
         return not limit or self.open[name] < limit
 
     def avoided_until(self, name: str) -> float:
-        """Monotonic time until which other providers are preferred."""
+        """Returns the monotonic time until which other providers are preferred."""
         return self._records[name].avoided_until if name in self._records else 0.0
 
     def record_success(self, name: str) -> None:
         self._records.pop(name, None)
 
     def record_failure(self, name: str, error: Exception) -> None:
-        """Avoid it for a second after a first failure, twice as long after each further one in a row."""
+        """Avoids the provider for a second after a first failure, twice as long after each further one in a row."""
         record = self._records.setdefault(name, _FailureRecord())
         record.failures += 1
         record.reason = str(error)[:300]
         seconds = min(_MAX_AVOIDED_SECONDS, _FIRST_AVOIDED_SECONDS * 2 ** min(record.failures - 1, 10))
         record.avoided_until = time.monotonic() + seconds
-        log.warning("attached.avoided", provider=self.provider, environment=name, seconds=seconds, reason=record.reason)
+        log.warning(
+            "environment.provider.avoided",
+            provider=self.provider,
+            environment=name,
+            seconds=seconds,
+            reason=record.reason,
+        )
 
     async def score(self, request: ScoreRequest) -> Sequence[Score]:
-        """Scores that keep the contract. Raises Failed, TimedOut, ContractViolation."""
+        """Returns scores that keep the contract. Raises Failed, TimedOut, ContractViolation."""
         identity = self.peer.begin()
         self.open[request.scorer] += 1
         try:

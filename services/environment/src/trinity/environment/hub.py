@@ -1,4 +1,4 @@
-"""All attached providers: admission, and the choice of a provider for the next episode."""
+"""The attached providers: admission, and the choice of a provider for the next episode."""
 
 import asyncio
 import random
@@ -27,7 +27,7 @@ _FOLLOW_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Departure:
-    """A provider that went away. `since_seconds`: Unix time."""
+    """A provider that detached. `since_seconds`: Unix time."""
 
     provider: str
     since_seconds: float
@@ -46,8 +46,8 @@ class AttachedSource:
 
     @property
     def description(self) -> Description:
-        """The limits of all its providers: slots are summed, time limits are the slowest's, and all are deterministic,
-        and have snapshots, or it does not. It has images if one of them has."""
+        """Merges the providers' announcements: slots are summed, time limits are the slowest's, `deterministic` and
+        `snapshots` hold if they hold for all, `images` if it holds for any."""
         each = [attachment.environments[self.name] for attachment in self.attachments]
         if not each:
             return Description(self.name)
@@ -75,11 +75,11 @@ class AttachedSource:
         self.open -= 1
 
     async def close(self) -> None:
-        """The streams end with the server."""
+        """Does nothing: the streams end with the server."""
 
 
 class AttachedScorer:
-    """One scoring function, likewise."""
+    """One scoring function. The attached provider with the fewest open calls of it scores the next one."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -90,7 +90,7 @@ class AttachedScorer:
 
 
 class Hub:
-    """Admits providers into an arena, and takes them out again."""
+    """Admits providers into an arena, and removes them again."""
 
     def __init__(self, arena: Arena, tokens: AttachTokens) -> None:
         self._arena = arena
@@ -103,13 +103,13 @@ class Hub:
 
     @property
     def open(self) -> int:
-        """Episodes and scorings of all attached providers."""
+        """Returns the open episodes and scorings of all attached providers."""
         return sum(attachment.open.total() for attachment in self.attachments.values())
 
     async def admit(self, offer: Offer) -> Attachment:
-        """Raises Unauthenticated, Conflict (version), InvalidInput, AlreadyExists; nothing is changed then.
+        """Admits a provider, or raises Unauthenticated, Conflict (version), InvalidInput or AlreadyExists.
 
-        A provider of the same name that answers keeps it. One that does not loses it at once, to one with its token.
+        A provider that answers keeps its name. An unresponsive provider loses it at once to a newcomer with its token.
         """
         token = self._authenticate(offer.token)
         self._check(offer)
@@ -141,7 +141,7 @@ class Hub:
             scorer.attachments.append(attachment)
             self._arena.scorers[name] = scorer
         log.info(
-            "attached.came",
+            "environment.provider.attached",
             provider=offer.provider,
             instance=offer.instance[:100],
             token=token.name,
@@ -167,10 +167,10 @@ class Hub:
             self._scorers[name].attachments.remove(attachment)
             if not self._scorers[name].attachments:
                 del self._scorers[name], self._arena.scorers[name]
-        log.warning("attached.went", provider=attachment.provider, reason=attachment.ended)
+        log.warning("environment.provider.detached", provider=attachment.provider, reason=attachment.ended)
 
     async def follow_tokens(self) -> None:
-        """For ever: end the streams of providers whose token is revoked or expires."""
+        """Runs for ever. Ends the streams of providers whose token is revoked or expires."""
         while True:
             for attachment in list(self.attachments.values()):
                 if problem := self._tokens.problem(attachment.token):
@@ -216,7 +216,7 @@ def _check_names(names: Collection[str], field: str, built_in: Collection[str]) 
 
 
 def _here(attachments: list[Attachment], name: str) -> list[Attachment]:
-    """Without those that are gone: a stream may take a while to end. Raises Unavailable if none is left."""
+    """Returns the attachments that have not ended; ended streams may linger. Raises Unavailable if none is left."""
     here = [one for one in attachments if not one.peer.gone]
     if not here:
         raise Unavailable(f"{name}: its attached provider went away")
@@ -224,7 +224,7 @@ def _here(attachments: list[Attachment], name: str) -> list[Attachment]:
 
 
 def choose(attachments: list[Attachment], name: str) -> Attachment:
-    """The least busy provider among those not avoided; else the one avoided for the shortest time."""
+    """Returns the least busy provider that is not avoided; else the provider avoided for the shortest time."""
     now = time.monotonic()
     fit = [one for one in attachments if one.avoided_until(name) <= now]
     if not fit:

@@ -72,12 +72,12 @@ def environments() -> dict[str, EnvironmentClass]:
 
 
 async def _reap() -> None:
-    """End what dead services left of their sandboxes, and sandboxes whose time is over."""
+    """Ends sandboxes that dead services left, and sandboxes whose time is over."""
     while True:
         try:
             await asyncio.to_thread(leases.reap)
         except (OSError, TrinityError) as error:  # the next pass looks again
-            log.warning("sandbox.not_reaped", error=repr(error))
+            log.warning("environment.sandbox.not_reaped", error=repr(error))
         await asyncio.sleep(_REAP_SECONDS)
 
 
@@ -85,7 +85,7 @@ def _here(kind: EnvironmentClass) -> EnvironmentClass:
     """Returns the environment; where it cannot be played, its summary says why."""
     if not (reason := unplayable(kind)):
         return kind
-    log.warning("sandbox.unusable", reason=reason)
+    log.warning("environment.sandbox.unusable", reason=reason)
     summary = f"cannot be played here: {reason}"
     return type(kind.__name__, (kind,), {"description": replace(kind.description, summary=summary)})
 

@@ -1,9 +1,12 @@
 """Verifies a version's weights: one explorer loads it and computes its canary.
 
-Which version is judged, and by whom, is one key (the candidate), written by compare-and-set by the instance that first
-finds that an explorer has to be asked. An explorer that dies or takes too long is replaced by another one, if there is
-one. An explorer that cannot load the version counts as a failure of the version, and two of those in a row reject it.
-An explorer that cannot reach it now says nothing about the version.
+One key, the candidate, names the version and the explorer. The first instance that finds a version waiting writes it
+by compare-and-set. An explorer that dies or takes too long is replaced by another, if the run has another. An explorer
+that cannot load the version counts as a failure of the version, and two such failures in a row reject it. A storage
+that does not answer does not count.
+
+Without this election every explorer would load each STAGED version. A rejected version would then pause all of them and
+discard what they sampled since, while docs/weights.md promises that the others keep the last good version.
 """
 
 import asyncio
@@ -38,14 +41,14 @@ from trinity.weights.pointer import Epoch, Live
 log = structlog.get_logger(__name__)
 
 _TICK_SECONDS = 0.5
-_FILES_SECONDS = 2.0  # that a report waits for the comparison of files; its sender's lease is 15 s
+_FILES_SECONDS = 2.0  # a report's wait for the comparison of files; its sender's lease is 15 s
 _TRANSPORTS = {FolderOffer: "folder", S3Offer: "s3", JetStreamOffer: "jetstream"}
 
 
 def problem_of(canary: Canary, measured: Measured) -> str:
-    """Why the measurement does not reproduce the canary, with both numbers; empty if it does."""
+    """Returns the reason why a measurement does not reproduce the canary, with both numbers; empty if it does."""
     if measured.mean_error <= canary.mean_tolerance and measured.max_error <= canary.max_tolerance:
-        return ""  # a difference that is NaN is not below anything
+        return ""  # NaN is below nothing
     return (
         f"canary: the trainer expected a log-probability of {measured.expected:.6g}, explorer {measured.explorer_id} "
         f"computed {measured.computed:.6g}; mean difference {measured.mean_error:.3g} nats, at most "
@@ -54,7 +57,7 @@ def problem_of(canary: Canary, measured: Measured) -> str:
 
 
 def awaited(newest_first: Iterable[Record], live: Live) -> Record | None:
-    """The newest version that waits for its canary, unless a newer one is LIVE or about to be."""
+    """Returns the newest version that waits for its canary; None if a newer version is LIVE or about to be."""
     for record in newest_first:
         state = current(record, live).state
         if record.version <= live.version or state is VersionState.VERIFIED:
@@ -65,9 +68,9 @@ def awaited(newest_first: Iterable[Record], live: Live) -> Record | None:
 
 
 def can_load(member: Member, manifest: Manifest, epoch: Epoch) -> bool:
-    """Whether one of the offers is for this explorer. One that names no transports is taken at its word: any."""
+    """Returns True if the explorer can use one of the offers. An explorer that names no transports can use any."""
     if not manifest.files:
-        return True  # every explorer starts with it
+        return True  # the base model
     transports = member.capabilities.transports
     for offer in manifest.offers:
         if isinstance(offer, CollectiveOffer):
@@ -81,9 +84,10 @@ def can_load(member: Member, manifest: Manifest, epoch: Epoch) -> bool:
 def choose(
     record: Record, manifest: Manifest, members: Sequence[Member], epoch: Epoch, before: Candidate
 ) -> Member | None:
-    """The explorer to ask: not one that has failed with it if there is another, nor the one that was asked before.
+    """Returns the explorer that shall measure; None if none can load the version.
 
-    Of the rest the collective group's members come first if the version goes to them, and who evaluates comes last.
+    Prefers explorers that have not failed with it and were not the last candidate. Among these, members of the
+    collective group come first if the version is sent to them, and evaluating explorers last.
     """
     failed = {failure.explorer_id for failure in record.failures}
     last = before.explorer_id if before.version == record.version else ""
@@ -102,7 +106,7 @@ def choose(
 
 
 class Canaries:
-    """Judging the versions of one run."""
+    """Verifies the versions of one run."""
 
     def __init__(
         self, state: RunState, versions: Versions, members: Members, manifests: Manifests, seconds: float
@@ -115,7 +119,7 @@ class Canaries:
         self._seconds = seconds
 
     async def run(self) -> None:
-        """Ask an explorer whenever a version waits and none works on it."""
+        """Names a candidate whenever a version waits and no explorer works on it."""
         told = ""
         while not is_cancelled():
             changes = {self._state.changed.next(), self._members.changed.next()}
@@ -124,7 +128,7 @@ class Canaries:
                     await self._ask()
             except (Unavailable, NotFound) as error:
                 log.info("sync.canary.postponed", reason=str(error))
-            except (TrinityError, *records.UNREADABLE) as error:  # this version's; the next one may be judged
+            except (TrinityError, *records.UNREADABLE) as error:  # of this version; the next may be verified
                 reason = f"{type(error).__name__}: {error}"
                 if reason != told:
                     log.error("sync.canary.stuck", run=self._state.names.run, reason=reason)
@@ -141,7 +145,7 @@ class Canaries:
             return
         member = choose(record, await self._manifests.get(record), self._members.all(), state.epoch, current)
         same = member is not None and (current.version, current.lease_id) == (record.version, member.lease_id)
-        if member is None or (with_explorer and same):  # a slow explorer without a replacement is not interrupted
+        if member is None or (with_explorer and same):  # a slow explorer without a replacement continues
             return
         await self._members.find(member.lease_id, in_kv=True)
         chosen = Candidate(
@@ -150,24 +154,24 @@ class Canaries:
         try:
             await state.mirror.put_if(self._key, records.encode(chosen), entry.revision)
         except SequenceConflict:
-            return  # another instance asks
+            return  # another instance was faster
         log.info("sync.canary.asked", version=chosen.version, explorer=chosen.explorer_id, attempt=chosen.attempt)
 
     async def _is_with_its_explorer(self, candidate: Candidate) -> bool:
-        """Whether it is still to be judged, by an explorer that lives and has not said that it cannot."""
+        """Returns True if the candidate is still STAGED and its explorer lives and has not failed."""
         record, live = self._state.records.get(candidate.version), self._state.live
         if record is None or record.version <= live.version or current(record, live).state is not VersionState.STAGED:
             return False
         if any(failure.attempt == candidate.attempt for failure in record.failures):
             return False
         try:
-            await self._members.find(candidate.lease_id)  # it may have joined at another instance just now
+            await self._members.find(candidate.lease_id)  # it may just have joined at another instance
         except NotFound:
             return False
         return True
 
     async def measured(self, member: Member, measured: Measured) -> None:
-        """A canary was computed. A pass counts from any explorer, a failure only from the one that was asked."""
+        """Takes a computed canary. A pass counts from any explorer, a failure only from the candidate's."""
         record = await self._known(measured.version)
         if record is None or not record.has_canary or record.collected:
             return
@@ -183,7 +187,7 @@ class Canaries:
             await self._versions.apply(measured.version, Verify(measured))
 
     async def _has_right_files(self, manifest: Manifest) -> bool:
-        """False too while they are being read: the explorer reports the canary of a version that waits for it again."""
+        """Returns False also while the files are being read: the explorer then reports the canary again."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FILES_SECONDS):
                 return await self._versions.compare_files(manifest) is None
@@ -194,7 +198,7 @@ class Canaries:
         return (candidate.version, candidate.lease_id) == (version, member.lease_id)
 
     async def _ask_again(self, member: Member, version: int) -> None:
-        """Another explorer than this one if there is one."""
+        """Frees the candidate, so that another explorer may be chosen."""
 
         def free(value: bytes) -> bytes | None:
             asked = records.decode_candidate(value)
@@ -205,13 +209,13 @@ class Canaries:
         await self._state.mirror.change(self._key, free)
 
     async def _known(self, version: int) -> Record | None:
-        """Explorers report to any instance, also to one that has not heard of the version yet."""
+        """Returns the record, read from KV if this instance has not heard of the version yet."""
         with contextlib.suppress(NotFound):
             return self._state.records.get(version) or await self._state.record(version)
         return None
 
     async def failed(self, member: Member, version: int, reason: str, *, is_passing: bool = False) -> None:
-        """An explorer could not load a version. It counts once for each time it was asked; not if `is_passing`."""
+        """Takes a failed load. It counts once per attempt as the candidate, and not if `is_passing`."""
         if await self._known(version) is None or not await self._was_asked(member, version):
             return
         if is_passing:

@@ -1,4 +1,4 @@
-"""One trainer at a time: a claim with a lease, renewed by Claim, gone by Release or when it runs out."""
+"""The claim of a run by one trainer: a lease that Claim renews, and that Release or time ends."""
 
 import time
 import uuid
@@ -17,8 +17,8 @@ log = structlog.get_logger(__name__)
 class Claims:
     """The claim on one run.
 
-    Whether it is alive is judged by how long this process has not seen it renewed, so that hosts need not agree on the
-    time, and a restarted service lets a trainer's claim live on.
+    A claim's age is the time since this process saw its renewal, so that hosts need not agree on the time, and a
+    restarted service lets a trainer's claim live on.
     """
 
     def __init__(self, state: RunState, claim_seconds: float) -> None:
@@ -30,7 +30,7 @@ class Claims:
         return bool(claim.lease_id) and self._state.mirror.age_seconds(self._key) < self.claim_seconds
 
     async def take(self, trainer_id: str, pid: int, host: str, lease_id: str) -> Claim:
-        """Take the run, or renew. AlreadyExists names the holder; NotFound for a lease that another process ended."""
+        """Takes the run or renews the claim. Raises AlreadyExists naming the holder; NotFound for an ended lease."""
         if not trainer_id:
             raise InvalidInput("trainer_id", "is empty")
         fresh_lease = uuid.uuid4().hex
@@ -42,7 +42,7 @@ class Claims:
             if old.lease_id and lease_id == old.lease_id:
                 result = replace(old, renewed_at=time.time())
             elif old.lease_id and old.trainer_id == trainer_id and not lease_id:
-                result = replace(old, renewed_at=time.time())  # its first call was answered, but it did not hear
+                result = replace(old, renewed_at=time.time())  # the answer to its first call was lost
             elif self._is_alive(old):
                 raise AlreadyExists(
                     f"run: the trainer of process {old.pid} on {old.host} has this run; end it, or wait "
@@ -61,12 +61,12 @@ class Claims:
         return result
 
     async def _fence(self, number: int) -> None:
-        """From now on nothing of an older claim is accepted, also not calls in flight."""
+        """Refuses everything of older claims from now on, calls in flight included."""
         if self._state.live.claim < number:
             await self._state.change_pointer(lambda live: replace(live, claim=max(live.claim, number)))
 
     async def release(self, lease_id: str) -> None:
-        """Quietly if the claim is gone already."""
+        """Ends a claim; does nothing if it has ended already."""
 
         def leave(value: bytes) -> bytes | None:
             old = records.decode_claim(value)
@@ -77,7 +77,7 @@ class Claims:
             log.info("sync.claim.released")
 
     async def check(self, lease_id: str) -> int | None:
-        """The number of the trainer's claim; None if it has none and needs none. Conflict if it may not act."""
+        """Returns the number of the trainer's claim; None if it needs none. Raises Conflict if it may not act."""
         claim = records.decode_claim((await self._state.mirror.fresh(self._key)).value)
         if lease_id and lease_id == claim.lease_id:
             return claim.number

@@ -1,7 +1,7 @@
-"""The versions of one run in KV: each change is a `transition`, written by compare-and-set on one key after the other.
+"""The versions of one run in KV. Each change is a `transition`, written by compare-and-set on one key after the other.
 
-The order of the two writes, record and pointer, allows a kill between them: the next call of `settle` finishes it, by
-this instance, another one, or this one after a restart.
+The order of the two writes, record and pointer, allows a kill between them: the next call of `settle` finishes the
+change, in this instance, another one, or this one after a restart.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ from trinity.weights.pointer import Live, Rollback, decode_live, encode
 log = structlog.get_logger(__name__)
 
 DEFAULT_KEPT = 3
-_TOLD_AGAIN = 20  # with each commit, for a trainer that died before it deleted them
+_TOLD_AGAIN = 20  # versions listed again at each commit, for a trainer that died before it deleted them
 _SHOWN = 3
 
 
@@ -57,22 +57,22 @@ class Versions:
         self._comparisons: dict[tuple[int, str], asyncio.Task[InvalidInput | None]] = {}
 
     async def get(self, version: int) -> VersionStatus:
-        """NotFound if there is no such version."""
+        """Raises NotFound for an unknown version."""
         record = await self._state.record(version)
         return current(record, await self._state.pointer())
 
     def all(self) -> list[VersionStatus]:
-        """Newest first, as far as this process knows."""
+        """Returns all versions that this process knows, newest first."""
         return [current(record, self._state.live) for record in self._state.newest_first]
 
     async def publish(self, manifest: Manifest, lease_id: str = "", rollback: int | None = None) -> VersionStatus:
-        """Register a version, to be LIVE as soon as it is VERIFIED. Idempotent for the same manifest.
+        """Registers a version, which goes LIVE as soon as it is VERIFIED. Idempotent for the same manifest.
 
-        An explorer may load a version with a canary while its files are read here. Not if it is broadcast: that begins
-        after this call, and the group's members would wait. `rollback`: number of the newest one that its weights
-        follow. Raises InvalidInput for a manifest that contradicts itself, the run's other versions or its files (the
-        last leaves the version REJECTED), Conflict for a number that is taken or not the newest, a base that cannot be
-        used, a trainer that does not have the run, or a version that is REJECTED.
+        Explorers may load a version with a canary while its files are read here. Files of a broadcast version are read
+        before: the broadcast begins after this call, and the group's members would wait. `rollback` is the number of
+        the newest rollback that the weights follow. Raises InvalidInput for a manifest that contradicts itself, the
+        run's other versions or its files (the last leaves the version REJECTED); Conflict for a number that is taken
+        or not the newest, an unusable base, a trainer without the claim, or a REJECTED version.
         """
         manifest.check()
         claim = await self._claims.check(lease_id)
@@ -100,7 +100,7 @@ class Versions:
         return version
 
     async def compare_files(self, manifest: Manifest) -> InvalidInput | None:
-        """What is wrong with the files of a STAGED version, which is REJECTED then. They are read once."""
+        """Compares the files of a STAGED version with its manifest, once. Rejects it and returns the problem."""
         problem = await self._compare(manifest)
         if problem is None or (await self._state.record(manifest.version)).collected:  # it was overtaken meanwhile
             return None
@@ -120,8 +120,8 @@ class Versions:
         return None
 
     async def _register(self, event: Register) -> None:
-        """The number is taken in the pointer first, so that two versions, a version and a rollback, or an old trainer
-        and its successor, meet there in one order."""
+        """Takes the number in the pointer first. So two versions, a version and a rollback, or an old trainer and its
+        successor get one order there."""
         record, state = event.record, self._state
         live = await state.change_pointer(lambda live: transition(live, state.records.get(record.version), event)[0])
         try:
@@ -131,18 +131,18 @@ class Versions:
             transition(live, await state.record(record.version), event)
 
     async def apply(self, version: int, event: Event) -> bool:
-        """Let an event happen to a version; False if it changed nothing. Raises as `transition`."""
+        """Applies an event to a version; returns False if it changed nothing. Raises the errors of `transition`."""
         changed = await self._write(version, event)
         await self.settle()
         return changed
 
     async def collect(self, held: Collection[int], kept: int) -> list[int]:
-        """Mark the versions whose files the trainer may delete; returns them, with what was marked last before, oldest
+        """Releases versions whose files the trainer may delete. Returns them with the last released before, oldest
         first."""
         state = self._state
         stay = needed(state.newest_first, await state.pointer(), held, kept or DEFAULT_KEPT)
         candidates = [r.version for r in state.newest_first if r.version not in stay and not r.collected]
-        # Each is marked so that no pin and no rollback comes in between.
+        # Each is marked in KV, so that no pin and no rollback intervenes.
         release = Release(frozenset(held))
         done = await asyncio.gather(*(self.apply(version, release) for version in candidates))
         released = [version for version, marked in zip(candidates, done, strict=True) if marked]
@@ -153,13 +153,13 @@ class Versions:
         return sorted({*released, *told_before[:_TOLD_AGAIN]})
 
     async def _delete_manifests(self, released: Collection[int]) -> None:
-        """Of the versions that were released now, and of the one that lists leave out now, if it was before."""
+        """Deletes manifests of versions just released, and of the version that has just left the lists."""
         older = self._state.newest_first[LISTED:]
         gone = [r for r in older if r.collected and (r.version in released or r is older[0])]
         await asyncio.gather(*(self._manifests.delete(record) for record in gone))
 
     async def _write(self, version: int, event: Event) -> bool:
-        """The record first, and then the pointer if that has not changed meanwhile."""
+        """Writes the record first, and then the pointer if it has not changed meanwhile."""
         state = self._state
         while True:
             entry = await state.mirror.fresh(state.names.live_key)
@@ -171,14 +171,14 @@ class Versions:
                 if moved != live:
                     await state.mirror.put_if(state.names.live_key, encode(moved), entry.revision)
                 if moved != live or changed is not None:
-                    _say(event, record, live)
+                    _log_change(event, record, live)
                 return moved != live or changed is not None
 
     async def roll_back(self, version: int, *, keep_experience: bool, reason: str) -> Rollback | None:
-        """Make an older version LIVE again. Idempotent; None if it is LIVE without any rollback.
+        """Makes an older version LIVE again. Idempotent. Returns None if it is LIVE without any rollback.
 
-        NotFound for a version that does not exist; Conflict for one that was never LIVE, was withdrawn, is newer than
-        the LIVE one, or whose files are gone.
+        Raises NotFound for an unknown version; Conflict for a version that was never LIVE, was withdrawn, is newer than
+        the LIVE version, or whose files are gone.
         """
         event, record = RollBack(keep_experience, reason), await self._state.record(version)
         if transition(await self._state.pointer(), record, event)[1] != record:
@@ -188,7 +188,7 @@ class Versions:
         return next((rollback for rollback in reversed(rollbacks) if rollback.version == version), None)
 
     async def _check_files(self, record: Record) -> None:
-        """Where this host sees the folder that versions lie in, the version's own must be there."""
+        """Raises Conflict if this host sees the folder of all versions, but not the version's folder in it."""
         manifest = await self._manifests.get(record)
         folder = manifest.folder
         only_folders = all(isinstance(offer, FolderOffer) for offer in manifest.offers)
@@ -196,14 +196,14 @@ class Versions:
             raise Conflict(f"version: the files of {record.version} are gone from {folder}; roll back to another one")
 
     def is_settled(self) -> bool:
-        """Whether nothing is left to do, as far as this process knows."""
+        """Returns True if this process knows nothing left to do."""
         state = self._state
         if next_live(state.newest_first, state.live) is not None:
             return False
         return gate_step(state.newest_first, state.live) == state.live.gate_step
 
     async def settle(self) -> None:
-        """Move the pointer to what is VERIFIED, and the gate over what was rejected."""
+        """Moves the pointer to the newest VERIFIED version, and the gate over rejected versions."""
         state = self._state
         while not self.is_settled():
             entry = await state.mirror.fresh(state.names.live_key)
@@ -214,15 +214,15 @@ class Versions:
                     await self._write(record.version, GoLive())
                 continue
             if gate == live.gate_step or not await state.mirror.catches_up():
-                continue  # between the versions that were rejected there may be one that may still come
+                continue  # an unknown version between rejected ones may still go LIVE
             with contextlib.suppress(SequenceConflict):
                 moved = encode(replace(live, gate_step=gate))
                 await state.mirror.put_if(state.names.live_key, moved, entry.revision)
                 log.info("sync.gate.moved", step=gate)
 
 
-def _say(event: Event, record: Record, before: Live) -> None:
-    """One log line for a change that was written."""
+def _log_change(event: Event, record: Record, before: Live) -> None:
+    """Logs a change that was written."""
     version = record.version
     match event:
         case Verify(measured):
@@ -243,9 +243,9 @@ def _say(event: Event, record: Record, before: Live) -> None:
 
 
 async def examine(manifest: Manifest, state: RunState, manifests: Manifests) -> Record:
-    """The record to register, before files are read: STAGED with a canary, VERIFIED without.
+    """Makes the record to register, before files are read: STAGED with a canary, VERIFIED without.
 
-    Raises InvalidInput, or Conflict for a base that cannot be used.
+    Raises InvalidInput, or Conflict for an unusable base.
     """
     await _check_tensors(manifest, state, manifests)
     if manifest.delta is not None:
@@ -270,7 +270,7 @@ async def examine(manifest: Manifest, state: RunState, manifests: Manifests) -> 
 
 
 async def compare(manifest: Manifest) -> InvalidInput | None:
-    """How the files of a version differ from its manifest; None also where this host does not see them."""
+    """Returns the difference between a version's files and its manifest; None also if this host does not see them."""
     folder = manifest.folder
     if folder is not None and folder.is_dir():
         try:
@@ -285,12 +285,12 @@ def _only_folders(manifest: Manifest) -> bool:
 
 
 async def _check_tensors(manifest: Manifest, state: RunState, manifests: Manifests) -> None:
-    """Every version of a run has the same tensors: the same names, dtypes and shapes."""
+    """Raises InvalidInput unless the version has the names, dtypes and shapes of the run's other versions."""
     if not manifest.tensors:
         return
     others = (record for record in state.newest_first if _sets_tensors(record, manifest, state))
     for newest in others:
-        with contextlib.suppress(DataLoss):  # what cannot be read is compared with nothing
+        with contextlib.suppress(DataLoss):  # unreadable manifests are skipped
             before = {tensor.name: tensor for tensor in (await manifests.get(newest)).tensors}
             break
     else:
@@ -306,7 +306,7 @@ async def _check_tensors(manifest: Manifest, state: RunState, manifests: Manifes
 
 
 def _sets_tensors(record: Record, manifest: Manifest, state: RunState) -> bool:
-    """Whether others are compared with it. What a check has refused may be what is wrong."""
+    """Returns True if new versions are compared with this one: a rejected version may have the wrong tensors."""
     is_other = record.version != manifest.version
     return is_other and record.has_tensors and current(record, state.live).state is not VersionState.REJECTED
 

@@ -1,9 +1,8 @@
-"""Who rolls out for a run: explorers with a lease, renewed by every report, gone when it runs out; and their collective
-groups, as numbered epochs: the same number while the members are the same, else a new one.
+"""The explorers of a run, each with a lease that its reports renew, and their collective groups.
 
-All members are in memory; a report is written to KV when it says something new, or when a third of the lease has
-passed. A lease is judged by how long this process has not heard of its member, from itself or through KV, so that hosts
-need not agree on the time.
+A collective group is a numbered epoch; the number stays the same while the members do. All members are in memory. A
+report is written to KV when it has news, or when a third of the lease has passed. A lease's age is the time since this
+process heard of its member, directly or through KV, so that hosts need not agree on the time.
 """
 
 import asyncio
@@ -32,11 +31,11 @@ log = structlog.get_logger(__name__)
 # Other instances' reports may be this late: leases are long.
 _POLL_SECONDS = 0.25
 _SWEEP_SECONDS = 0.5
-_LONGEST_NAME = 256  # characters; no longer one is taken in experience
+_LONGEST_NAME = 256  # characters, as in experience
 _KEY = re.compile(r"[A-Za-z0-9_-]+")
 BACKENDS = ("gloo", "nccl")
 _READY = (ExplorerState.RUNNING, ExplorerState.WAITING, ExplorerState.UPDATING)
-# What others decide by; the rest of a report can wait.
+# Fields that others decide by; the rest of a report can wait.
 _MATERIAL = ("version", "state", "failure", "transport")
 
 
@@ -50,7 +49,7 @@ class _Held:
 
 
 def check_new(member: Member) -> None:
-    """InvalidInput for one that cannot join any run."""
+    """Raises InvalidInput for a member that cannot join any run."""
     if not member.explorer_id:
         raise InvalidInput("explorer_id", "is empty")
     if len(member.explorer_id) > _LONGEST_NAME or not member.explorer_id.isprintable():
@@ -63,7 +62,7 @@ def check_new(member: Member) -> None:
 
 
 class Members:
-    """The members of one run. `changed` is rung when one comes or goes, or is in another state."""
+    """The members of one run. `changed` is rung when a member joins, leaves or changes its state."""
 
     def __init__(self, bucket: Bucket, run: str, lease_seconds: float) -> None:
         self._names = RunNames(run)
@@ -98,7 +97,7 @@ class Members:
             await asyncio.sleep(_SWEEP_SECONDS)
 
     def _drop_what_was_dead_before(self) -> None:
-        """No member could report while no service ran, so leases restart relative to the newest report."""
+        """Drops members that died before this service started. Leases restart relative to the newest report."""
         newest = max((held.member.reported_at for held in self._held.values()), default=0.0)
         for key, held in list(self._held.items()):
             if held.member.reported_at < newest - self.lease_seconds:
@@ -133,13 +132,13 @@ class Members:
             self.changed.notify()
 
     def _check(self, key: str, value: bytes) -> None:
-        """Raise what is wrong with a value."""
+        """Raises the problem of a value."""
         name = records.decode_member(value).explorer_id
         if key != self._names.member_key(name):
             raise ValueError(f"it is the entry of explorer {name[:80]!r}")
 
     def all(self) -> list[Member]:
-        """Members whose lease is alive, by name."""
+        """Returns members whose lease is alive, by name."""
         alive = (held.member for held in self._held.values() if self._is_alive(held))
         return sorted(alive, key=lambda member: member.explorer_id)
 
@@ -148,7 +147,7 @@ class Members:
         return clock.now() - held.heard_at if held else 0.0
 
     async def join(self, member: Member) -> Member:
-        """Enter, or come back after the old lease ran out or from the same process. AlreadyExists otherwise."""
+        """Adds a member, or replaces it if its lease ran out or its process is the same. Else raises AlreadyExists."""
         check_new(member)
         key = self._names.member_key(member.explorer_id)
         lease_id = f"{key.rpartition('.')[2]}.{uuid.uuid4().hex}"
@@ -170,7 +169,7 @@ class Members:
         return joined
 
     async def find(self, lease_id: str, *, in_kv: bool = False) -> Member:
-        """The member with a living lease. NotFound otherwise. `in_kv`: not even another instance knows better."""
+        """Returns the member of a living lease. Raises NotFound. `in_kv` reads KV, where other instances write."""
         return (await self._find(lease_id, in_kv=in_kv))[1].member
 
     async def _find(self, lease_id: str, *, in_kv: bool = False) -> tuple[str, _Held]:
@@ -178,7 +177,7 @@ class Members:
         if _KEY.fullmatch(tail):
             key = f"{self._names.members}.{tail}"
             held = self._held.get(key)
-            if in_kv or held is None or held.member.lease_id != lease_id:  # it may have joined elsewhere just now
+            if in_kv or held is None or held.member.lease_id != lease_id:  # it may just have joined elsewhere
                 await self._mirror.fresh(key)
                 held = self._held.get(key)
             if held is not None and held.member.lease_id == lease_id and self._is_alive(held):
@@ -186,7 +185,7 @@ class Members:
         raise NotFound("lease_id: no such lease; it ran out or was never given, join again")
 
     async def report(self, lease_id: str, **changes: Any) -> Member:
-        """Renew the lease and note what the explorer serves. NotFound if the lease is gone."""
+        """Renews the lease and stores the report. Raises NotFound if the lease is gone."""
         key, held = await self._find(lease_id)
         before, now = held.member, clock.now()
         member = replace(before, **changes, reported_at=time.time())
@@ -205,35 +204,35 @@ class Members:
         return member
 
     async def leave(self, lease_id: str) -> None:
-        """Quietly if the lease is gone already."""
+        """Removes a member; does nothing if the lease is gone already."""
         while True:
             try:
                 key, held = await self._find(lease_id)
             except NotFound:
                 return
             entry = await self._mirror.fresh(key)
-            with contextlib.suppress(SequenceConflict):  # a report of its own may be under way
+            with contextlib.suppress(SequenceConflict):  # its report may be under way
                 if entry.revision:
                     await self._mirror.delete_if(key, entry.revision)
                 self._drop(key)
                 log.info("sync.member.left", explorer=held.member.explorer_id)
 
     def seconds_left(self, lease_id: str) -> float:
-        """Until the lease runs out, if nothing is heard of its member."""
+        """Returns the seconds until the lease runs out without a report."""
         held = self._held.get(f"{self._names.members}.{lease_id.rpartition('.')[0]}")
         if held is None or held.member.lease_id != lease_id:
             return 0.0
         return max(0.0, self.lease_seconds - (clock.now() - held.heard_at))
 
     def end(self, lease_id: str) -> "asyncio.Future[None]":
-        """Done when the lease ends. To be waited for with asyncio.wait, which does not cancel it."""
+        """Returns a future that is done when the lease ends. Wait with asyncio.wait, which does not cancel it."""
         if lease_id not in self._ends:
             self._ends[lease_id] = asyncio.get_running_loop().create_future()
         return self._ends[lease_id]
 
 
 def ready_members(members: Sequence[Member], live: Live, backend: str, excluded: Collection[str]) -> list[Member]:
-    """Explorers that can and may take part in the next update, by name."""
+    """Returns the explorers that can and may take part in the next update, by name."""
     return sorted(
         (
             member
@@ -248,7 +247,7 @@ def ready_members(members: Sequence[Member], live: Live, backend: str, excluded:
 
 
 def ranked(members: Sequence[Member]) -> tuple[EpochMember, ...]:
-    """The trainer is rank 0; each member has a rank for every worker of every engine."""
+    """Ranks the members: the trainer is rank 0, and each member has a rank for every worker of every engine."""
     first, found = 1, []
     for member in members:
         ranks = max(1, member.capabilities.engines) * max(1, member.capabilities.tensor_parallel_size)
@@ -266,9 +265,9 @@ class Epochs:
     async def form(
         self, members: Sequence[Member], backend: str, store: tuple[str, str], excluded: Collection[str], *, renew: bool
     ) -> Epoch:
-        """The epoch for the next update. It has no members if none is ready; members of the last one are told.
+        """Forms the epoch for the next update. It has no members if none is ready; former members are told.
 
-        `store`: address and secret of the trainer's.
+        `store`: address and secret of the trainer's store.
         """
         store_address, store_secret = store
         if backend not in BACKENDS:

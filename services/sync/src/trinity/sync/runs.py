@@ -1,4 +1,4 @@
-"""The runs that this process serves now. A request that names a run opens it; a run without requests is closed."""
+"""The runs that this process serves. A request that names a run opens it; a run without requests is closed."""
 
 import asyncio
 import time
@@ -30,7 +30,7 @@ _SETTLE_AGAIN_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Buckets:
-    """Where everything is kept. NATS takes `most_bytes` in one message."""
+    """The KV buckets. NATS takes `most_bytes` in one message."""
 
     versions: Bucket
     manifests: Bucket
@@ -64,12 +64,12 @@ class Run:
             group.create_task(self.watches.run())
 
     async def ready(self) -> None:
-        """Until everything that was in KV is known."""
+        """Waits until all entries in KV are known."""
         await self.state.mirror.ready.wait()
         await self.members.ready.wait()
 
     async def _settle(self) -> None:
-        """Finish what another instance, or this one before it was killed, has left half done."""
+        """Finishes changes that another instance, or this one before a kill, has left half done."""
         while not is_cancelled():
             change = self.state.changed.next()
             try:
@@ -81,7 +81,7 @@ class Run:
             await asyncio.wait([change])
 
     def withdrawn_by(self, rollback: Rollback) -> list[int]:
-        """Versions that this rollback withdrew, and no check or earlier rollback before it."""
+        """Returns the versions that this rollback withdrew, without those rejected or withdrawn before."""
         before = [other for other in self.state.live.rollbacks if other.number < rollback.number]
         return [
             record.version
@@ -92,14 +92,14 @@ class Run:
         ]
 
     def withdrawn(self) -> list[int]:
-        """Versions that any rollback withdrew, and no check rejected before it."""
+        """Returns the versions that any rollback withdrew, without versions rejected before."""
         live = self.state.live
         found = (r.version for r in reversed(self.state.newest_first) if live.is_withdrawn(r.version) and not r.reason)
         return list(found)
 
 
 class Runs:
-    """The open runs. One whose data cannot be read is refused until it is closed; the next request opens it again."""
+    """The open runs. A run with unreadable data is refused until it is closed; the next request opens it again."""
 
     def __init__(self, buckets: Buckets, settings: SyncSettings) -> None:
         self._buckets = buckets
@@ -108,7 +108,7 @@ class Runs:
         self._group: asyncio.TaskGroup | None = None
 
     async def work(self, ready: asyncio.Event) -> None:
-        """Keep the runs going. Ends only by what one of them raised."""
+        """Runs all open runs. Ends only by an error that one of them raised."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             ready.set()
@@ -118,11 +118,11 @@ class Runs:
 
     @property
     def open(self) -> list[Run]:
-        """Those that are served now."""
+        """Returns the runs that are served now."""
         return [run for run, _ in self._open.values() if not run.failure]
 
     async def find(self, name: str) -> Run | None:
-        """As `get`, but None for a run that no process has used: many names cost no memory."""
+        """Returns the run, or None for a run that no process has used: many names cost no memory."""
         _check_name(name)
         if name not in self._open:
             buckets, members = self._buckets, RunNames(name).members
@@ -131,7 +131,7 @@ class Runs:
         return await self.get(name)
 
     async def get(self, name: str) -> Run:
-        """The run, once all that is known of it has been read. From then on the caller's log lines name it."""
+        """Returns the run once its KV entries have been read. From then on the caller's log lines name it."""
         _check_name(name)
         structlog.contextvars.bind_contextvars(run=name)
         if name not in self._open:
@@ -168,7 +168,7 @@ def _check_name(name: str) -> None:
 
 
 async def _alone(run: Run) -> None:
-    """A run, so that records which cannot be read end it and no other. What else it raises is the service's failure."""
+    """Runs one run. Unreadable records end only this run; any other error ends the service."""
     try:
         await run.run()
     except* (DataLoss, *records.UNREADABLE) as errors:

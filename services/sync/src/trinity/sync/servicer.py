@@ -30,7 +30,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         self._runs: Runs | None = None
 
     def attach(self, runs: Runs) -> None:
-        """NATS answers: calls can be served from now on."""
+        """Serves calls from now on: NATS answers."""
         self._runs = runs
 
     def register(self, server: grpc.aio.Server) -> list[str]:
@@ -45,11 +45,11 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         return self._runs
 
     async def _run(self, name: str) -> Run:
-        """The run; a new one if there is none of this name. Requests are checked before, since it takes memory."""
+        """Returns the run, opened if it is new. Requests are checked before, since a run takes memory."""
         return await self._runs_open.get(name)
 
     async def _existing(self, name: str) -> Run:
-        """NotFound for a run without versions, claims and explorers."""
+        """Raises NotFound for a run without versions, claims and explorers."""
         run = await self._runs_open.find(name)
         if run is None:
             raise NotFound(f"run: no trainer and no explorer of {name!r} was here yet")
@@ -183,7 +183,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
 
 
 def _reported(request: pb.ReportRequest, before: Member) -> dict[str, object]:
-    """What changes in a member by its report. A failure stays shown until a later load has worked."""
+    """Returns the fields of a member that a report changes. A failure stays until a later load has worked."""
     failure = f"version {request.failed_version}: {request.failure}" if request.failure else before.failure
     if not request.failure and request.version != before.version:
         failure = ""
@@ -205,12 +205,12 @@ async def _version(run: Run, status: VersionStatus) -> pb.WeightVersion:
 
 
 async def _unreadable(run: Run) -> int | None:
-    """The LIVE version, if its manifest cannot be read."""
+    """Returns the LIVE version if its manifest cannot be read."""
     record = run.state.records.get(run.state.live.version)
     return record.version if record and (await run.manifests.encoded_or_problem(record))[1] else None
 
 
 async def _newest_rollback(run: Run) -> pb.RollbackRecord | None:
-    """For a trainer, which may have seen none of several: a version that any of them withdrew got no verdict."""
+    """Returns the newest rollback with the versions that any rollback withdrew: the trainer may have missed several."""
     rollback = (await run.state.pointer()).rollback
     return wire.rollback_to_proto(rollback, run.withdrawn()) if rollback else None

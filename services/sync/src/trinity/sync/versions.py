@@ -1,7 +1,7 @@
 """The states of weight versions: one table of events, and `transition`, the one pure function that makes them happen.
 
-A version's record says what was found out about it (STAGED, then VERIFIED or REJECTED, for ever); which version is LIVE
-is one pointer. RETIRED and withdrawn follow from both, so no other place can differ: see `current`.
+A version's record has its verification result (STAGED, then VERIFIED or REJECTED, for ever). One pointer names the
+LIVE version. RETIRED and withdrawn follow from both, so no other place can differ: see `current`.
 
     event            unknown    STAGED     VERIFIED   LIVE       RETIRED    REJECTED
     Register         STAGED     -          -          -          -          -
@@ -14,12 +14,12 @@ is one pointer. RETIRED and withdrawn follow from both, so no other place can di
     Pin              NotFound   STAGED     VERIFIED   LIVE       RETIRED    REJECTED
     Release          NotFound   STAGED     VERIFIED   -          RETIRED    REJECTED
 
-A state is the version's after the event; where it is the one before, the record changes in another field. "-": nothing
-changes, since it was decided before. NotFound and Conflict: the event is refused with the reason. Some are refused for
-other facts too: Register for a number that is not the newest, another content, an older claim, or weights that do not
-follow the newest rollback; RollBack for a version that never was LIVE; RollBack and Pin for files that are released.
+The table gives the state after the event. An unchanged state means that another field of the record changes; "-" that
+nothing changes, since it was decided before. NotFound and Conflict refuse the event. Other facts refuse some events
+too: Register for a number that is not the newest, another content, an older claim, or weights that do not follow the
+newest rollback; RollBack for a version that never was LIVE; RollBack and Pin for released files.
 
-A VERIFIED version goes LIVE at once if it is newer than the one that is; it stays VERIFIED only until then.
+A VERIFIED version goes LIVE at once if it is newer than the LIVE version; it stays VERIFIED only until then.
 """
 
 import time
@@ -37,7 +37,7 @@ _GOOD = (VersionState.VERIFIED, VersionState.LIVE, VersionState.RETIRED)
 
 @dataclass(frozen=True)
 class Register:
-    """A trainer publishes a version. `claim` and `rollback` are the newest that its maker follows; None: unchecked."""
+    """A trainer publishes a version. `claim` and `rollback` are the newest that the trainer knows; None: unchecked."""
 
     record: Record
     claim: int | None = None
@@ -53,7 +53,7 @@ class Verify:
 
 @dataclass(frozen=True)
 class Reject:
-    """It failed its canary, or its files are not those of the manifest."""
+    """The version failed its canary, or its files differ from the manifest."""
 
     reason: str
     measured: Measured | None = None
@@ -61,19 +61,19 @@ class Reject:
 
 @dataclass(frozen=True)
 class NotLoaded:
-    """An explorer that was asked to load it could not: MOST_FAILURES of these reject it."""
+    """The candidate's explorer could not load the version: MOST_FAILURES of these reject it."""
 
     failure: Failure
 
 
 @dataclass(frozen=True)
 class GoLive:
-    """The pointer moves on to it."""
+    """The pointer moves on to the version."""
 
 
 @dataclass(frozen=True)
 class RollBack:
-    """The pointer moves back to it, and all newer versions are withdrawn."""
+    """The pointer moves back to the version, and all newer versions are withdrawn."""
 
     keep_experience: bool = False
     reason: str = ""
@@ -82,14 +82,14 @@ class RollBack:
 
 @dataclass(frozen=True)
 class Pin:
-    """Its files stay, or not."""
+    """The version's files stay, or no longer stay."""
 
     pinned: bool
 
 
 @dataclass(frozen=True)
 class Release:
-    """Its files may be deleted, unless it is LIVE, pinned, in `held`, or about to be LIVE again."""
+    """The version's files may be deleted, unless it is LIVE, pinned, in `held`, or about to be LIVE again."""
 
     held: frozenset[int] = frozenset()
 
@@ -107,7 +107,7 @@ class VersionStatus:
 
 
 def current(record: Record, live: Live) -> VersionStatus:
-    """The state of a version. One that was overtaken while it was STAGED stays STAGED: it is not verified."""
+    """Returns the status of a version. A version overtaken while STAGED stays STAGED: it is not verified."""
     if live.is_withdrawn(record.version):
         rollback = next((r for r in reversed(live.rollbacks) if r.withdraws(record.version)), None)
         why = f": {rollback.reason}" if rollback and rollback.reason else ""
@@ -123,7 +123,7 @@ def current(record: Record, live: Live) -> VersionStatus:
 
 
 def transition(live: Live, record: Record | None, event: Event) -> tuple[Live, Record]:
-    """The pointer and the version's record after the event, by the table above; unchanged where it has no effect.
+    """Returns the pointer and the version's record after the event, by the table above.
 
     `record` is None for a version that the run does not have. Raises NotFound and Conflict as the table says.
     """
@@ -157,7 +157,7 @@ def _register(live: Live, record: Record | None, event: Register) -> tuple[Live,
     if record is not None:
         if record.digest != made.digest:
             raise Conflict(f"manifest.version: {made.version} exists with another content; versions never change")
-        return live, record  # the answer was lost, or another instance was asked too
+        return live, record  # the answer was lost, or another instance was called too
     if claim is not None and live.claim > claim:
         raise Conflict("lease_id: another trainer has taken the run over since; start again from a checkpoint")
     if rollback is not None and live.rollback is not None and live.rollback.number != rollback:
@@ -171,7 +171,7 @@ def _register(live: Live, record: Record | None, event: Register) -> tuple[Live,
 
 
 def _not_loaded(record: Record, failure: Failure) -> Record:
-    """A failure counts once for each time that an explorer was asked."""
+    """Adds a failure, once for each attempt."""
     if any(known.attempt == failure.attempt for known in record.failures):
         return record
     failures = (*record.failures, failure)
@@ -192,12 +192,12 @@ def _go_live(live: Live, record: Record) -> tuple[Live, Record]:
 
 
 def next_number(live: Live) -> int:
-    """Of the rollback that comes next."""
+    """Returns the number of the next rollback."""
     return live.rollback.number + 1 if live.rollback else 1
 
 
 def _roll_back(live: Live, record: Record, event: RollBack) -> tuple[Live, Record]:
-    """The record of the rollback lies in the pointer, so it happens at once; ranges that it covers are dropped."""
+    """Moves the pointer, which holds the rollback, in one write; drops ranges that the rollback covers."""
     number, version = record.version, current(record, live)
     if version.state is VersionState.LIVE:
         return live, record
@@ -226,13 +226,13 @@ def _roll_back(live: Live, record: Record, event: RollBack) -> tuple[Live, Recor
 
 
 def is_wanted(record: Record, live: Live, held: Collection[int]) -> bool:
-    """Whether a version's files must stay for its own sake. Version 0 always can be gone back to."""
+    """Returns True if a version's files must stay for its own sake. A rollback to version 0 is always possible."""
     rollbacks = live.rollback.number if live.rollback else 0
     return record.version in (0, live.version) or record.pinned or record.version in held or record.rollback > rollbacks
 
 
 def next_live(newest_first: Iterable[Record], live: Live) -> Record | None:
-    """The newest version that is VERIFIED, if it is newer than the one that is LIVE."""
+    """Returns the newest VERIFIED version if it is newer than the LIVE version."""
     for record in newest_first:
         if record.version <= live.version:
             return None
@@ -242,7 +242,7 @@ def next_live(newest_first: Iterable[Record], live: Live) -> Record | None:
 
 
 def gate_step(newest_first: Iterable[Record], live: Live) -> int:
-    """Step up to which gates are met: the LIVE version's, and on over the rejected versions that follow it at once."""
+    """Returns the step up to which gates are met: the LIVE version's, moved on over rejected versions that follow."""
     newer = [record for record in newest_first if record.version > live.version]
     gate = max(live.gate_step, live.step)
     for record in reversed(newer):
@@ -253,10 +253,10 @@ def gate_step(newest_first: Iterable[Record], live: Live) -> int:
 
 
 def needed(newest_first: Iterable[Record], live: Live, held: Collection[int], kept: int) -> set[int]:
-    """Versions whose files must stay, of those whose files are not released yet.
+    """Returns the versions whose files must stay.
 
-    The `kept` newest good ones and everything newer, what is LIVE, pinned, held by an explorer or about to be LIVE
-    again, and the chains of bases of the deltas of all these. Version 0 always can be gone back to.
+    These are the `kept` newest good versions and all newer ones; versions that are LIVE, pinned, held by an explorer or
+    about to be LIVE again; version 0; and the chains of bases of the deltas of all these.
     """
     known = {record.version: record for record in newest_first}
     stay: set[int] = set()

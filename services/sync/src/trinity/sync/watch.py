@@ -1,4 +1,4 @@
-"""Tells each explorer what to load, now and at every change; built for a thousand streams."""
+"""The Watch streams: each tells an explorer the versions to load, now and at every change. Built for a thousand."""
 
 import asyncio
 import itertools
@@ -26,7 +26,7 @@ _OFFERED = (VersionState.STAGED, VersionState.VERIFIED)
 
 @dataclass(frozen=True)
 class Selection:
-    """The numbers of what one explorer is to load. Versions are -1 and the epoch is 0 where there is none."""
+    """The numbers of the versions and the epoch for one explorer. Versions are -1 and the epoch is 0 if absent."""
 
     live: int = -1
     gate_step: int = -1
@@ -59,19 +59,19 @@ class Watches:
         self._changed = ChangeEvent()
         self._reading = asyncio.Lock()  # a manifest is read from KV once for all streams
         self._live = Live()
-        self._seen = -1  # of RunState.changes
+        self._seen = -1  # value of RunState.changes
         self._common_selection = Selection()
         self._unreadable: dict[int, str] = {}  # versions whose manifest is damaged, with the problem
         self._failure = ""
         self.streams = 0
 
     def end(self, failure: str) -> None:
-        """All streams, by a DataLoss."""
+        """Ends all streams by a DataLoss."""
         self._failure = failure
         self._changed.notify()
 
     async def run(self) -> None:
-        """Wake the streams, but only for what some of them tell."""
+        """Wakes the streams after changes that concern any of them."""
         told: object = None
         while True:
             change = self._state.changed.next()
@@ -85,7 +85,7 @@ class Watches:
             await self._read_again()
 
     async def _read_again(self) -> None:
-        """Manifests that could not be read may have been published again."""
+        """Reads damaged manifests again, which may have been published again."""
         for version in list(self._unreadable):
             record = self._state.records.get(version)
             if record is None or not (await self._manifests.encoded_or_problem(record))[1]:
@@ -94,7 +94,7 @@ class Watches:
                 log.info("sync.manifest.mended", version=version)
 
     async def follow(self, lease_id: str) -> AsyncIterator[Announcement]:
-        """Until the lease ends: NotFound then, as for a lease that never was. DataLoss if `end` was called."""
+        """Yields until the lease ends. Raises NotFound then, and for an unknown lease; DataLoss after `end`."""
         told: Selection | None = None
         self.streams += 1
         try:
@@ -113,13 +113,13 @@ class Watches:
             self.streams -= 1
 
     def _common(self) -> Selection:
-        """What every explorer is told; computed once for each change."""
+        """Returns the part that is the same for every explorer, computed once for each change."""
         state = self._state
         is_whole = state.mirror.has_all_before(state.names.live_key)
         if self._seen == state.changes and (self._live is state.live or not is_whole):
             return self._common_selection
         if is_whole:
-            self._live = state.live  # else there may be versions it was moved over that are not known here
+            self._live = state.live  # else versions that it was moved over may be unknown here
         live = self._live
         known = live.version if live.version in state.records else -1
         bad = (r.version for r in state.newest_first if current(r, state.live).state is VersionState.REJECTED)
@@ -143,19 +143,19 @@ class Watches:
         return common
 
     def _collective(self) -> Record | None:
-        """The version that is being sent to the members of the newest epoch."""
+        """Returns the version that is being sent to the members of the newest epoch."""
         newest = self._state.newest_first[:1]
         found = (r for r in newest if r.epoch and r.epoch == self._state.epoch.number and self._is_on_offer(r))
         return next(found, None)
 
     def _is_on_offer(self, record: Record, attempt: int = 0) -> bool:
-        """Whether it may be loaded before it is LIVE, and has not failed in this attempt."""
+        """Returns True if a version may be loaded before it is LIVE, and has not failed in this attempt."""
         if record.version <= self._state.live.version or current(record, self._state.live).state not in _OFFERED:
             return False
         return not any(failure.attempt == attempt for failure in record.failures)
 
     async def _announcement(self, selection: Selection) -> Announcement:
-        """Manifests that cannot be read are left out."""
+        """Reads the manifests; leaves unreadable ones out."""
         epoch = self._state.epoch
         async with self._reading:
             live = await self._manifest(selection.live)
@@ -170,7 +170,7 @@ class Watches:
         )
 
     async def _manifest(self, version: int) -> bytes | None:
-        """None if there is none, or it cannot be read."""
+        """Returns None for an unknown version or an unreadable manifest."""
         record = self._state.records.get(version)
         if record is None:
             return None
@@ -183,5 +183,5 @@ class Watches:
 
 
 def _is_asked_again(told: Selection, now: Selection) -> bool:
-    """The same version a second time: it must disappear first, or explorers could not see the change."""
+    """Returns True for the same candidate again: it must disappear first, or the explorer could not see the change."""
     return told.candidate == now.candidate >= 0 and 0 < told.attempt < now.attempt

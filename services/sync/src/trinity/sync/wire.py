@@ -1,4 +1,4 @@
-"""Protobuf at the edge, dataclasses inside."""
+"""Conversion between the service's dataclasses and protobuf messages."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,23 +13,23 @@ from trinity.sync.watch import Announcement
 from trinity.weights.pointer import Epoch, Rollback
 
 _REMEMBERED = 64  # answers to Watch
-_ROUNDED = 1.0  # a log-probability of 0 may come to it where large logits are in bfloat16
+_ROUNDED = 1.0  # large logits in bfloat16 may round a log-probability of 0 up to it
 
 
 def member_from_join(request: pb.JoinRequest) -> Member:
-    """A member without a lease."""
+    """Makes a member without a lease."""
     return from_message(Member, request, lease_id="")
 
 
 def member_to_proto(member: Member, live: int, seconds_since_report: float) -> pb.Member:
-    """`state` is open: a newer explorer's value passes."""
+    """Passes unknown values of `state`, which newer explorers may report."""
     times = {"reported_at": None, "seconds_since_report": seconds_since_report}
     lag = max(0, live - member.version)
     return to_message(member, pb.Member, lag=lag, lease_id=None, base_model=None, **times)
 
 
 def measured_from_proto(report: pb.CanaryReport, explorer_id: str) -> Measured:
-    """Raises InvalidInput for numbers that no comparison gives: they would reject a version, which ends a run."""
+    """Raises InvalidInput for impossible numbers: they would reject a version, which ends a run."""
     mean, largest = report.mean_error, report.max_error
     finite = 0 <= mean <= largest * (1 + 1e-6) < math.inf
     if not finite and not (math.isnan(mean) and largest == math.inf):
@@ -42,7 +42,7 @@ def measured_from_proto(report: pb.CanaryReport, explorer_id: str) -> Measured:
 def version_to_proto(
     status: VersionStatus, run: str, manifest: bytes | None, members: Iterable[Member], problem: str = ""
 ) -> pb.WeightVersion:
-    """`manifest`: encoded; None for one that is not listed or cannot be read."""
+    """`manifest` is encoded; None if it is unlisted or unreadable."""
     record = status.record
     bare = pb.Manifest(run=run, version=record.version, step=record.step)
     return pb.WeightVersion(
@@ -66,7 +66,7 @@ def rollback_to_proto(rollback: Rollback | None, withdrawn: Sequence[int]) -> pb
 
 @lru_cache(_REMEMBERED)
 def announcement_to_proto(news: Announcement) -> pb.WatchResponse:
-    """Built once for all streams that tell the same."""
+    """Built once for all streams with the same news."""
     return pb.WatchResponse(
         live=None if news.live is None else pb.Manifest.FromString(news.live),
         gate_step=news.gate_step,

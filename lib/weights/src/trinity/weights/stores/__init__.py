@@ -17,7 +17,7 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 
 
 def open_store(entry: str, run: str, *, folder: Path, nats_url: str) -> Store:
-    """The store of an entry of synchronizer.storage; `folder` is the run's own, for the entry "folder".
+    """Opens the store of an entry of synchronizer.storage; `folder` is the run's own, for the entry "folder".
 
     Raises InvalidInput naming an invalid entry. Connects on first use.
     """
@@ -36,10 +36,10 @@ def open_store(entry: str, run: str, *, folder: Path, nats_url: str) -> Store:
 
 
 def open_offer(offer: Offer, run: str, *, nats_url: str) -> Store:
-    """The store of an offer, for reading. Raises InvalidInput if this process cannot read it, or must not.
+    """Opens the store of an offer for reading. Raises InvalidInput if this process cannot or must not read it.
 
-    Requests to S3 carry what the credentials sign, so an offer does not choose where they go: the endpoint is Amazon's,
-    or that of this process's own AWS_ENDPOINT_URL.
+    Requests to S3 are signed with credentials, so an offer does not choose their destination: the endpoint is Amazon's
+    or the one in this process's AWS_ENDPOINT_URL.
     """
     match offer:
         case FolderOffer(path):
@@ -64,7 +64,7 @@ def _check_s3(bucket: str, endpoint: str) -> None:
 
 
 def usable_kinds(nats_url: str) -> tuple[str, ...]:
-    """The kinds that this process can use, best first."""
+    """Returns the kinds that this process can use, best first."""
     kinds = ["folder"]
     if importlib.util.find_spec("obstore") is not None:
         kinds.append("s3")

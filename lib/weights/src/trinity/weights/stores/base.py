@@ -1,8 +1,8 @@
 """The contract of every store of versions.
 
 A version's files are stored under keys that begin with `v<version>/`; a key never changes its content. The manifest is
-written last, as `manifest.pb`: a version without it does not exist. It is removed
-first. Calls block; every wait has a limit.
+written last, as `manifest.pb`, and removed first: a version without it does not exist. Calls block; every wait has a
+limit.
 """
 
 import os
@@ -29,7 +29,7 @@ class Store(ABC):
         self.run = run
 
     def put(self, manifest: Manifest, source: Path, delta: bool) -> Offer:
-        """Store the files of a version, or of its difference, from `source`. Idempotent.
+        """Stores the files of a version, or of its difference, from `source`. Idempotent.
 
         Raises AlreadyExists if a key has other content: `delete` the version first, if it was never sealed.
         """
@@ -39,7 +39,7 @@ class Store(ABC):
         return self.offer(manifest.version, delta)
 
     def seal(self, manifest: Manifest) -> None:
-        """Write the manifest, after which the version exists with all files that the manifest offers here.
+        """Writes the manifest, after which the version exists with all files that the manifest offers here.
 
         Raises InvalidInput naming a file that was not put; AlreadyExists if it is sealed with another manifest.
         """
@@ -58,7 +58,7 @@ class Store(ABC):
             raise AlreadyExists(f"version {manifest.version} is in {self.where}, with another manifest")
 
     def manifest(self, version: int) -> Manifest:
-        """The manifest of a sealed version. NotFound if there is none; InvalidInput if it cannot be right."""
+        """Returns the manifest of a sealed version. Raises NotFound, or InvalidInput for an inconsistent manifest."""
         content = self._read_manifest(version)
         if content is None:
             raise NotFound(f"version {version} is not in {self.where}")
@@ -71,7 +71,7 @@ class Store(ABC):
         return manifest
 
     def fetch(self, offer: Offer, name: str, target: Path) -> None:
-        """Write one of the offer's files to `target`, unchecked. NotFound if it, or part of it, is not there."""
+        """Writes one of the offer's files to `target`, unchecked. Raises NotFound if any part of it is missing."""
         check_name(name)
         self._fetch(offer, name, target)
 
@@ -86,10 +86,10 @@ class Store(ABC):
 
     @abstractmethod
     def delete(self, version: int) -> None:
-        """Remove a version and all its files; does nothing if there are none."""
+        """Removes a version and all its files; does nothing if there are none."""
 
     def close(self) -> None:  # noqa: B027  # nothing to close is the usual case
-        """Close connections. No method may be called afterwards."""
+        """Closes connections. No method may be called afterwards."""
 
     def _put_file(self, version: int, info: FileInfo, source: Path) -> None:
         check_name(info.name)
@@ -105,18 +105,18 @@ class Store(ABC):
 
     @abstractmethod
     def _size(self, version: int, name: str) -> int | None:
-        """Bytes of a stored file; None if it is not there."""
+        """Returns the bytes of a stored file; None if it is missing."""
 
     @abstractmethod
     def _checksum(self, version: int, info: FileInfo) -> str | None:
-        """Checksum of a stored file, or any other text if its size differs; None if it does not exist."""
+        """Returns the checksum of a stored file, or any other text if its size differs; None if it is missing."""
 
     @abstractmethod
     def _write(self, version: int, info: FileInfo, source: Path) -> None: ...
 
     @abstractmethod
     def _create(self, version: int, content: bytes) -> bool:
-        """Write the manifest; False, without writing, if one exists."""
+        """Writes the manifest. Returns False, without writing, if one exists."""
 
     @abstractmethod
     def _read_manifest(self, version: int) -> bytes | None: ...
@@ -130,7 +130,7 @@ class Store(ABC):
 
 
 def listed(manifest: Manifest, delta: bool) -> tuple[FileInfo, ...]:
-    """The files of the whole version, or of its difference."""
+    """Returns the files of the whole version, or of its difference."""
     if not delta:
         return manifest.files
     if manifest.delta is None:
@@ -139,7 +139,7 @@ def listed(manifest: Manifest, delta: bool) -> tuple[FileInfo, ...]:
 
 
 def check_name(name: str) -> None:
-    """InvalidInput unless it is a plain file name that storage does not use itself."""
+    """Raises InvalidInput unless `name` is a plain file name that storage does not use itself."""
     if not name or Path(name).name != name or name.startswith(".") or name == MANIFEST:
         raise InvalidInput(
             "manifest.files", f"{name!r} must be a plain file name, not {MANIFEST} and without a dot first"
@@ -156,6 +156,6 @@ def check_source(info: FileInfo, source: Path) -> None:
 
 
 def endpoint_of_environment() -> str:
-    """The endpoint that this process names for S3; empty: Amazon's."""
+    """Returns the S3 endpoint of this process's environment; empty: Amazon's."""
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
     return next((os.environ[name] for name in names if os.environ.get(name)), "")

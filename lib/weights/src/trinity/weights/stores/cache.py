@@ -1,4 +1,4 @@
-"""An explorer's own copies of versions: fetched by the first transport that works, checked, whole or absent.
+"""An explorer's copies of versions, each fetched by the first transport that works, checked, and whole or absent.
 
 fetch(manifest) -> a folder with the version's whole files, each with the checksum that the manifest says.
 
@@ -59,21 +59,21 @@ class WeightCache:
             shutil.rmtree(partial, ignore_errors=True)
 
     def usable(self, manifest: Manifest) -> list[str]:
-        """The manifest's transports that this explorer can use, best first."""
+        """Returns the manifest's transports that this explorer can use, best first."""
         return list(dict.fromkeys(offer.transport for offer in self._offers(manifest)))
 
     def fetch(self, manifest: Manifest) -> Fetched:
-        """The whole version, checked. One fetch at a time.
+        """Fetches the whole version, checked. One fetch at a time.
 
-        Raises InvalidInput that says for each transport what is damaged, missing, or which base is gone; Unavailable
-        if a storage did not answer or refused access, or the disk is full, so that a retry may succeed.
+        Raises InvalidInput naming the damage, the missing file or the missing base of each transport; Unavailable if
+        a storage did not answer or refused access, or the disk is full, so that a retry may succeed.
         """
         manifest.check()
         with self._lock:
             return self._fetch(manifest, {})
 
     def keep_only(self, versions: Iterable[int]) -> None:
-        """Remove all others."""
+        """Removes all other versions."""
         kept = {f"v{version}" for version in versions}
         with self._lock:
             for folder in self._root.glob("v*"):
@@ -87,7 +87,7 @@ class WeightCache:
             self._stores.clear()
 
     def _offers(self, manifest: Manifest) -> list[Offer]:
-        """What this explorer can use, best first: of one transport the difference if its base is here."""
+        """Returns the usable offers, best first: the difference before the whole version if its base is here."""
         base = manifest.delta.base_version if manifest.delta else None
         delta_first = base is not None and self._folder(base).is_dir()
         found = [offer for offer in manifest.offers if offer.transport in self._kinds]
@@ -101,7 +101,7 @@ class WeightCache:
         return sorted(found, key=place)
 
     def _fetch(self, manifest: Manifest, failed: dict[int, TrinityError]) -> Fetched:
-        """`failed`: versions that could not be fetched during this call; a base is not retried for each transport."""
+        """`failed`: versions that could not be fetched during this call. A base is not retried for each transport."""
         if manifest.version in failed:
             raise failed[manifest.version]
         cached = self._cached(manifest.version)
@@ -173,7 +173,7 @@ class WeightCache:
             raise InvalidInput("manifest.delta.base_version", problem) from None
 
     def _store(self, offer: Offer) -> Store:
-        """One store for all versions of a location, so that connections are reused."""
+        """Returns one store for all versions of a location, so that connections are reused."""
         match offer:
             case FolderOffer(path):
                 place = str(Path(path).parent)
@@ -187,7 +187,7 @@ class WeightCache:
         return self._stores[key]
 
     def _cached(self, version: int) -> Manifest | None:
-        """The manifest of a cached version; a damaged version is removed."""
+        """Returns the manifest of a cached version; None if it is absent. Removes a damaged version."""
         folder = self._folder(version)
         try:
             manifest = decode_manifest((folder / MANIFEST).read_bytes())
@@ -209,7 +209,7 @@ class WeightCache:
 
     @contextmanager
     def _partial(self, version: int) -> Iterator[Path]:
-        """A folder for a version being fetched, removed afterwards unless renamed."""
+        """Makes a folder for a version being fetched, and removes it afterwards unless it was renamed."""
         shutil.rmtree(self._folder(version), ignore_errors=True)
         partial = Path(tempfile.mkdtemp(dir=self._root, prefix=f".v{version}.", suffix=".partial"))
         try:
@@ -219,7 +219,7 @@ class WeightCache:
 
 
 def _download(store: Store, offer: Offer, infos: Iterable[FileInfo], folder: Path) -> None:
-    """The files, compared with what the manifest says of them. Raises InvalidInput naming the first that differs."""
+    """Downloads files and compares them with the manifest. Raises InvalidInput naming the first that differs."""
     for info in infos:
         check_name(info.name)
         path = folder / info.name

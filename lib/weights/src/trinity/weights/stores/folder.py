@@ -1,4 +1,8 @@
-"""A folder that both sides see: local, or of a shared file system."""
+"""The store in a folder that both sides see, local or on a shared file system.
+
+obstore's LocalStore would share its class with S3Store, but reads at a fifth and writes at half of shutil's speed with
+five times the processor time, blocks for ever on a pipe, and would make an optional package a required one.
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -12,7 +16,7 @@ from trinity.weights.stores.base import MANIFEST, Store, check_name, check_sourc
 
 
 class FolderStore(Store):
-    """Versions as `<root>/v<version>`. Files that are there already, such as the trainer's own, are not copied.
+    """Versions as `<root>/v<version>`. Files that exist already, such as the trainer's, are not copied.
 
     Nothing is synced to disk: a power cut's damage shows as a wrong checksum or a missing manifest.
     """
@@ -92,7 +96,7 @@ class FolderStore(Store):
 
 
 def _regular(path: Path) -> Path:
-    """The path. Raises InvalidInput for a pipe or a device, FileNotFoundError if nothing is there."""
+    """Returns the path. Raises InvalidInput for a pipe or a device, FileNotFoundError for a missing file."""
     path.stat()
     regular_size(path)
     return path

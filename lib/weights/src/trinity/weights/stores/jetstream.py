@@ -1,6 +1,6 @@
-"""Small models in a JetStream stream of the run's weights: a file is chunks of half a MiB and a closing entry.
+"""The store of small models in a JetStream stream: a file is chunks of half a MiB and a closing entry.
 
-nats-py runs in an event loop of its own, in a thread that lives from the first call until `close`.
+nats-py runs in an event loop in a thread that lives from the first call until `close`.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 class JetStreamStore(Store):
-    """Chunks under `v<version>`, the file and a number; the entry after them says how many and with which checksum."""
+    """Chunks under `v<version>`, file name and number. The closing entry has their number and the file's checksum."""
 
     kind = "jetstream"
 
@@ -167,7 +167,7 @@ class JetStreamStore(Store):
             os.close(handle)
 
     async def _read_end(self, broker: Broker, prefix: str, name: str, wait_seconds: float = 0.0) -> Blob:
-        """The closing entry of a file. Raises NotFound if it does not arrive within the time."""
+        """Returns the closing entry of a file. Raises NotFound if it does not arrive in time."""
         data = await self._part(broker, prefix, name, _END, wait_seconds)
         end = decode_blob(data)
         if not 0 <= end.size_bytes <= 2 * MOST_BYTES or end.chunks != -(-end.size_bytes // CHUNK_BYTES):
@@ -203,7 +203,7 @@ class JetStreamStore(Store):
             await asyncio.sleep(0.05)
 
     def _read(self, work: Callable[[Broker], Awaitable[Result]]) -> Result:
-        """NotFound if the run has no stream of weights."""
+        """Runs `work`. Raises NotFound if the run has no stream of weights."""
 
         async def checked(broker: Broker) -> Result:
             await broker.state(self._names.weights_stream)
@@ -228,7 +228,7 @@ class JetStreamStore(Store):
 
 
 async def _side_by_side(work: Iterable[Awaitable[None]]) -> int:
-    """Await all, a few at a time; returns their number. The first error ends it."""
+    """Awaits all, a few at a time, and returns their number. The first error ends the wait."""
     running: set[asyncio.Future[None]] = set()
     count = 0
     try:

@@ -1,1 +1,1 @@
-"""What the sync service keeps in KV: records and manifests, mirrored in memory, changed by compare-and-set."""
+"""Records and manifests in KV, mirrored in memory and changed by compare-and-set."""

@@ -1,7 +1,7 @@
-"""Time by which leases run out: that in which this process could have heard their holders.
+"""The clock of leases. It counts only time in which this process could hear their holders.
 
-While it is stopped, swapped out or far behind with its work, no lease can be renewed, so this clock nearly stands
-still: live leases stay live. It is read several times a second as long as any run is open.
+While the process is stopped, swapped out or far behind with its work, no lease can be renewed, so this clock nearly
+stands still and live leases stay live. It is read several times a second as long as any run is open.
 """
 
 import time
@@ -13,7 +13,7 @@ _looked_at = time.monotonic()
 
 
 def now() -> float:
-    """Seconds since the process started, less the time it did not have."""
+    """Returns the seconds since the process started, without the time that it lost."""
     global _now, _looked_at
     looked_at = time.monotonic()
     _now += min(looked_at - _looked_at, _MOST_SECONDS)

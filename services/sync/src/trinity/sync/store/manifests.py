@@ -1,6 +1,6 @@
 """Manifests in KV, under the version and the digest of their content: written once, never changed.
 
-Those of versions whose files are released are deleted once LISTED newer versions exist.
+The manifest of a version with released files is deleted once LISTED newer versions exist.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from trinity.runtime.names import RunNames
 from trinity.sync.store.records import Record
 from trinity.weights import Manifest, decode_manifest, encode_manifest
 
-LISTED = 100  # newest versions that a list gives with their manifests: thousands of them fit into no message
+LISTED = 100  # newest versions listed with manifests: thousands of manifests fit into no message
 _REMEMBERED = 16
 
 
@@ -29,7 +29,7 @@ def _digest(encoded: bytes) -> str:
 
 
 class Manifests:
-    """Manifests of one run, of at most `most_bytes` each. The newest that were asked for stay in memory."""
+    """Manifests of one run, of at most `most_bytes` each. The last ones read stay in memory."""
 
     def __init__(self, bucket: Bucket, run: str, most_bytes: int) -> None:
         self._bucket = bucket
@@ -38,7 +38,7 @@ class Manifests:
         self._remembered: OrderedDict[str, bytes] = OrderedDict()
 
     async def put(self, manifest: Manifest) -> None:
-        """Store it, unless it is there undamaged. InvalidInput if NATS takes no message that long."""
+        """Stores a manifest unless it is there undamaged. Raises InvalidInput if NATS takes no message that long."""
         value = encode_manifest(manifest)
         digest = _digest(value)
         key = self._names.manifest_key(manifest.version, digest)
@@ -59,7 +59,7 @@ class Manifests:
         self._remember(digest, value)
 
     async def encoded(self, record: Record) -> bytes:
-        """The manifest of a record, as it is stored. Raises DataLoss if it is gone or damaged: `put` mends it."""
+        """Returns the stored bytes. Raises DataLoss if they are gone or damaged; `put` mends them."""
         found = self._remembered.get(record.digest)
         if found is None:
             entry = await self._bucket.get(self._names.manifest_key(record.version, record.digest))
@@ -76,7 +76,7 @@ class Manifests:
         return found
 
     async def encoded_or_problem(self, record: Record) -> tuple[bytes | None, str]:
-        """As `encoded`; None and the problem for a manifest that cannot be read."""
+        """Returns the stored bytes, or None and the problem of an unreadable manifest."""
         try:
             return await self.encoded(record), ""
         except DataLoss as error:
@@ -86,7 +86,7 @@ class Manifests:
         return decode_manifest(await self.encoded(record))
 
     async def delete(self, record: Record) -> None:
-        """Delete the manifest of a version that is not loaded any more."""
+        """Deletes the manifest of a version that no explorer loads any more."""
         self._remembered.pop(record.digest, None)
         await self._bucket.purge(self._names.manifest_key(record.version, record.digest))
 

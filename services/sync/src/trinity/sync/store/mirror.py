@@ -1,8 +1,8 @@
-"""A copy in memory of what lies under a prefix of a bucket, and compare-and-set on top of it.
+"""A copy in memory of the keys under a prefix of a bucket, with compare-and-set on top of it.
 
-The copy may be behind the bucket for a moment and decides nothing alone: every change is made to the newest value by
-compare-and-set. What this process writes is in its copy at once, and so before what others wrote earlier: who looks at
-several keys together waits for these with `catches_up`.
+The copy may be behind the bucket for a moment and decides nothing: every change is made to the newest value by
+compare-and-set. Values that this process writes are in its copy at once, and so before values that others wrote
+earlier. Readers of several keys wait for the earlier values with `catches_up`.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ log = structlog.get_logger(__name__)
 _AGAIN_SECONDS = 0.01
 _REASON = 500  # characters
 _CATCH_UP_SECONDS = 10.0
-# How often a value whose writers collide is tried before an error is raised; a hundred collisions are no accident.
+# Attempts at a value whose writers collide before an error is raised; a hundred collisions are no accident.
 _ATTEMPTS = 1000
 
 
 class Mirror:
-    """Keys and values under one prefix. `run` keeps it up to date; `ready` is set once it has all that was there.
+    """Keys and values under one prefix. `run` keeps them up to date; `ready` is set after the first complete read.
 
-    `keep_when_lost`: the values outlive the bucket; the next change writes them again.
-    `check(key, value)` raises what is wrong with a value: the one before it stays, and is written again.
+    `keep_when_lost`: the values outlive the bucket; the next change writes them again. `check(key, value)` raises the
+    problem of a value: the value before it stays, and is written again.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Mirror:
         self._every_seconds = every_seconds
         self._keep_when_lost = keep_when_lost
         self._entries: dict[str, Entry] = {}
-        self._revisions: dict[str, int] = {}  # of deleted keys too: nothing older may come back
+        self._revisions: dict[str, int] = {}  # deleted keys stay, so that older values cannot return
         self._seen_at: dict[str, float] = {}
         self._check = check
         self._damaged: set[str] = set()
@@ -103,18 +103,16 @@ class Mirror:
         return True
 
     async def _mend(self) -> None:
-        """Write what was there before a value that could not be read: other processes read it too."""
+        """Writes the values before unreadable ones again, because other processes read them too."""
         for key in list(self._damaged):
             self._damaged.discard(key)
             entry = self.known(key)
-            with contextlib.suppress(
-                SequenceConflict, Unavailable
-            ):  # what another process wrote meanwhile is read next
+            with contextlib.suppress(SequenceConflict, Unavailable):  # another process's value is read next
                 if entry.value and entry.revision:
                     await self.put_if(key, entry.value, entry.revision)
 
     async def catches_up(self) -> bool:
-        """Until the copy has all that is older than its newest value; whether it had. Unavailable if NATS is slow."""
+        """Waits until the copy has all values older than its newest; returns True if it had. Raises Unavailable."""
         wanted = max(self._revisions.values(), default=0)
         if self._followed >= wanted:
             return True
@@ -126,19 +124,19 @@ class Mirror:
         return False
 
     def has_all_before(self, key: str) -> bool:
-        """Whether the copy has all that is older than its value of `key`."""
+        """Returns True if the copy has all values older than its value of `key`."""
         return self._followed >= self._revisions.get(key, 0)
 
     def known(self, key: str) -> Entry:
-        """The value as far as this process knows."""
+        """Returns the value in the copy."""
         return self._entries.get(key, ABSENT)
 
     def age_seconds(self, key: str) -> float:
-        """Time since this process first saw the newest value; no other host's clock is asked."""
+        """Returns the time since this process first saw the newest value, by its own clock."""
         return clock.now() - self._seen_at.get(key, clock.now())
 
     async def fresh(self, key: str) -> Entry:
-        """The value now. A replica that is behind this process is not believed."""
+        """Reads the value from NATS. Ignores a replica that is behind this process."""
         entry = await self._bucket.get(key)
         if entry.revision > self._revisions.get(key, 0):
             self._apply(Change(key, entry.value, entry.revision))
@@ -147,16 +145,16 @@ class Mirror:
         return known if outlived or known.revision >= entry.revision else entry
 
     async def put_if(self, key: str, value: bytes, revision: int) -> None:
-        """Write if the key is still at `revision`. SequenceConflict otherwise; Unavailable if NATS does not answer."""
+        """Writes if the key is still at `revision`. Raises SequenceConflict, or Unavailable if NATS does not answer."""
         try:
             self._apply(Change(key, value, await self._bucket.put_if(key, value, revision)))
         except (TimeoutError, nats.errors.Error, nats.js.errors.Error) as error:
             raise Unavailable(f"NATS did not store {key}: {type(error).__name__} {error}") from None
 
     async def change(self, key: str, change: Callable[[bytes], bytes | None], *, from_known: bool = False) -> bytes:
-        """Apply `change(old) -> new` atomically, again on every conflict; None from `change` leaves the value.
+        """Applies `change(old) -> new` atomically, again on every conflict; None from `change` leaves the value.
 
-        `from_known`: the first attempt is made on the copy; one that `change` refuses is made again on the value.
+        `from_known` makes the first attempt on the copy. If `change` refuses it, the next attempt reads the value.
         """
         for attempt in range(_ATTEMPTS):
             by_copy = from_known and attempt == 0 and self.known(key) is not ABSENT
@@ -177,9 +175,9 @@ class Mirror:
         raise Unavailable(f"{key} changes faster than it can be changed; try again")
 
     async def delete_if(self, key: str, revision: int) -> None:
-        """Delete if the key is still at `revision`. SequenceConflict otherwise."""
+        """Deletes if the key is still at `revision`. Raises SequenceConflict otherwise."""
         try:
             await self._bucket.delete_if(key, revision)
         except (TimeoutError, nats.errors.Error, nats.js.errors.Error) as error:
             raise Unavailable(f"NATS did not delete {key}: {type(error).__name__} {error}") from None
-        self._entries.pop(key, None)  # the deletion has a revision of its own, still to be read
+        self._entries.pop(key, None)  # the deletion's revision is still to be read

@@ -1,4 +1,4 @@
-"""The service's entries in KV: one frozen dataclass for each kind of key, as JSON. (The pointer: trinity.weights.)"""
+"""The service's entries in KV: one frozen dataclass for each kind of key, as JSON. trinity.weights has the pointer."""
 
 import json
 from dataclasses import dataclass, field
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from trinity.weights import ExplorerState, VersionState
 from trinity.weights.pointer import UNREADABLE, Epoch, decode, encode
 
-__all__ = ["UNREADABLE", "encode"]  # UNREADABLE: what decoding raises for a value that no sync service wrote
+__all__ = ["UNREADABLE", "encode"]  # UNREADABLE: raised by decoding a value that no sync service wrote
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What an explorer computed for a canary; differences and log-probabilities in nats."""
+    """An explorer's result for a canary; differences and log-probabilities in nats."""
 
     version: int
     mean_error: float
@@ -23,7 +23,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Failure:
-    """An explorer that was asked to judge a version could not load it."""
+    """A failed load by the explorer that was to verify a version."""
 
     explorer_id: str
     attempt: int
@@ -58,7 +58,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Claim:
-    """The trainer that has the run, or had it: `lease_id` is empty after a release. Numbers go up with every taker."""
+    """The trainer that has the run, or had it: `lease_id` is empty after a release. Numbers rise with every claim."""
 
     number: int = 0
     trainer_id: str = ""
@@ -70,7 +70,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Who is asked to compute which version's canary. `attempt` counts all that were ever asked in the run."""
+    """The explorer that is to compute a version's canary. `attempt` counts all candidates of the run."""
 
     version: int = -1
     explorer_id: str = ""
@@ -81,7 +81,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an explorer can do; free of judgement."""
+    """An explorer's capabilities, as it reports them."""
 
     transports: tuple[str, ...] = ()
     dtype: str = ""
@@ -93,7 +93,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Platform:
-    """On what the samples of a reproducible run depend, and the first explorer. Both empty: the run has none yet."""
+    """The platform on which the samples of a reproducible run depend, with its first explorer; both empty before."""
 
     platform: str = ""
     explorer_id: str = ""
@@ -122,7 +122,7 @@ class Member:
 
 
 def encode_member(member: Member) -> bytes:
-    """As `encode`, without its deep copy: a thousand members report at once."""
+    """Encodes without the deep copy of `encode`: a thousand members report at once."""
     return json.dumps({**vars(member), "capabilities": vars(member.capabilities)}).encode()
 
 

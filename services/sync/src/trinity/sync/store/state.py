@@ -1,4 +1,4 @@
-"""What KV says of one run's versions: the pointer, the records, the claim, the candidate, the epoch."""
+"""One run's KV entries as values: the pointer, the records, the claim, the candidate, the epoch."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 
 
 class RunState:
-    """One run's copy of KV, as values. `changed` is rung after every change, and `changes` counts them."""
+    """The values of one run. `changed` is rung after every change, and `changes` counts them."""
 
     def __init__(self, bucket: Bucket, run: str) -> None:
         self.names = RunNames(run)
@@ -52,7 +52,7 @@ class RunState:
         self.changed.notify()
 
     def _check(self, key: str, value: bytes) -> None:
-        """Raise what is wrong with a value. The mirror holds nothing else than what passes."""
+        """Raises the problem of a value. The mirror holds only values that pass."""
         if key in self._decoders:
             self._decoders[key](value)
             return
@@ -65,18 +65,18 @@ class RunState:
         return [self.records[version] for version in sorted(self.records, reverse=True)]
 
     async def record(self, version: int) -> Record:
-        """As it is in KV now. NotFound if there is no such version."""
+        """Reads a record from KV. Raises NotFound for an unknown version."""
         entry = await self.mirror.fresh(self.names.version_key(version))
         if not entry.value:
             raise NotFound(f"version: this run has no version {version}")
         return records.decode_record(entry.value)
 
     async def pointer(self) -> Live:
-        """As it is in KV now."""
+        """Reads the pointer from KV."""
         return decode_live((await self.mirror.fresh(self.names.live_key)).value)
 
     async def keep_platform(self, member: Member) -> None:
-        """The first explorer of a reproducible run says on what its samples depend. Conflict for one that differs."""
+        """Stores the platform of a reproducible run's first explorer. Raises Conflict for an explorer with another."""
         wanted = Platform(member.capabilities.platform, member.explorer_id)
 
         def keep(value: bytes) -> bytes | None:
@@ -92,7 +92,7 @@ class RunState:
             await self.mirror.change(self.names.platform_key, keep)
 
     async def change_record(self, version: int, change: Callable[[Record], Record | None]) -> Record | None:
-        """Apply `change` to a record atomically; None if it was left as it is. NotFound if there is no such version."""
+        """Applies `change` to a record atomically; returns None if it stayed the same. Raises NotFound."""
         changed: Record | None = None
 
         def apply(value: bytes) -> bytes | None:
@@ -109,7 +109,7 @@ class RunState:
         return changed
 
     async def change_pointer(self, change: Callable[[Live], Live | None]) -> Live:
-        """Apply `change` to the pointer atomically; None leaves it."""
+        """Applies `change` to the pointer atomically; None from `change` leaves it."""
 
         def apply(value: bytes) -> bytes | None:
             changed = change(decode_live(value))
@@ -119,13 +119,13 @@ class RunState:
 
 
 class ChangeEvent:
-    """Rung again and again; each wait is for the next time."""
+    """An event that can be rung many times; each wait is for the next ring."""
 
     def __init__(self) -> None:
         self._next: asyncio.Future[None] | None = None
 
     def next(self) -> "asyncio.Future[None]":
-        """Done at the next ring. To be waited for with asyncio.wait, which does not cancel it."""
+        """Returns a future of the next ring. Wait with asyncio.wait, which does not cancel it."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
         return self._next
