@@ -53,7 +53,7 @@ class Played:
 
     @property
     def deaths(self) -> dict[str, int]:
-        """How many explorers were killed at each task, or ended its lease otherwise."""
+        """Number of explorers that were killed at each task, or otherwise ended its lease."""
         return {task: group.attempt - 1 for task, group in self.groups.items()}
 
     @property
@@ -77,13 +77,13 @@ class Played:
 
     @property
     def places(self) -> list[dict[str, Any]]:
-        """Where episodes were continued by another explorer."""
+        """Turns at which another explorer continued an episode."""
         infos = (json.loads(e.info_json or "{}") for group in self.groups.values() for e in group.experiences)
         return [move for info in infos for move in info.get("moved", [])]
 
     @property
     def moves(self) -> int:
-        """How often an episode was continued by another explorer."""
+        """Number of times that another explorer continued an episode."""
         return len(self.places)
 
 
@@ -166,7 +166,7 @@ def _groups(parts: list[bytes]) -> list[Group]:
 
 
 class _Crowd:
-    """Explorer processes; one that is killed is replaced by another of another name."""
+    """Explorer processes. A killed explorer is replaced by a new one with another name."""
 
     def __init__(
         self,

@@ -80,7 +80,7 @@ class ChaosRun(TrinityRun):
     def poll_status(self) -> Status | None:
         try:
             status = super().poll_status()
-        except RuntimeError:  # it removed its record while it was asked
+        except RuntimeError:  # it removed its record during the call
             status = None
         self.record.read()
         if status is not None and status["groups"] is not None:
@@ -129,7 +129,7 @@ class ChaosRun(TrinityRun):
         assert self._wait(holds, f"step {step}"), f"the run ended before step {step}: {self.tail()}"
 
     def audited(self) -> Findings:
-        """Of a run that has ended by itself. Its nats-server is started again on what it left."""
+        """Findings of a run that ended by itself. Its nats-server is started again on its store."""
         server = NatsServer(self.job / "nats", users=self.job / "identity" / "nats")
         server.start()
         try:
@@ -174,7 +174,7 @@ class ChaosRun(TrinityRun):
         return "waiting" if state == "waiting" else "step"
 
     def _saves_since(self, begin: float) -> bool:
-        """Whether a checkpoint has been begun since. What an earlier kill cut off lies there too."""
+        """Returns True if a checkpoint was begun since then. Torn checkpoints of earlier kills do not count."""
         changed = []
         for folder in self.job.glob(".global_step_*.partial"):
             with contextlib.suppress(FileNotFoundError):
@@ -197,7 +197,7 @@ class ChaosRun(TrinityRun):
         raise AssertionError(f"not within {_LIMIT_SECONDS:g} s: {what}; {self.tail()}")
 
     def _process_of(self, name: str) -> ProcessRecord | None:
-        """As long as it lives."""
+        """The record of a living process, else None."""
         record = read_records(self.job).get("main")
         processes = record.processes if record is not None else []
         return next((p for p in processes if p.name == name and is_alive(p.pid)), None)

@@ -12,7 +12,7 @@ Harsher than a real cut: nothing is written back in the background; sync, syncfs
 Milder: a sync that returned was true (no lying disk cache); of unsynced bytes none survives, where a real cut leaves
 some, in any order; synced bytes are never damaged; names need no sync of their own folder, as POSIX would allow.
 Besides, syncs run one after another. Not seen: what the program writes through memory maps; symbolic links.
-What is there before the program starts is durable. The program may have threads and must not fork.
+Files from before the start of the program are durable. The program may have threads and must not fork.
 
 As a program: `power_cut.py FOLDER COPY PROGRAM [ARGUMENT ...]` prints `traced`, or `refused` and why the system does
 not let it. SIGTERM kills PROGRAM with -9. When PROGRAM has ended, however it did, COPY is what the disk holds of
@@ -82,7 +82,7 @@ def start(folder: Path, copy: Path, program: Sequence[str], out: IO[bytes]) -> "
 
 
 class _Disk:
-    """What a disk holds of a folder. Files are known by their inodes, whose numbers are not given again meanwhile."""
+    """Model of a folder on disk. Files are identified by inodes, whose numbers are not reused meanwhile."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -123,9 +123,9 @@ class _Disk:
             os.close(descriptor)
 
     def write(self, copy: Path) -> None:
-        """Only what is durable, as files."""
+        """The durable content, as files."""
         copy.mkdir(parents=True, exist_ok=True)
-        for name, inode in self._durable_names.items():  # a folder comes before what is in it
+        for name, inode in self._durable_names.items():  # a folder precedes its entries
             if inode is None:
                 (copy / name).mkdir()
             else:
@@ -155,7 +155,7 @@ class _Call(ctypes.Structure):
 
 
 class _Tracer:
-    """Runs a program to its end. A call that matters runs alone: no other of them is under way when it is looked at."""
+    """Runs a program to its end. Traced calls are serialized: none is under way when another one is inspected."""
 
     def __init__(self, folder: Path) -> None:
         self.disk = _Disk(folder)

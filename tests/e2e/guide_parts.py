@@ -1,4 +1,4 @@
-"""What the guides tell a user to download, tiny and made here: python -m e2e.guide_parts MODEL HOME
+"""Makes tiny forms of the models and data that the guides download: python -m e2e.guide_parts MODEL HOME
 
 MODEL is the quickstart's model. HOME gets `models/` with a policy and a sequence classifier, `data/` with gsm8k and
 math as parquet with prompt and answer, `sft/` with question and answer as messages, and two games of ALFWorld by name.

@@ -1,7 +1,7 @@
 """Images built with buildah, and their processes: the image's user and environment, its root mounted read-only.
 
-Needs root, buildah and debootstrap, no container registry: the base is Debian's Python 3.11. Packages come from where
-pip's and uv's configurations of this machine say, at build time alone.
+Needs root, buildah and debootstrap, no container registry: the base is Debian's Python 3.11. Packages come from the
+indexes of this machine's pip and uv configurations, only at build time.
 """
 
 import json
@@ -18,7 +18,7 @@ _PACKAGES = "ca-certificates,netbase,tzdata,python3.11,python3.11-venv,python3-d
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 _BUILD_SECONDS = 3600.0
 
-# Mounts of the process alone; $1 is the image's root, then pairs of folders to bind, "--" and the command.
+# Mounts only for the process; $1 is the image's root, then pairs of folders to bind, "--" and the command.
 _ENTER = """
 set -e
 root=$1; shift
@@ -118,7 +118,7 @@ class Images:
         return self._roots[name]
 
     def mebibytes(self, name: str) -> float:
-        """What an image's files take on disk."""
+        """Size of an image's files on disk."""
         command = ["du", "-sxk", str(self.root_of(name))]
         counted = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
         return int(counted.stdout.split()[0]) / 1024

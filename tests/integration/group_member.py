@@ -1,4 +1,4 @@
-"""A member of a collective group, as a process of its own: python group_member.py ADDRESS EPOCH RANK WORLD LIMIT.
+"""A member of a collective group, as a separate process: python group_member.py ADDRESS EPOCH RANK WORLD LIMIT.
 
 It enters, prints "entered", receives one version for every line on stdin (bucket bytes, then name:dtype:shape ...), and
 prints each as a line of JSON: the sums by name, or {"broken": why}.

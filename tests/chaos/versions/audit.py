@@ -66,7 +66,7 @@ def _served(records: Records) -> list[str]:
 
 
 def _answers(records: Records) -> list[str]:
-    """Every token is by the version it names, and none by one that was never good."""
+    """Every token is sampled by the version that it names, and no version was bad."""
     found = [] if records.given else ["no explorer ever answered: nothing can be said"]
     for given in records.given:
         if [span.start for span in given.spans] + [len(given.tokens)] != [0] + [span.end for span in given.spans]:
@@ -89,7 +89,7 @@ def _was_good(versions: Mapping[int, pb.WeightVersion], number: int) -> bool:
 
 
 def names_both_numbers(version: pb.WeightVersion) -> bool:
-    """Whether the reason of a rejection has what the trainer expected, and what was computed."""
+    """Returns True if a rejection has the expected and the computed number."""
     numbers = [float(number) for number in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", version.reason)]
     wanted = version.measured.expected, version.measured.computed
     return all(any(abs(number - value) < 1e-3 for number in numbers) for value in wanted)

@@ -28,11 +28,11 @@ class Policy(Protocol):
     base: Named
 
     def logprobs(self, weights: Named, token_ids: Sequence[int]) -> list[float]:
-        """Of each token but the first, at temperature 1."""
+        """Log-probability of each token but the first, at temperature 1."""
 
 
 class Maker:
-    """Makes versions of a model: version v has weights of its own, that differ surely from all others."""
+    """Makes versions of a model. The weights of each version differ from those of all others."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Maker:
         return Canary(tuple(probes), 1e-3, 1e-2)
 
     def logprobs(self, version: int, token_ids: Sequence[int]) -> list[float]:
-        """What a version gives to each token but the first."""
+        """A version's log-probability of each token but the first."""
         return self.policy.logprobs(self.weights_of(version), token_ids)
 
     def publish(self, *, canary: Canary | None = None, after_tensor: Callable[[int], None] = lambda index: None) -> int:

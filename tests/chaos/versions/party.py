@@ -1,7 +1,7 @@
 """Explorers and a sync service: with a Maker (maker.py) all of a run but the learning.
 
-Explorers are asked through their Generate, all the time if wanted. They are real but for their engines, which compute
-with transformers as canaries do (torch_engine.py).
+Tests call the explorers' Generate, continuously if wanted. Only their engines are not real: they compute with
+transformers, like canaries (torch_engine.py).
 """
 
 import contextlib
@@ -111,7 +111,7 @@ class Party(RunView):
         return generate(self.explorers[name].address, prompt, max_tokens)
 
     def busy(self, name: str, max_tokens: int = 100) -> contextlib.AbstractContextManager[list[Any]]:
-        """Completions one after the other, as long as the context lasts; those that came so far."""
+        """Requests completions in sequence until the context ends. Yields the list of completions so far."""
         return busy(self.explorers[name].address, [1, 2, 3], max_tokens)
 
     def end(self) -> None:

@@ -139,7 +139,7 @@ class WeightsRun(RunView):
         check(found == transport, f"{name} got its version by {found}, not by {transport}")
 
     def loads_of(self, name: str) -> int:
-        """How often its engine was paused for a load since it was started."""
+        """Number of pauses of its engine for loads since its start."""
         return sum(mark["what"] == "loading" and mark["tensor"] == 0 for mark in self.explorers[name].noted)
 
     def generate(self, name: str, tokens: int) -> Given:

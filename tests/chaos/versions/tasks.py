@@ -65,7 +65,7 @@ class TaskRun(WeightsRun):
                 if part.WhichOneof("part") == "group":
                     groups.append(part.group.outcome)
                 if part.WhichOneof("part") == "end":
-                    parts.cancel()  # else the next ones are taken for asked for
+                    parts.cancel()  # otherwise the next batches would count as requested
                     return groups
         raise Violated(f"the batch of step {step} did not come")
 

@@ -1,6 +1,6 @@
-"""What runs with versions and members need, started once for any number of them: NATS, sync, storage, environment.
+"""Services for runs with versions and members, started once for any number of runs: NATS, sync, storage, environment.
 
-Everything is real but the engines of the members and the learning. Each run has a name of its own.
+Only the engines of the members and the learning are not real. Each run has a different name.
 """
 
 import os
@@ -53,7 +53,7 @@ def _make_model(folder: Path) -> None:
 
 
 def bucket() -> S3Store:
-    """Where the S3 members of all runs find their versions."""
+    """The S3 store of all runs."""
     return S3Store(BUCKET, client_options={"allow_http": True})
 
 

@@ -1,4 +1,4 @@
-"""What the runs of compose.yaml and of the chart share: model, tasks and YAML, and the trainer as operators call it."""
+"""Helpers for runs of compose.yaml and of the chart: model, tasks, YAML, and the trainer as operators call it."""
 
 import shutil
 import time

@@ -1,4 +1,4 @@
-"""The Prometheus of compose.yaml, asked every query of deploy/grafana and deploy/prometheus."""
+"""The Prometheus of compose.yaml, which answers every query of deploy/grafana and deploy/prometheus."""
 
 import json
 import time
@@ -37,7 +37,7 @@ class Prometheus:
         self._container = container
 
     def answers(self, run: str) -> dict[str, int]:
-        """How many series each query has, by where it is. AssertionError for one that Prometheus refuses."""
+        """Number of series of each query, by its place. Raises AssertionError for a query that Prometheus refuses."""
         self._until_scraped()
         rules = self._ask("rules")["groups"]
         assert all(rule["health"] == "ok" for group in rules for rule in group["rules"]), rules

@@ -55,13 +55,13 @@ class Pod:
                 self._others.append(subprocess.Popen(line, env=environment, stdout=out, stderr=out))
 
     def probe(self) -> dict[str, str]:
-        """What each probe that fails says; empty: all succeed."""
+        """Messages of the failing probes. Empty if all succeed."""
         container = self.spec["containers"][0]
         ports = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
         return {kind: said for kind in _PROBES if kind in container and (said := self._failure(container[kind], ports))}
 
     def _failure(self, probe: Manifest, ports: Mapping[str, int]) -> str:
-        """What a probe says that fails; empty if it succeeds."""
+        """Message of a failing probe. Empty if it succeeds."""
         if self.container.pid == 0:
             return "the container does not run"
         if "exec" in probe:
@@ -77,7 +77,7 @@ class Pod:
         return ""
 
     def stop(self) -> tuple[int, float]:
-        """As a pod is deleted: exit code, and seconds that it took."""
+        """Deletes the pod. Returns its exit code and the seconds."""
         hook = self.spec["containers"][0].get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ())
         if hook:
             done = self.container.execute([program(hook[0]), *hook[1:]])
@@ -113,7 +113,7 @@ class Release:
         self.network.__exit__()
 
     def apply(self, manifests: Sequence[Manifest]) -> None:
-        """As `kubectl apply`: starts the pods that are missing. AssertionError for a changed template."""
+        """Starts missing pods, like `kubectl apply`. Raises AssertionError for a changed template."""
         self._there |= {(one["kind"], one["metadata"]["name"]): one for one in manifests}
         missing = []
         for workload in list(self._there.values()):
@@ -134,7 +134,7 @@ class Release:
         return folder
 
     def forward(self, pod: Pod, port: int) -> str:
-        """As `kubectl port-forward`: the address of this machine at which a pod's port answers."""
+        """The address on this machine of a pod's port, like `kubectl port-forward`."""
         listener = socket.create_server(("127.0.0.1", 0))
         self._listeners.append(listener)
         threading.Thread(target=forward, args=(listener, (pod.container.address, port)), daemon=True).start()
@@ -198,7 +198,7 @@ class Release:
         return folder
 
     def _files(self, volume: Manifest) -> Iterator[tuple[str, bytes, int]]:
-        """Of a volume of Secrets or of a ConfigMap: name, content and mode."""
+        """Name, content and mode of the files in a volume of Secrets or of a ConfigMap."""
         if "configMap" in volume:
             data = self._there["ConfigMap", volume["configMap"]["name"]]["data"]
             yield from ((name, text.encode(), 0o644) for name, text in data.items())
@@ -209,7 +209,7 @@ class Release:
 
 
 def _names(workload: Manifest) -> list[str]:
-    """Of a workload's pods; none for another manifest."""
+    """Names of a workload's pods. Empty for other manifests."""
     name = workload["metadata"]["name"]
     if workload["kind"] == "Job":
         return [name]

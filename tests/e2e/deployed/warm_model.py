@@ -31,7 +31,7 @@ def warm_up(model_folder: Path, rows_file: Path, target: Path) -> None:
 
 
 def _tokens(tokenizer: object, row: dict[str, str]) -> tuple[list[int], list[int]]:
-    """Ids of prompt and answer, and labels of the answer alone. The padding comes last: attention need not know it."""
+    """Ids of prompt and answer, and labels of only the answer. Padding comes last, so attention may ignore it."""
     encode = tokenizer.apply_chat_template  # type: ignore[attr-defined]
     question = [{"role": "user", "content": row["question"]}]
     answer = [*question, {"role": "assistant", "content": row["answer"]}]

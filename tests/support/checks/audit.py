@@ -1,8 +1,8 @@
-"""Whether a run kept invariants I1 to I4, checked from its records without the buffer's code.
+"""Audits invariants I1 to I4 of a run from its records, without the buffer's code.
 
-read: every message of the log, the ledger, the dead letters and the queue, from NATS; what JetStream acknowledged to
-the explorers, from their logs; what the trainer said of each step, from all that was seen of its record on the way.
-audit: contradictions as text; empty if the run kept everything.
+read: every message of the log, the ledger, the dead letters and the queue, from NATS; the acknowledgements of
+JetStream, from the explorers' logs; the trainer's notes of each step, from all states of its record during the run.
+audit: contradictions as text. Empty if the run kept the invariants.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ class Member:
 class Records:
     """The records of a finished run.
 
-    `ledger`: (step, groups) in the order of the stream. `tasks`: (ordinal, task id) of the queue; those that have
+    `ledger`: (step, groups) in the order of the stream. `tasks`: (ordinal, task id) of the queue; tasks that have
     ended may be gone. `said`: step -> every list of log sequences that the trainer ever noted. `counts`: what the
     buffer said on the way, as `trinity status` shows it.
     """
@@ -142,7 +142,7 @@ async def read(
     counts: Iterable[Mapping[str, int]] = (),
     summary: Mapping[str, object] | None = None,
 ) -> Records:
-    """Everything about a run that has ended; `broker` is on its NATS. `summary`: of one that was stopped instead."""
+    """Records of a finished run. `broker` is connected to its NATS. `summary` is given for a stopped run."""
     names = RunNames(run)
     batches = [buffer_pb2.LedgerEntry.FromString(m.data) for m in await messages(broker, names.batches_stream)]
     queue = await messages(broker, names.tasks_stream)
@@ -166,7 +166,7 @@ async def read(
 
 
 async def messages(broker: Broker, stream: str) -> list[StoredMessage]:
-    """One after the other by sequence; what is gone is left out."""
+    """Messages in order of sequence. Deleted ones are skipped."""
     found = []
     for sequence in range(1, (await broker.state(stream)).last_sequence + 1):
         with contextlib.suppress(NotFound):
@@ -225,7 +225,7 @@ def _judge(log: Iterable[LogEntry]) -> tuple[dict[int, LogEntry], set[int], int]
 
 
 def _lost(records: Records, stored: Mapping[int, LogEntry]) -> Iterable[str]:
-    """I1: what was acknowledged is there, as it was sent; what is there was trained."""
+    """I1: acknowledged groups are stored unchanged, and stored groups were trained."""
     if not records.acknowledged:
         yield "the explorers' logs say of no group that it was acknowledged: nothing can be said of lost ones"
     by_sequence = {entry.sequence: entry for entry in records.log}

@@ -33,7 +33,7 @@ def changed(path: str, value: str) -> str:
 
 
 def check(path: Path, *overrides: str) -> str:
-    """What `trinity check` says of a file that it refuses."""
+    """Output of `trinity check` for a refused file."""
     begin = time.process_time()
     done = CliRunner().invoke(app, ["check", "--config", str(path), *overrides])
     assert time.process_time() - begin < 5

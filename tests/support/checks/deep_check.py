@@ -31,6 +31,6 @@ def check(folder: Path, row: dict[str, Any], *overrides: str, **taskset: Any) ->
 
 
 def play(environment: str, **args: Any) -> dict[str, Any]:
-    """Of a taskset whose tasks are episodes."""
+    """The check of a taskset with episodes."""
     rules = {"environment": environment, "environment_args": args}
     return {"default_workflow_type": "environment_workflow", "workflow_args": rules}

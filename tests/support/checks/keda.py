@@ -1,4 +1,4 @@
-"""What KEDA's `nats-jetstream` scaler reads, and how many replicas KEDA and the HPA of Kubernetes make of it.
+"""Metrics of KEDA's `nats-jetstream` scaler, and the replicas that KEDA and the HPA of Kubernetes derive from them.
 
 Sources: KEDA 2, pkg/scalers/nats_jetstream_scaler.go (account, stream and consumer, the leader of a cluster, the lag)
 and pkg/scaling/executor (0 to 1 and back); Kubernetes, the algorithm of the HPA for an external metric with an
@@ -60,7 +60,7 @@ class Autoscaler:
 
     @classmethod
     def of(cls, scaled_object: Mapping[str, Any]) -> "Autoscaler":
-        """As a manifest says; its triggers have the same thresholds."""
+        """Settings of a manifest whose triggers have the same thresholds."""
         spec, metadata = scaled_object["spec"], scaled_object["spec"]["triggers"][0]["metadata"]
         behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
         return cls(
@@ -73,7 +73,7 @@ class Autoscaler:
         )
 
     def replicas(self, lags: Sequence[int], now: int, at: float) -> int:
-        """How many there are to be, with `now` replicas, and the lag of each trigger, at a time."""
+        """Desired number of replicas at a time, from `now` replicas and the lag of each trigger."""
         active = any(lag > self.activation_lag_threshold for lag in lags)
         if active:
             self._active_at = at

@@ -1,8 +1,8 @@
-"""What ports answer to those who show no identity, and which of them another network reaches.
+"""Scans ports without an identity, and finds the ports that another network reaches.
 
     found = await scan(ports_of({"trinity": run.pid, "buffer": buffer.pid}), {7001: Kind.GRPC})
 
-Each port is sent what a client of NATS without a user sends, an HTTP request, a TLS handshake without a certificate,
+Each port gets the first bytes of a NATS client without a user, an HTTP request, a TLS handshake without a certificate,
 and a gRPC call without an identity.
 """
 
@@ -40,7 +40,7 @@ _CHALLENGE_BYTES = 32
 
 
 class Kind(StrEnum):
-    """How a port answers. All but HTTP and OPEN are refusals."""
+    """Kinds of answers. All but HTTP and OPEN are refusals."""
 
     GRPC = "gRPC that wants a token"
     TLS = "TLS that wants a certificate"
@@ -69,7 +69,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Answers:
-    """What came back: from NATS, over HTTP, within TLS (None: no handshake), and the code of a gRPC call."""
+    """Answers: of NATS, over HTTP, within TLS (None without a handshake), and the code of a gRPC call."""
 
     nats: bytes
     http: bytes
@@ -93,7 +93,7 @@ class Answers:
 
 
 def _is_control(data: bytes) -> bool:
-    """Whether all HTTP/2 frames are about the connection, none about a call."""
+    """Returns True if all HTTP/2 frames belong to the connection, none to a call."""
     while data:
         if len(data) < 9 or data[3] not in _CONTROL_FRAMES:
             return False
@@ -102,7 +102,7 @@ def _is_control(data: bytes) -> bool:
 
 
 def ports_of(roots: Mapping[str, int]) -> list[Port]:
-    """Where processes and their descendants listen. A later name of a process wins over an earlier one."""
+    """Ports of processes and their descendants, by name. The last name of a process counts."""
     owners: dict[int, str] = {}
     for name, pid in roots.items():
         with suppress(psutil.NoSuchProcess):
@@ -112,7 +112,7 @@ def ports_of(roots: Mapping[str, int]) -> list[Port]:
 
 
 async def scan(ports: Iterable[Port], known: Mapping[int, Kind], host: str = "127.0.0.1") -> dict[Port, Kind]:
-    """How each port answers, from this machine. `known`: what ports should do, so that their answers are waited for."""
+    """Answer of each port, from this machine. `known` has expected kinds, whose answers are awaited."""
     found = list(ports)
     kinds = await asyncio.gather(*(_kind((host, one.port), known.get(one.port, Kind.SILENT)) for one in found))
     return dict(zip(found, kinds, strict=True))
@@ -161,7 +161,7 @@ async def _called(port: tuple[str, int]) -> grpc.StatusCode:
         return await channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=_SPEAK_SECONDS).code()
 
 
-# Runs in a network of its own, behind a cable to this one. Once the first port answers, the cable is connected.
+# Runs in a separate network, behind a cable to this one. Once the first port answers, the cable is connected.
 _ELSEWHERE = """
 import json, socket, subprocess, sys, time
 print("ready", flush=True)
@@ -182,7 +182,7 @@ print(json.dumps([port for port in ports if answers(port)]))
 
 
 def reached_from_another_network(ports: Iterable[int]) -> set[int] | None:
-    """Those that answer a connection from another network namespace. None where this user may make none, or a firewall
+    """Ports that answer a connection from another network namespace. None if this user may make none, or a firewall
     keeps it from a port that is open."""
     number = random.randrange(2**15)
     subnet = ipaddress.IPv4Address("198.18.0.0") + 4 * number  # for tests of networks (RFC 2544)

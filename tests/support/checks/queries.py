@@ -45,7 +45,7 @@ def queries() -> dict[str, str]:
 
 
 def asked_by(query: str) -> set[Asked]:
-    """Raises ValueError for what is no PromQL."""
+    """Raises ValueError for invalid PromQL."""
     return set(_asked(promql.parse(query.replace("$run", "run")), frozenset()))
 
 

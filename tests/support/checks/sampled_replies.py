@@ -11,7 +11,7 @@ Reply = tuple[tuple[int, ...], tuple[int, ...]]  # (all tokens before it, its to
 
 
 def sampled_replies(path: Path) -> Counter[Reply]:
-    """Of a file with a line `[ids before, ids]` for each reply."""
+    """Replies of a file with a line `[ids before, ids]` for each."""
     return Counter((tuple(before), tuple(ids)) for before, ids in map(json.loads, path.open()))
 
 
@@ -26,7 +26,7 @@ def trained_replies(experience: Experience) -> list[Reply]:
 
 
 def count_trained(experiences: Iterable[Experience], sampled: Counter[Reply]) -> int:
-    """How many replies were trained. AssertionError: one that the engine did not sample there, or one twice."""
+    """Number of trained replies. Raises AssertionError for a reply that was not sampled there, or trained twice."""
     left, count = sampled.copy(), 0
     for experience in experiences:
         for reply in trained_replies(experience):

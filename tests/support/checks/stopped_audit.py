@@ -1,6 +1,6 @@
-"""Whether a run that was stopped kept I1 to I4: what it left on NATS against what its processes had said.
+"""Audits I1 to I4 of a stopped run: its streams on NATS against the logs of its processes.
 
-audit.py judges runs that came to their end; here batches may be unfinished and tasks outstanding.
+audit.py audits finished runs; here batches may be unfinished and tasks outstanding.
 """
 
 import asyncio

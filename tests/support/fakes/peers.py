@@ -84,13 +84,13 @@ async def explorer(
 
 
 def _explorers(run: str) -> Path | None:
-    """Credentials of an explorer, where the test's own lie beside the accounts."""
+    """Credentials of an explorer, from the accounts' folder in which the test's credentials are."""
     admin = os.environ.get("TRINITY_NATS_CREDS")
     return nats_users.user_file(Path(admin).parent, Role.EXPLORER, "tester", run) if admin else None
 
 
 async def publish_again(broker: Broker, run_names: names.RunNames, outcome: Outcome, mark: int) -> None:
-    """The same group under another message id, as one that comes after the broker's dedupe window."""
+    """The same group under another message id, like a group after the broker's dedupe window."""
     from trinity.data.wire import encode_outcome
 
     assert isinstance(outcome, Group)

@@ -12,7 +12,7 @@ AT_MOST = 5
 
 
 class FailedTests:
-    """Of the process that reports."""
+    """Writes the list in the process that reports."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -1,6 +1,6 @@
-"""Tests that fail now and then for a reason that is not found yet: at most five, each with what is known.
+"""Flaky tests whose cause is unknown: at most five, each with a note.
 
 They run, and their failures are shown as XFAIL. CONTRIBUTING.md lists the same (tests/contract/test_tiers.py).
 """
 
-QUARANTINED: dict[str, str] = {}  # node id -> what is known of its failures
+QUARANTINED: dict[str, str] = {}  # node id -> note on its failures

@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class GroupScheduling(LoadScopeScheduling):
-    """Each worker gets whole files, whose tests share what is slow to start, and one gets all that share an engine.
+    """Each worker gets whole files, whose tests share slow fixtures. One worker gets all files that share an engine.
 
     pytest-xdist's own `loadgroup` has no effect under pytest 9.2: it renames tests by an attribute that is gone.
     """
@@ -145,7 +145,7 @@ class FileTimes:
 
 
 def grown(took: Mapping[tuple[str, str], float], known: Durations) -> Iterator[tuple[str, float, float]]:
-    """(file, seconds, seconds before) of files that take a third longer than what is committed."""
+    """(file, seconds, seconds before) of files that take a third longer than the committed seconds."""
     for (tier, file), seconds in sorted(took.items()):
         before = known.get(tier, {}).get(file)
         if before is not None and seconds > before * GROWTH and seconds - before > GROWTH_SECONDS:

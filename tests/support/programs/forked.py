@@ -1,7 +1,7 @@
-"""Processes of tests that begin with everything imported: torch, DeepSpeed and transformers alone take many seconds.
+"""Processes of tests that begin with all imports done: torch, DeepSpeed and transformers take many seconds.
 
-A server that has imported them once, and has done nothing else, forks each process. They are real processes, with
-an environment of their own, and end, or are killed, as others are.
+A server that imports them once, and does nothing else, forks each process. They are real processes with their own
+environment variables, and end or are killed like others.
 """
 
 import multiprocessing
@@ -52,7 +52,7 @@ def fork(target: Callable[..., None], arguments: Sequence[Any]) -> Any:
 
 
 class Forked:
-    """A function in a process of its own, used as a Popen is."""
+    """A function in a separate process, with the interface of Popen."""
 
     def __init__(self, target: Callable[..., None], arguments: Sequence[Any]) -> None:
         self._process = fork(target, arguments)
@@ -101,7 +101,7 @@ def run_module(module: str, arguments: list[str], environment: dict[str, str], o
 
 
 def write_to(output: Path, *descriptors: int) -> None:
-    """What this process prints, and its children, is appended to the file; or what they write to the descriptors."""
+    """Appends the output of this process and its children to the file; or their writes to the descriptors."""
     out = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     for descriptor in descriptors or (1, 2):
         os.dup2(out, descriptor)
@@ -115,7 +115,7 @@ def server_address() -> str:
 
 
 def use_server(address: str) -> None:
-    """Let a forked process fork processes itself: by the same server, not by one that imports everything again."""
+    """Let a forked process fork processes by the same server, without importing everything again."""
     server: Any = forkserver._forkserver  # type: ignore[attr-defined]
     server._forkserver_address = address
     server.ensure_running = lambda: None

@@ -1,7 +1,7 @@
 """`trinity` and the services it starts, forked with everything imported, and transformers where vLLM would be.
 
-For runs in which the trainer is in question. Processes, protocols, files and supervision are those of `trinity run`;
-the explorer's engine alone is another (torch_engine.py), and no process pays for its imports.
+For tests of the trainer. Processes, protocols, files and supervision are those of `trinity run`. Only the explorer's
+engine differs (torch_engine.py), and processes save the time of imports.
 """
 
 import os
@@ -25,7 +25,7 @@ from trinity.runtime.process import is_alive
 
 
 class ForkedRun(TrinityRun):
-    """As TrinityRun. The services are no children of the process that starts them, but end with it as well."""
+    """Like TrinityRun. The services are no children of the process that starts them, but end with it."""
 
     def __init__(self, config: Path, folder: Path, engine: type[TorchEngine] = TorchEngine, **environment: str) -> None:
         super().__init__(config, folder, **environment)
@@ -45,7 +45,7 @@ class ForkedRun(TrinityRun):
 
 
 class ForkedService(ServiceProcess):
-    """As ServiceProcess; an explorer samples with transformers."""
+    """Like ServiceProcess. An explorer samples with transformers."""
 
     def start(self, wait_seconds: float = 60.0) -> "ForkedService":
         given = f"trinity.{self.name}.main", ["serve"], self._environment, self.log_file.with_suffix(".out")
@@ -85,7 +85,7 @@ def _trinity(
     server: str,
     test: int,
 ) -> None:
-    """What runs in the process of the command."""
+    """Main function in the process of the command."""
     from trinity.reading import children
     from trinity.runtime import process
 
@@ -115,7 +115,7 @@ def _trinity(
 def _service(
     module: str, arguments: list[str], environment: dict[str, str], output: Path, engine: type[TorchEngine], run: int
 ) -> None:
-    """What runs in the process of a service."""
+    """Main function in the process of a service."""
     from trinity.explorer.engine import engine as engines
 
     os.setsid()
@@ -125,7 +125,7 @@ def _service(
 
 
 def _end_with(pid: int) -> None:
-    """Kill this process soon after that one has ended: the kernel would do so for a parent alone."""
+    """Kill this process soon after that one has ended. The kernel does so only for a parent."""
 
     def watch() -> None:
         while is_alive(pid):

@@ -9,7 +9,7 @@ _LIMIT_SECONDS = 20.0
 
 
 def freeze(pid: int) -> None:
-    """SIGSTOP, and return once every thread has stopped: the signal alone leaves the others a last moment to answer."""
+    """SIGSTOP, and return once every thread has stopped, because threads may answer for a moment after the signal."""
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + _LIMIT_SECONDS
     while not all(_state(task) in "TtZX" for task in Path(f"/proc/{pid}/task").iterdir()):

@@ -1,4 +1,4 @@
-"""The real explorer as a process, with its engine alone replaced (member_engine.py): it starts in a tenth of a second.
+"""The real explorer as a process, with only its engine replaced (member_engine.py). It starts in a tenth of a second.
 
 Processes are forked by a server that has imported everything once (forked.py).
 """
@@ -20,7 +20,7 @@ ENGINE = "support.fakes.explorers.member_engine:MemberEngine"
 
 
 def serve(settings: dict[str, Any], environment: dict[str, str], folder: Path, engine: str) -> None:
-    """What runs in the process. `engine` as module:class."""
+    """Main function of the process. `engine` is module:class."""
     from support.fakes.explorers.member_engine import Marks, MemberEngine
     from trinity.explorer.engine import engine as engines
     from trinity.explorer.service import ExplorerService
@@ -70,12 +70,12 @@ class MemberProcess:
 
     @property
     def noted(self) -> list[dict[str, Any]]:
-        """What it has been in the middle of, since it was started."""
+        """Its marks since its start."""
         lines = self.marks.read_text().splitlines() if self.marks.exists() else []
         return [json.loads(line) for line in lines]
 
     def until_noted(self, holds: Callable[[dict[str, Any]], bool], since: int, seconds: float = 20.0) -> None:
-        """Until one of its marks is so; `since` are those that do not count."""
+        """Wait until a mark matches. Marks in `since` do not count."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if any(holds(mark) for mark in self.noted[since:]):

@@ -32,7 +32,7 @@ MOVES = ("Left", "Down", "Right", "Up", "Right", "Down")  # a little more often 
 
 @dataclass(frozen=True)
 class Given:
-    """What a process is told. `sampled`: file of the replies; `lease_seconds`: of a task."""
+    """Arguments of a process. `sampled`: file of the replies; `lease_seconds`: of a task."""
 
     url: str
     creds: str

@@ -1,4 +1,4 @@
-"""`trinity run` as a user starts it, in a process of its own, watched through `trinity status --json`."""
+"""`trinity run` as a user starts it, in a separate process, watched through `trinity status --json`."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ class TrinityRun:
             )
 
     def status(self) -> Status:
-        """What `trinity status --json` says."""
+        """Output of `trinity status --json`."""
         command = [sys.executable, "-m", "trinity.cli.main", "status", "--config", str(self.config), "--json"]
         done = subprocess.run(command, env=self.environment, capture_output=True, timeout=60, text=True)
         assert done.returncode == 0, done.stderr
@@ -61,7 +61,7 @@ class TrinityRun:
         return rpc.blocking_channel(address, identity=identity_of(self.job, role))
 
     def poll_status(self) -> Status | None:
-        """The same, asked in this process: a command each time would cost the run a third of a core. None: no run."""
+        """The same, read in this process: a command per call would take a third of a core. None without a run."""
         self._remember()
         return asyncio.run(collect(self.job)) if read_records(self.job) else None
 
@@ -96,7 +96,7 @@ class TrinityRun:
         self._process.send_signal(signum)
 
     def kill(self) -> None:
-        """kill -9 of `trinity run` alone."""
+        """kill -9 of only `trinity run`."""
         if self._process is not None and self._process.poll() is None:
             self.signal(signal.SIGKILL)
             self._process.wait(timeout=10)
@@ -147,7 +147,7 @@ class TrinityRun:
 
 
 def identity_of(job: Path, role: Role = Role.OPERATOR) -> Identity:
-    """As the command line has it for a job folder; it shows nothing where the folder has no tokens."""
+    """The identity of the command line for a job folder. It has none for a folder without tokens."""
     return Identity(role, job / "identity")
 
 

@@ -17,7 +17,7 @@ from support.programs.forked import Forked, server_address, use_server, write_to
 
 
 def printed(script: Path, arguments: Sequence[str], folder: Path, seconds: float = 580) -> str:
-    """What it printed. AssertionError, with its errors, if it does not end well within the time."""
+    """Output of the script. Raises AssertionError with its errors if it fails or exceeds the time."""
     folder.mkdir(exist_ok=True)
     out, err = folder / "out.txt", folder / "err.txt"
     given = script, list(arguments), dict(os.environ), out, err, server_address()
@@ -33,7 +33,7 @@ def printed(script: Path, arguments: Sequence[str], folder: Path, seconds: float
 
 
 def _script(script: Path, arguments: list[str], environment: dict[str, str], out: Path, err: Path, server: str) -> None:
-    """What runs in the process."""
+    """Main function of the process."""
     from support.programs import forked_run, run
 
     os.setsid()

@@ -1,4 +1,4 @@
-"""A run of the buffer alone: NATS, sync and buffer as real processes; its peers are support.fakes.peers."""
+"""A run of only the buffer: NATS, sync and buffer as real processes. Its peers are support.fakes.peers."""
 
 import json
 from pathlib import Path

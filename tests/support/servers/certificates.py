@@ -35,7 +35,7 @@ def authority_of(folder: Path) -> ca.Pair:
 
 
 def signed_by(issuer: ca.Pair, role: str, name: str, *, may_sign: bool) -> ca.Pair:
-    """A holder's certificate that another authority than that of `trinity certs` could make: one that may sign."""
+    """A holder's certificate that may sign, which only another authority than `trinity certs` would make."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
     names: list[x509.GeneralName] = [x509.DNSName("localhost")]
     if role:

@@ -55,7 +55,7 @@ def interpolate(text: str, given: Mapping[str, str]) -> str:
 
 
 def seconds(duration: str) -> float:
-    """Of "30s" or "10m"."""
+    """Seconds of "30s" or "10m"."""
     return float(duration[:-1]) * {"s": 1, "m": 60}[duration[-1]]
 
 
@@ -103,7 +103,7 @@ class Service:
         return self.code
 
     def stop(self) -> tuple[int, float]:
-        """As `docker compose stop`: exit code, and seconds that it took."""
+        """Stops a service like `docker compose stop`. Returns its exit code and the seconds."""
         self._stopping, begin = True, time.monotonic()
         code = self.code if self.code is not None else self.container.stop(self._grace)
         return code, time.monotonic() - begin
@@ -202,7 +202,7 @@ class Project:
         return (self.file.parent / source).resolve(), path, mode == ["ro"]
 
     def _publish(self, outer: tuple[str, int], inner: tuple[str, int]) -> None:
-        """As docker-proxy does: connections to this machine's address go to the container."""
+        """Forwards connections to this machine's address to the container, like docker-proxy."""
         listener = socket.create_server(outer)
         self._listeners.append(listener)
         threading.Thread(target=forward, args=(listener, inner), daemon=True).start()

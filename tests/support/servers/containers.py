@@ -1,10 +1,10 @@
-"""Containers without Docker: a command in network, mount, process, host name and IPC namespaces of its own.
+"""Containers without Docker: a command in separate network, mount, process, host name and IPC namespaces.
 
     with Network("198.18.7") as network:
         container = Container(network, Spec("buffer", ["/venv/bin/trinity-buffer", "serve"], {...}, volumes), folder)
         container.start()
 
-What it sees is its system folders, its volumes and its environment. Its names are those of the network: the file
+The command sees system folders, its volumes and its environment. It resolves the names of the network: the file
 /etc/hosts has every container. It needs root, and unshare, nsenter, mount and ip.
 """
 
@@ -36,7 +36,7 @@ _NAMESPACES = ["--net", "--mount", "--uts", "--pid", "--ipc", "--fork", "--kill-
 
 
 def missing() -> str:
-    """What this machine lacks for containers; empty: nothing."""
+    """The missing requirement for containers. Empty if this machine can run them."""
     if os.geteuid() != 0:
         return "needs root, for network namespaces"
     absent = [name for name in ("unshare", "nsenter", "mount", "ip") if shutil.which(name) is None]
@@ -59,7 +59,7 @@ def missing() -> str:
 
 
 class Network:
-    """A bridge of this machine, with an address of its own, and the hosts that are connected to it."""
+    """A bridge of this machine, with an address, and the connected hosts."""
 
     def __init__(self) -> None:
         number = random.randrange(2**15)
@@ -176,7 +176,7 @@ class Container:
 
     @property
     def pid(self) -> int:
-        """Of the command, on this machine; 0: it does not run."""
+        """Process id of the command on this machine. 0 if it does not run."""
         if self._process is None or self._process.poll() is not None:
             return 0
         try:
@@ -187,7 +187,7 @@ class Container:
         return int(command[0].pid) if command else 0
 
     def listening(self) -> list[Port]:
-        """Every TCP socket of its network that is listened on; psutil reads those of this machine's network alone."""
+        """All listening TCP sockets of its network. psutil only reads this machine's network."""
         rows = [
             line.split()
             for table in ("tcp", "tcp6")
@@ -197,7 +197,7 @@ class Container:
         return sorted({Port(self.spec.name, _host(host), int(port, 16)) for host, port in places})
 
     def kill(self) -> None:
-        """kill -9 of the command alone. Its init then ends, and with it the container."""
+        """kill -9 of only the command. Its init then ends, and with it the container."""
         os.kill(self.pid, signal.SIGKILL)
 
     def stop(self, grace_seconds: float) -> int:
@@ -251,7 +251,7 @@ def image_volumes() -> list[tuple[Path, str, bool]]:
 
 
 def image_environment() -> dict[str, str]:
-    """What an image sets, and what tests on few cores need."""
+    """Variables of an image, and settings for tests on few cores."""
     return {
         "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
         "HOME": "/tmp",

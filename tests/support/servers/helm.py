@@ -27,7 +27,7 @@ def render(config: Path, *, example: str = "", namespace: str = "run1", **values
 
 
 def lint(config: Path, **values: Any) -> str:
-    """What `helm lint` says. Refused if it finds errors."""
+    """Output of `helm lint`. Raises Refused if it finds errors."""
     return _helm(["lint", str(CHART)], config, [], values)
 
 

@@ -1,4 +1,4 @@
-"""A real nats-server for a test: JetStream on, free ports, a store of its own, killed by its own pid."""
+"""A real nats-server for a test: JetStream on, free ports, a separate store, killed by its pid."""
 
 import signal
 import subprocess
@@ -20,7 +20,7 @@ class NatsServer:
     def __init__(
         self, folder: Path, more_config: str = "", users: Path | None = None, certificate: Path | None = None
     ) -> None:
-        """`certificate`: folder of its tls.crt and tls.key; then it speaks TLS alone."""
+        """`certificate`: folder of its tls.crt and tls.key; with it the server only speaks TLS."""
         self.folder = folder
         self.port, self.monitor = free_port(), free_port()
         self.users = users
@@ -74,7 +74,7 @@ class NatsServer:
 
 
 class ComposedNats(NatsServer):
-    """nats-server with deploy/nats/nats.conf, and what compose.yaml mounts beside it."""
+    """nats-server with deploy/nats/nats.conf, and the other files that compose.yaml mounts."""
 
     def __init__(self, repository: Path, folder: Path, identity: Path) -> None:
         super().__init__(folder)
@@ -98,7 +98,7 @@ class ComposedNats(NatsServer):
 
 
 class NatsCluster:
-    """Three servers as one cluster, on free ports, each with a store of its own. A context manager."""
+    """Three servers as one cluster, on free ports, with separate stores. A context manager."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A real PostgreSQL server for a test: a free port, a password, a data folder of its own, ended with the tests.
+"""A real PostgreSQL server for a test: a free port, a password, a separate data folder, ended with the tests.
 
 The programs are those of the PyPI wheel `pgserver`, or this machine's. PostgreSQL refuses to run as root: then it runs
 as `nobody`, from a copy of the programs if that user cannot reach them.
@@ -68,7 +68,7 @@ class PostgresServer:
         assert self._wait_until_open(), self._output.read_text()
 
     def end(self) -> None:
-        """As a crash would: connections break, and what was committed is there after the next start."""
+        """Stops like a crash: connections break, and committed data is there after the next start."""
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -92,7 +92,7 @@ class PostgresServer:
         assert made.returncode == 0, made.stderr.decode()
 
     def _reachable(self, programs: Path) -> Path:
-        """The programs where the server's user can run them; those of the wheel with the libraries beside it."""
+        """The programs at a place where the server's user can run them, with the libraries of the wheel."""
         if subprocess.run(["test", "-x", str(programs / "postgres")], **self._as).returncode == 0:
             return programs
         wheel = programs.parents[2]

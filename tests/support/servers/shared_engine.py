@@ -28,7 +28,7 @@ _RESET_SECONDS = 60.0
 
 
 class SharedEngine:
-    """Started when it is first asked for, and again if a test has left it in a state that no load repairs."""
+    """Started on first use, and again if a test left it in a state that no load repairs."""
 
     def __init__(self, model: Path) -> None:
         self._model = model

@@ -1,4 +1,4 @@
-"""A cluster of Slurm on this machine: munged, slurmctld, and a slurmd for each node with a loopback address of its own.
+"""A cluster of Slurm on this machine: munged, slurmctld, and a slurmd for each node with its loopback address.
 
 Ports are free ones, files lie in a temporary folder, and each daemon is ended by its pid.
 """
@@ -32,7 +32,7 @@ def missing() -> str:
 
 
 class SlurmCluster:
-    """A context manager. `environment` is for the commands of Slurm, and for those that call them."""
+    """A context manager. `environment` is for commands of Slurm and their callers."""
 
     def __init__(self, nodes: int) -> None:
         # A socket's path has at most 107 bytes, which those of pytest's folders exceed.
@@ -82,7 +82,7 @@ class SlurmCluster:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def call(self, *command: str) -> str:
-        """What a command of Slurm prints. AssertionError with its own words if it fails."""
+        """Output of a command of Slurm. Raises AssertionError with its message if it fails."""
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout.strip()
@@ -93,7 +93,7 @@ class SlurmCluster:
         return {job: state for job, _, state in (row.partition(" ") for row in rows)}
 
     def about(self, job: str) -> dict[str, str]:
-        """What `scontrol show job` says of one job, also for some time after it ended."""
+        """Output of `scontrol show job` for one job, also for some time after its end."""
         parts = self.call("scontrol", "--oneliner", "show", "job", job).split()
         return {key: value for key, _, value in (part.partition("=") for part in parts)}
 

@@ -42,7 +42,7 @@ def make_manifest(folder: Path, version: int, *, base: int = -1, canary: bool = 
 
 
 def measured(version: int, error: float = 0.0, explorer_id: str = "a") -> Measured:
-    """What an explorer computed for CANARY, off by `error` everywhere."""
+    """An explorer's result for CANARY, off by `error` everywhere."""
     return Measured(version, error, error, -1.0, -1.0 + error, explorer_id)
 
 

@@ -22,7 +22,7 @@ Rows = list[list[float]]
 
 @dataclass(frozen=True)
 class Case:
-    """A batch, as tensors and, of the trained tokens alone, as lists."""
+    """A batch, as tensors, and as lists of only the trained tokens."""
 
     x: LossInputs
     totals: Totals
@@ -90,7 +90,7 @@ def modes_of(name: str) -> list[str]:
 
 
 def with_peers(case: Case, name: str, args: dict[str, Any]) -> Case:
-    """What the sequences have to know of each other."""
+    """Values that sequences share."""
     x, declared = case.x, POLICY_LOSSES[name]
     reference = None if x.reference_logprobs is None else list(x.reference_logprobs.double())
     logprobs, ratios = x.logprobs.detach().double(), (x.logprobs - x.old_logprobs).detach().double()

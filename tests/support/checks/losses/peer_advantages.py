@@ -2,7 +2,7 @@
 
 Read in: veRL of 2026-01-29 and 0.9.1 (verl/trainer/ppo/core_algos.py), TRL of 2026-07-24
 (trl/trainer/grpo_trainer.py) and 1.16 (rloo), Trinity-RFT 0.6.0 (trinity/algorithm/advantage_fn), R3L of 2026-04-06.
-Only inputs are read by functions of plain_advantages; what is computed is written here.
+Functions of plain_advantages only read the inputs; all formulas are written here.
 """
 
 import math
@@ -63,7 +63,7 @@ def jsd(r: Rollouts) -> Tokens:
 
 
 def in_places(r: Rollouts, index: int) -> tuple[list[bool], list[float]]:
-    """Of every token of a response, observations too: whether it is an action, and its reward."""
+    """(is an action, reward) of every token of a response, observations included."""
     rewards = iter(token_rewards(r, index))
     mask = [bool(flag) for flag in r.masks[index]]
     return mask, [next(rewards) if flag else 0.0 for flag in mask]
@@ -107,7 +107,7 @@ def to_go(stops: bool) -> Callable[[Rollouts], Tokens]:
 
 
 def runs(r: Rollouts) -> Iterator[dict[int, list[int]]]:
-    """Of each task the steps of each of its runs, in order."""
+    """Task -> run -> its steps, in order."""
     assert r.trajectories_N is not None
     assert r.steps_N is not None
     found: dict[int, dict[int, list[int]]] = {}
@@ -118,7 +118,7 @@ def runs(r: Rollouts) -> Iterator[dict[int, list[int]]]:
 
 
 def standing(values: list[float]) -> tuple[float, float]:
-    """Centre and spread, 0 and 1 of one alone."""
+    """Centre and spread. 0 and 1 for a single value."""
     return (statistics.mean(values), statistics.stdev(values)) if len(values) > 1 else (0.0, 1.0)
 
 
@@ -132,7 +132,7 @@ def asymre(r: Rollouts) -> Tokens:
 
 
 def remax(r: Rollouts) -> list[list[float] | None]:
-    """What is left of the rewards at each token, less that of the greedy rollout, which is in no batch there."""
+    """Reward to go at each token, minus the reward of the greedy rollout, which their batches do not have."""
     assert r.facts is not None
     greedy: dict[int, list[float]] = {}
     for task, reward, fact in zip(r.groups_N.tolist(), r.rewards_N.tolist(), r.facts, strict=True):

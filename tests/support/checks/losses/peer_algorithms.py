@@ -56,7 +56,7 @@ GATED = by_token(lambda lp, sg, lo, a, gap: -a * gate(math.exp(sg - lo), a) * lp
 
 
 def geo_mean(case: Case, lp: Rows, sg: Rows, bound: float = 0.2) -> float:
-    """Of log-ratios clipped at `bound`; the mean is over sequences with tokens."""
+    """Loss of log-ratios clipped at `bound`. The mean is over sequences with tokens."""
     total, count = 0.0, 0
     for row, old, advantages in zip(lp, case.rows("old_logprobs"), case.rows("advantages"), strict=True):
         if row:

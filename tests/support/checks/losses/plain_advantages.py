@@ -252,7 +252,7 @@ def jsd(r: Rollouts, kl_coef: float = 1.0, lambda_coef: float = 0.5, temperature
     return [[kl_coef * term(t, s) for t, s in row] for row in pairs]
 
 
-# name -> reference, and arguments to try beside the defaults
+# name -> reference, and arguments to test in addition to the defaults
 Reference = tuple[Callable[..., Tokens], list[dict[str, Any]]]
 LEVELS: list[dict[str, Any]] = [{"std_cal_level": "batch"}, {"std_cal_level": "none"}, {"epsilon": 0.5}]
 GRPO: Reference = (lambda r, **a: constant(r, grpo_scores(r, **a)), [*LEVELS, {"rank_penalty": 0.4}])

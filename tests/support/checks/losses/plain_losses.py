@@ -10,7 +10,7 @@ from support.checks.losses.loss_cases import LIMIT, Case, Reference, Rows
 
 
 def by_token(formula: Callable[..., float], mode: str | None = None) -> Reference:
-    """Of a formula of one token: (lp, sg, lo, A, mean of sg - lo over the sequence, **args)."""
+    """Loss of a formula of one token: (lp, sg, lo, A, mean of sg - lo over the sequence, **args)."""
 
     def reference(case: Case, lp: Rows, sg: Rows, **args: Any) -> float:
         old, advantages = case.rows("old_logprobs"), case.rows("advantages")
@@ -190,7 +190,7 @@ def rec_of(case: Case, lp: Rows, sg: Rows, **args: Any) -> float:
 
 
 def sequences(case: Case, lp: Rows) -> tuple[list[float], list[float]]:
-    """Of each: mean advantage, and sum of lp - lo."""
+    """Mean advantage and sum of lp - lo of each sequence."""
     pairs = zip(lp, case.rows("old_logprobs"), strict=True)
     distances = [sum(v - o for v, o in zip(row, old, strict=True)) for row, old in pairs]
     return [sum(row) / max(len(row), 1) for row in case.rows("advantages")], distances
@@ -235,7 +235,7 @@ def m2po_of(
         for t, v in enumerate(row):
             gap, a = sg[b][t] - old[b][t], advantages[b][t]
             free = not ((a > 0 and gap > 0) or (a < 0 and gap < 0))
-            bounded_gap = clip(gap, -log_ratio_clip, log_ratio_clip) + (v - sg[b][t])  # its value alone is clipped
+            bounded_gap = clip(gap, -log_ratio_clip, log_ratio_clip) + (v - sg[b][t])  # only its value is clipped
             losses[-1].append(-a * math.exp(bounded_gap) if free or (b, t) in keep else 0.0)
     return case.mean(losses, "token-mean")
 
@@ -298,7 +298,7 @@ def mix_chord(
     return mixed(case, lp, mu, enable_phi_function, use_token_level_loss_in_sft, **c)
 
 
-# name -> reference, and arguments to try beside the defaults
+# name -> reference, and arguments to test in addition to the defaults
 CLIPS: list[dict[str, Any]] = [{"clip_range_high": 0.28}, {"clip_range": 0.1}]
 REC: list[dict[str, Any]] = [
     *({"clip_mode": mode} for mode in ("one-side", "gspo-one-side", "two-side", "ring")),

@@ -13,7 +13,7 @@ def write(path: Path, *lines: str) -> Path:
 
 
 class Counting(io.FileIO):
-    """A file that counts what is read of it."""
+    """A file that counts the bytes read from it."""
 
     bytes_read = 0
 

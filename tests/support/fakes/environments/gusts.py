@@ -26,8 +26,10 @@ environment("gusts")(Gusts)
 
 
 class Gusts(Environment):
-    """Ten steps. The first observation names the episode, and its winds follow from the name alone, so that a test can
-    play an episode again that it read of, and the service cannot."""
+    """Ten steps. The first observation names the episode, and its winds depend only on the name.
+
+    So a test can replay an episode that it read of, and the service cannot.
+    """
 
     description = Description("gusts", "Gusts.", snapshots=True)
     isolation = "none"
@@ -55,6 +57,6 @@ class Gusts(Environment):
 
 
 def uninterrupted(name: str, actions: Sequence[str]) -> list[Observation]:
-    """What the episode of this name answers to these actions, one after the other."""
+    """Answers of the episode of this name to these actions, in order."""
     gusts = Gusts()
     return [gusts.begin(name), *map(gusts.step, actions)]

@@ -14,7 +14,7 @@ from trinity.sdk import AsyncEnvironment, Description, Environment, InvalidInput
 
 
 class Odd(Environment):
-    """Answers with what is asked of it."""
+    """Returns the answer that the action names."""
 
     description = Description("odd", "for tests", 0, step_timeout_seconds=1.0, reset_timeout_seconds=10.0)
 

@@ -10,7 +10,7 @@ from trinity.sdk import AsyncEnvironment, Description, Environment, Observation
 
 
 class Windy(Environment):
-    """Walk to the right. Each step says what the wind drew; `calls` has what was asked of all objects."""
+    """Walk to the right. Each step reports the drawn wind; `calls` has the calls of all objects."""
 
     description = Description("corridor", "Windy.", 20, step_timeout_seconds=3.0, snapshots=True)
     isolation = "none"

@@ -40,7 +40,7 @@ class Explorer(Toolbox):
         flush: int = 0,
         client: EnvironmentClient | None = None,
     ) -> None:
-        """`client`: of the providers where its episodes are played; None: `environment` itself is asked."""
+        """`client` calls the providers that play its episodes. None calls `environment` directly."""
         super().__init__(lambda turns: "right", {"corridor": environment})
         self.asked, self.first_asked, self.dies_at = 0, 0, dies_at
         self.withdrawn: set[int] = set()
@@ -91,14 +91,14 @@ class Explorer(Toolbox):
         return [replace(one, logprobs=np.full(len(one.token_ids), mark, np.float32)) for one in made]
 
     async def explore(self, task: Task, number: int) -> Group | AttemptFailure:
-        """In a task of its own, as each delivery has one."""
+        """Runs in a separate asyncio task, like each delivery."""
         work = attempt.explore(task, number, self.name, self, journals=self.journals)  # type: ignore[arg-type]
         outcome = await asyncio.create_task(work)
         assert isinstance(outcome, Group | AttemptFailure)
         return outcome
 
     async def explore_and_die(self, task: Task, number: int) -> None:
-        """As kill -9 does: what waits is never written."""
+        """Drops all waiting writes, like kill -9."""
         working = asyncio.create_task(self.explore(task, number))
         await asyncio.wait_for(self.died.wait(), 5)
         working.cancel()

@@ -29,7 +29,7 @@ RIGHT, WRONG = Measured(0.0, 0.01, -1.0, -1.01), Measured(2.0, 3.0, -1.0, -4.0)
 
 
 class ScriptedSync(sync_pb2_grpc.SyncServiceServicer):
-    """Shows what it is told to, and keeps what is reported."""
+    """Returns the answers that a test sets, and keeps the reports."""
 
     def __init__(self) -> None:
         self.address = f"127.0.0.1:{free_port()}"
@@ -125,7 +125,7 @@ class FakeEngines:
 
 
 class FakeGroup:
-    """A collective group: what it gives for a version, and what it was asked."""
+    """A collective group: its results by version, and the requests to it."""
 
     def __init__(self, gives: dict[int, dict[str, Any]]) -> None:
         self.gives = gives
@@ -222,7 +222,7 @@ class Explorer:
         return True
 
     async def failure(self) -> BaseException:
-        """What the follower ends with."""
+        """The exception that ends the follower."""
         assert self.running is not None
         await asyncio.wait([self.running], timeout=10)
         error: BaseException | None = self.running.exception()

@@ -50,7 +50,7 @@ def read_weights(files: Iterable[Path]) -> dict[str, np.ndarray]:
 
 
 class Marks:
-    """What the explorer is in the middle of, as lines of a file: so a test can strike just then."""
+    """Marks of the explorer's current activity, as lines of a file, so that a test can strike at that moment."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -165,7 +165,7 @@ class MemberEngine:
 
 
 class _Membership:
-    """As engine.worker.Membership: entered in a thread."""
+    """Like engine.worker.Membership: entered in a thread."""
 
     def __init__(self, info: dict[str, Any]) -> None:
         self._info = info

@@ -1,7 +1,7 @@
 """A toolbox for workflows without engines: a policy that is a function of text, environments that are coroutines' game.
 
-Every character is a token. A role begins with a token of its own, and `END` ends a turn, as in chat templates. An image
-is PLACES times the token IMAGE, which SAMPLED is in a text.
+Every character is a token. Each role has a token that begins it, and `END` ends a turn, as in chat templates. An image
+is PLACES times the token IMAGE. In a text, SAMPLED stands for this token.
 """
 
 import json

@@ -96,7 +96,7 @@ class BatchedTorchEngine(TorchEngine):
 
     @torch.no_grad()
     def _batch(self, sequences: list[list[int]], temperatures: list[float]) -> list[tuple[int, float]]:
-        """Of each sequence the next token, and its log-probability at its temperature."""
+        """The next token of each sequence, and its log-probability at its temperature."""
         lengths = [len(tokens) for tokens in sequences]
         padded = torch.tensor([tokens + [0] * (max(lengths) - len(tokens)) for tokens in sequences])
         with self._weights_lock:

@@ -11,7 +11,7 @@ from trinity.trainer.model import policy as model
 
 @contextmanager
 def kernels_on_cpu(backend: Any = "aot_eager") -> Iterator[None]:
-    """Models that are loaded within it have kernels, and what is called within it is compiled."""
+    """Models that are loaded in this context have kernels, and functions that are called in it are compiled."""
     with (
         patch.object(model, "wants_kernels", lambda *_: True),
         patch.object(kernels, "_is_on_gpu", lambda _: True),

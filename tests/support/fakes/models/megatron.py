@@ -42,7 +42,7 @@ def megatron_layer(state: dict[str, torch.Tensor], layer: int, groups: int) -> P
 
 
 def outside(state: dict[str, torch.Tensor], tied: bool, padded: int = 0) -> Parts:
-    """What is in no layer; `padded`: rows that Megatron adds to the vocabulary."""
+    """Weights outside of layers. `padded`: rows that Megatron adds to the vocabulary."""
     embedding = torch.cat(
         [state["model.embed_tokens.weight"], torch.full((padded, state["model.norm.weight"].numel()), 7.0)]
     )

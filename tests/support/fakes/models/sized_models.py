@@ -1,4 +1,4 @@
-"""Models of known shapes that have no weights, and plans of runs with them: for what is chosen by their size."""
+"""Models of known shapes without weights, and plans of runs with them, to test choices by size."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -95,7 +95,7 @@ def _entry(step: int, policy: str) -> pb.LedgerEntry:
 
 
 def counts_of(found: Doctored) -> dict[str, Any]:
-    """What a buffer would count, one task outstanding."""
+    """Counts of a buffer with one outstanding task."""
     stored = STEPS * GROUPS
     stats = pb.StatsResponse(
         fed=stored + 1 + found.last.cursor.cut_tasks, stored=stored, outstanding=1, ledger_step=len(found.entries),
@@ -244,7 +244,7 @@ def _version_row(text: str) -> wire.VersionRow:
 
 @dataclass
 class FakeSync:
-    """Answers as `trinity.reading.client.Sync` does: version 1 alone, which it pins."""
+    """Answers like `trinity.reading.client.Sync`: only version 1, which it pins."""
 
     pinned: bool = False
     asked: list[tuple[str, int, bool]] = field(default_factory=list)  # as which role
@@ -285,7 +285,7 @@ def serve_status(monkeypatch: pytest.MonkeyPatch, status: dict[str, Any] | None)
 
 
 def write_versions(job: Path, reason: str) -> None:
-    """Sync's log of two versions: one that was LIVE and loaded, and one that was rejected for a reason."""
+    """Sync's log of two versions: a loaded LIVE version, and a rejected one with its reason."""
     lines = [
         {"event": "sync.version.staged", "version": 1, "step": 1, "time": "2026-11-24T01:12:12Z"},
         {"event": "sync.version.live", "version": 1, "step": 1, "time": "2026-11-24T01:12:14Z"},

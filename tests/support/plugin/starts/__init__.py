@@ -1,4 +1,4 @@
-"""How many vLLM engines and trainers the tests start, in child processes too: sitecustomize.py counts them."""
+"""Number of vLLM engines and trainers that tests start, child processes included. sitecustomize.py counts them."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ def count_into(file: Path) -> None:
 
 
 def read(file: Path) -> Count:
-    """What was noted."""
+    """The noted starts."""
     found: Count = Counter()
     for line in file.read_text().splitlines() if file.exists() else []:
         what, _, test = line.split("\t")

@@ -39,7 +39,7 @@ def _count_trainers(deepspeed: Any) -> None:
     initialize, noted = deepspeed.initialize, set[int]()
 
     def counted(*args: Any, **options: Any) -> Any:
-        if os.environ.get("RANK", "0") == "0" and os.getpid() not in noted:  # a forked process is one of its own
+        if os.environ.get("RANK", "0") == "0" and os.getpid() not in noted:  # a forked process counts as another one
             noted.add(os.getpid())
             note("trainer")
         return initialize(*args, **options)

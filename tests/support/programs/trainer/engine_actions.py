@@ -66,7 +66,7 @@ def recomputed(model: Any) -> list[str]:
 
 
 def elements_with_states(engine: Any) -> int:
-    """Of this rank's first moments, padding included."""
+    """This rank's first moments, padding included."""
     states = engine._model.optimizer.state.values()
     return sum(state["exp_avg"].numel() for state in states)
 

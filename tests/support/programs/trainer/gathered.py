@@ -14,7 +14,7 @@ from trinity.trainer.engine import deepspeed
 from trinity.trainer.engine.weights import PolicyWeights
 from trinity.trainer.process.ranks import Ranks
 
-# The dtype, the number of elements up to which DeepSpeed keeps a parameter whole, and whether adapters alone are read.
+# The dtype, the most elements of a parameter that DeepSpeed keeps whole, and True if only adapters are read.
 CASES = [(torch.float32, 50, False), (torch.bfloat16, 50, True), (torch.bfloat16, 0, False)]
 
 
@@ -67,7 +67,7 @@ def compare(ranks: int, dtype: torch.dtype, persist: int, adapters: bool) -> Non
         assert model.step(1e-2, torch.tensor(True)) is not None
         found = {name: tensor.clone() for name, tensor in weights_of(model, ranks, dtype, 0.02).read()}
         assert statuses(model) == ({"AVAILABLE", "NOT_AVAILABLE"} if persist else {"NOT_AVAILABLE"})
-        expected = by_deepspeed(model)  # cuts up what is whole, too
+        expected = by_deepspeed(model)  # also splits whole parameters
         assert all(torch.equal(found[name], expected[name]) for name in expected)
         assert not any(torch.equal(found[name], begun[name]) for name in begun)
         assert_read(model, ranks, dtype, expected)
@@ -105,7 +105,7 @@ def by_deepspeed(model: Any) -> dict[str, torch.Tensor]:
 
 
 def assert_read(model: Any, ranks: int, dtype: torch.dtype, expected: dict[str, torch.Tensor]) -> None:
-    """As often as one likes, in buckets of any size; the model is what it was."""
+    """Gathers repeatedly, in buckets of any size, without changing the model."""
     before = [(p.ds_status, p.data_ptr()) for _, p in model.module.weights()]
     for mib in (0.001, 0.02, 1.0):
         weights = weights_of(model, ranks, dtype, mib)

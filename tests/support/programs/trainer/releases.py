@@ -1,8 +1,8 @@
-"""The real training loop, DeepSpeed and publisher, as rank processes beside a real sync service; batches from a script.
+"""The real training loop, DeepSpeed and publisher, as rank processes with a real sync service; batches from a script.
 
 python -m support.programs.trainer.releases JOB.json      (one process per rank, with torchrun's variables)
 
-An explorer without an engine judges what is published, as a test tells it to.
+An explorer without an engine judges the versions as the test decides.
 """
 
 import contextlib
@@ -330,7 +330,7 @@ class JudgingExplorer:
 
 
 class Sync:
-    """What tests ask the sync service."""
+    """Calls of the sync service for tests."""
 
     def __init__(self, address: str, run: str) -> None:
         self._channel = grpc.insecure_channel(address)

@@ -28,8 +28,8 @@ def gradients_of(
     changes: dict[str, dict[str, Any]] | None = None,
     one_prompt: bool = False,
 ) -> dict[str, Arrays]:
-    """Of each case (settings of `trainer`): gradients by parameter, grad_norm before clipping at 0.5, and what was
-    recorded of tokens, as `training.recorded`.
+    """For each case (settings of `trainer`): gradients by parameter, grad_norm before clipping at 0.5, and the
+    recorded tokens, as in `training.recorded`.
 
     pictures: the model is the vision example's, and a few of the sequences have images. changes: keys of other sections
     of the configuration. one_prompt: as fixed_batch. A critic's names begin with `critic.`.
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def _gradients(model: Any, prefix: str) -> Arrays:
-    """Of the weights that learn."""
+    """Gradients of the trained weights."""
     learning = [(name, weight) for name, weight in model.module.weights() if weight.requires_grad]
     return {f"{prefix}{name}": _gradient(model, weight) for name, weight in learning}
 

@@ -1,6 +1,6 @@
 """A rank whose GPU is larger than the other's: `python -m support.programs.trainer.unequal_ranks FOLDER`.
 
-It writes down what it would choose alone, and what both choose together.
+It writes its own choice, and the common choice of both ranks.
 """
 
 import json

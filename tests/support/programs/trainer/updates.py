@@ -36,7 +36,7 @@ PASSES: dict[str, dict[str, Any]] = {
 
 
 def see(model: Path, folder: Path, which: str = "updates", seconds: float = 170) -> Seen:
-    """Everything below of what is asked for, by name."""
+    """The requested parts of the results below, by name."""
     port = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     environment = {**os.environ, **port, "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     result, output = folder / "seen.json", folder / "seen.out"
@@ -71,7 +71,7 @@ def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 
 
 def resumed(model: str, folder: Path, algorithm: dict[str, Any], trainer: dict[str, Any], zero: int = 2) -> Seen:
-    """Four steps through; and two steps, a checkpoint, an engine of its own for the other two."""
+    """Four steps in one engine; and two steps, a checkpoint, and a new engine for the other two."""
     through = engine_of(model, zero, algorithm, trainer)
     before, metrics, after_first = weights_of(through), [], {}
     for step in range(1, 5):
@@ -191,7 +191,7 @@ def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray])
 
 
 def offloaded(model: str, algorithm: dict[str, Any]) -> Seen:
-    """Two steps with the reference beside the policy, and in host memory; how often it was brought to the device."""
+    """Two steps with the reference on the device, and in host memory; number of its moves to the device."""
     beside, away = (
         engine_of(model, 2, algorithm, {"mini_batch_size": 8, "deepspeed": {"offload_reference": offload}})
         for offload in (False, True)
@@ -208,7 +208,7 @@ def offloaded(model: str, algorithm: dict[str, Any]) -> Seen:
 
 
 def passes_of_the_reference(model: str, algorithm: dict[str, Any]) -> Seen:
-    """A step of two epochs, with the reference beside the policy and in host memory: over how many sequences it ran."""
+    """A step of two epochs, with the reference on the device and in host memory: number of its sequences."""
     found = {}
     for offload in (False, True):
         engine = engine_of(model, 2, algorithm, {"epochs_per_batch": 2, "deepspeed": {"offload_reference": offload}})
@@ -256,8 +256,8 @@ def nothing_to_learn(model: str) -> Seen:
 
 
 def tokens_of_updates(model: str) -> Seen:
-    """Two passes of four updates: what was recorded of tokens beside what the model said when it saw each the last
-    time, and before the step. And of a step that the critic learns alone."""
+    """Two passes of four updates: the recorded values of tokens, and the outputs of the model when it last saw each
+    token, and before the step. Also of a step that only trains the critic."""
     import torch
 
     engine = engine_of(model, 2, {"kl_loss_fn": "none"}, {"mini_batch_size": 5, "epochs_per_batch": 2})
