@@ -19,7 +19,7 @@ from trinity.explorer.engine.worker import (
     UpdateInfo,
     WorkerExtension,
     loads_in_place,
-    norm_rows_alone,
+    norm_row_by_row,
 )
 from trinity.weights.collective import GroupBroken
 
@@ -139,7 +139,7 @@ def test_a_residual_is_added_outside_the_kernel_whose_sums_depend_on_the_batch(m
         return nn.functional.rms_norm(input, input.shape[-1:], weight, eps)
 
     monkeypatch.setattr(layernorm, "rms_norm_batch_invariant", of_rows)
-    norm_rows_alone()
+    norm_row_by_row()
     hidden, residual = torch.randn(2, 300, 64, generator=torch.manual_seed(0)).unbind()
     weight = torch.rand(64)
     normed, added = layernorm.rms_norm_batch_invariant(hidden, weight, 1e-5, residual=residual)

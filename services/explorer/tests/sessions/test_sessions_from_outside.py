@@ -363,7 +363,7 @@ async def test_the_sdk_names_the_refusal(explorer: Explorer) -> None:
         session.reward = 1.0
 
     running = explorer.explore(repeat_times=1)
-    with pytest.raises(SessionRefused, match="asked the policy for nothing") as refused:
+    with pytest.raises(SessionRefused, match="never called the policy") as refused:
         await asyncio.to_thread(play, explorer, nothing)
     assert (refused.value.status, refused.value.reason) == (409, "session_ended")
     assert isinstance(await outcome(running), AttemptFailure)

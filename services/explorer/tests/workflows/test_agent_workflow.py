@@ -129,7 +129,7 @@ async def gives_no_number(agent: Any) -> float:
         (raises, "RuntimeError: no idea"),
         (hides_a_failed_call, "SessionFailed: the history calls 'launch'"),
         (has_no_end, "SessionFailed: the session ended without a reward"),
-        (asks_nothing, "SessionFailed: the agent asked the policy for nothing"),
+        (asks_nothing, "SessionFailed: the agent never called the policy"),
         (gives_no_number, "reward: is nan, must be finite"),
     ],
 )

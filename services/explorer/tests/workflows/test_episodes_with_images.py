@@ -174,5 +174,7 @@ async def test_workflows_that_read_text_alone_refuse_images(name: str) -> None:
     args = json.dumps({"environment": "pictures"})
     row = json.dumps({"prompt": "?", "response": "3"})
     task = replace(make_episode_task(args, 2, row_json=row), workflow=name)
-    with pytest.raises(InvalidInput, match=r"reads text alone, and pictures shows images|names one that shows images"):
+    with pytest.raises(
+        InvalidInput, match=r"only reads text, and pictures shows images|names an environment that shows images"
+    ):
         await WORKFLOWS[name](task, toolbox(environment=Tools)).run()

@@ -39,13 +39,13 @@ log = structlog.get_logger(__name__)
 
 
 class ExplorerBuilder:
-    """Builds the parts of the explorer `explorer_id`, in the order of the methods."""
+    """Builds the parts of one explorer. Call the methods in their order."""
 
     def __init__(self, plan: Plan, settings: ExplorerSettings, explorer_id: str, run_id: str) -> None:
         self._plan, self._settings = plan, settings
         self._config, self._explorer = plan.config, plan.config.explorer
         self._explorer_id, self._run_id = explorer_id, run_id
-        self._cards: list[str] = []  # left for the auxiliary models
+        self._cards: list[str] = []  # GPUs of the auxiliary models
 
     def limits(self) -> Limits:
         path = self._config.model.model_path
@@ -88,7 +88,7 @@ class ExplorerBuilder:
     def follower(
         self, options: EngineOptions, pool: EnginePool, activity: Activity, address: str, cache_folder: Path
     ) -> WeightFollower:
-        """Of the run's weights. `address`: this explorer's gRPC address."""
+        """The follower of the run's weights. `address`: this explorer's gRPC address."""
         asked = self._settings.transports.split(",")
         stores, collective = [name for name in asked if name != "collective"], None
         transports = tuple(stores)
@@ -116,7 +116,7 @@ class ExplorerBuilder:
     async def tools(
         self, options: EngineOptions, pool: EnginePool, tokenizer: ChatTokenizer, keys: KeyFile | None = None
     ) -> ExplorerTools:
-        """What workflows work with. Starts the auxiliary models. `keys`: of the endpoint, if it is to record."""
+        """Start the auxiliary models and build the workflows' toolbox. `keys`: of an endpoint that records sessions."""
         refuse_rewritten_history(self._plan, tokenizer.history_problem)
         models = self._explorer.auxiliary_models
         auxiliary = await AuxiliaryModels.start(models, options, self._cards, teachers(self._config))
@@ -140,7 +140,7 @@ class ExplorerBuilder:
         return ExplorerTools(pool, tokenizer, environment, auxiliary, lengths.prompt, lengths.model, gateway, seed)
 
     def _images(self, options: EngineOptions) -> ImageRules | str:
-        """How environments' images are read, or why there may be none."""
+        """The model's rules for environments' images, or the reason why it reads none."""
         if options.images is not None and (given := archives(self._config)):
             return f"{given[0]} is given; archives hold no images"
         return options.images or READS_NONE

@@ -1,8 +1,8 @@
-"""The model's tokenizer and chat template. Text becomes tokens once, on the way in; what was sampled stays tokens.
+"""The model's tokenizer and chat template. Input text is tokenised once; sampled tokens are never tokenised again.
 
-A conversation of several turns grows by tokens alone: a reply as it was sampled, then `next_turn`: what the template
-writes between a reply and the next one. That is right only for templates that leave former turns as they were;
-`history_problem` finds the others.
+A conversation of several turns grows by appending tokens: the sampled reply, then `next_turn`, the template's text
+between that reply and the next one. This requires a template that leaves former turns unchanged; `history_problem`
+names the violation of any other.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ log = structlog.get_logger(__name__)
 
 Message = dict[str, Any]
 
-# Characters of a private use area: they stand for a reply in a rendered text, and no real text has them.
+# Characters of a private use area mark a reply in a rendered text. Real text does not have them.
 _REPLY = "\ue0a1\ue0a2\ue0a3"
 
 
 class ChatTokenizer:
-    """Loaded once from the model folder. InvalidInput if it has no tokenizer that can be used."""
+    """Loaded once from the model folder. Raises InvalidInput if the folder has no usable tokenizer."""
 
     def __init__(self, model: ModelConfig) -> None:
         from transformers import AutoTokenizer
@@ -43,7 +43,7 @@ class ChatTokenizer:
         self._check_syntax(template_key(model))
 
     def _check_syntax(self, key: str) -> None:
-        """InvalidInput for a template that does not compile; it may refuse this conversation."""
+        """Raises InvalidInput if the template does not compile. It may refuse this conversation."""
         from jinja2 import TemplateSyntaxError
 
         try:
@@ -51,7 +51,7 @@ class ChatTokenizer:
         except TemplateSyntaxError as error:
             raise InvalidInput(key, f"does not compile: line {error.lineno}: {error.message}") from None
         except Exception as error:  # Jinja templates raise what they like
-            log.info("explorer.template.refuses", reason=f"{type(error).__name__}: {error}")
+            log.info("explorer.template.refused", reason=f"{type(error).__name__}: {error}")
 
     def prompt(
         self,
@@ -60,31 +60,27 @@ class ChatTokenizer:
         tools: Sequence[dict[str, Any]] | None = None,
         images: Sequence[bytes] = (),
     ) -> list[int]:
-        """Token ids of a conversation, ready for the assistant to answer. InvalidInput if the template refuses it.
+        """Token ids of a conversation that the assistant answers next. Raises InvalidInput if the template refuses it.
 
-        tools: JSON schemas of functions the assistant may call. images: files, for the parts {"type": "image"} in
-        order; each has as many placeholder tokens as the model gives it.
+        tools: JSON schemas of functions the assistant may call. images: files for the parts {"type": "image"}, in
+        order; each takes the model's number of placeholder tokens.
         """
         asked = [*self.tokens(self._render(messages, tools=tools)), *self.tokens(reply_prefix or "")]
         return self._expanded(asked, images)
 
     def next_turn(self, messages: Sequence[Message], images: Sequence[bytes] = ()) -> list[int]:
-        """Token ids between a reply and the next one: the end of that reply's turn, the new messages, the next's begin.
+        """Token ids between two replies: the end of the turn, the new messages and the begin of the next reply.
 
-        They begin with the token that ends a turn. images: as in `prompt`. InvalidInput if the template refuses such
-        messages here.
+        The first id ends the turn. images: as in `prompt`. Raises InvalidInput if the template refuses the messages.
         """
         return self._expanded(self.tokens(self._after_reply(messages)), images)
 
     def placed(self, token_ids: Sequence[int], images: Sequence[bytes]) -> tuple[PlacedImage, ...]:
-        """Where images stand in what `prompt` or `next_turn` gave with them. InvalidInput if they do not."""
+        """Images with positions in token ids of `prompt` or `next_turn`. Raises InvalidInput if they do not match."""
         return placed(token_ids, images, self._rules(images)) if images else ()
 
     def observed(self, text: str) -> str:
-        """A text of an environment, which may repeat what the policy wrote, without the token that stands for images.
-
-        It has a space in its middle then.
-        """
+        """An environment's text, with a space inside any image token, since it may repeat text of the policy."""
         token = self._image_token
         return text.replace(token, f"{token[:-1]} {token[-1]}") if token else text
 
@@ -102,11 +98,11 @@ class ChatTokenizer:
         return self._image_rules
 
     def conversation(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a conversation that is over, for a reward model. InvalidInput if the template refuses it."""
+        """Token ids of a finished conversation, for a reward model. Raises InvalidInput if the template refuses it."""
         return self.tokens(self._render(messages, ask=False))
 
     def tokens(self, text: str) -> list[int]:
-        """Token ids of a text alone. InvalidInput if it has half of a surrogate pair."""
+        """Token ids of a text without template. Raises InvalidInput if the text has half of a surrogate pair."""
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -114,20 +110,20 @@ class ChatTokenizer:
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
 
     def text(self, token_ids: "Sequence[int] | np.ndarray") -> str:
-        """For scorers and people; never tokenised again."""
+        """Text of token ids for scorers and readers; never tokenised again."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     @property
     def vocabulary_size(self) -> int:
-        """Token ids it knows are below this."""
+        """Upper bound of the tokenizer's token ids."""
         return len(self._tokenizer)
 
     @cached_property
     def history_problem(self) -> str:
-        """Why a conversation cannot grow by tokens under this template; empty if it can.
+        """The reason why a conversation cannot grow by tokens under this template; empty if it can.
 
-        Some templates leave out what was thought in former turns, or begin a reply with words that they leave out
-        later: the prompt of the second turn is then no continuation of the first.
+        Some templates drop the thoughts of former turns, or begin a reply with text that they drop later. Then the
+        second prompt does not continue the first.
         """
         for reply, what in (
             ("Yes.", "it writes former replies otherwise than it asked for them"),

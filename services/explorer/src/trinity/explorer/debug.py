@@ -1,8 +1,8 @@
-"""Workflows alone on one engine, for `trinity debug`: no run, no log, no weights but the model's own.
+"""Runs workflows on one engine for `trinity debug`, without a run, a log or published weights.
 
 Each line of standard input is a question in JSON, each line of standard output its answer: {"task": ...} gets the
-outcome of an attempt at the task, {"reload": true} imports the plugin files again. What else is printed goes to
-standard error.
+outcome of an attempt at the task, {"reload": true} imports the plugin files again. All other output goes to standard
+error.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _NAME = "debug"
 
 
 def main() -> None:
-    """Answer until standard input ends. The exit code is 1 after a failure, which is logged."""
+    """Answer until standard input ends. A failure is logged, with exit code 1."""
     process.die_with_parent()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # vLLM prints
@@ -95,7 +95,7 @@ def _shown(outcome: Outcome, tools: ExplorerTools) -> dict[str, Any]:
 
 
 def _experience(one: Experience, tools: ExplorerTools) -> dict[str, Any]:
-    """`token_ids` [P + R], `logprobs` and `mask` [R], texts, reward and its parts."""
+    """`token_ids` [P + R], `logprobs` and `mask` [R], texts, and the reward with its parts."""
     prompt, response = one.token_ids[: one.prompt_length], one.token_ids[one.prompt_length :]
     return {
         "rollout": one.rollout,

@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass
 class Running:
-    """Parts are None until they are started. `only_serves`: an endpoint without recording, which takes no tasks."""
+    """Each part is None until it is started. `only_serves`: the endpoint does not record, so it takes no tasks."""
 
     explorer_id: str
     run_id: str
@@ -51,12 +51,12 @@ class Running:
 
     @property
     def outside(self) -> OutsideSessions | None:
-        """Sessions of agents outside; None before this explorer works on tasks."""
+        """Sessions of outside agents; None before this explorer works on tasks."""
         gateway = self.tools.gateway if self.tools is not None else None
         return gateway.outside if gateway is not None else None
 
     async def drain(self, grace_seconds: float) -> tuple[int, int]:
-        """Lease no more tasks, wait for running ones, return the rest, and leave the run: (finished, returned)."""
+        """Stop leasing, wait for running tasks, return the others and leave the run. Returns (finished, returned)."""
         self.progress.draining = True
         finished, returned = await self.loop.drain(grace_seconds) if self.loop is not None else (0, 0)
         log.info("explorer.drained", finished=finished, returned=returned)

@@ -70,7 +70,7 @@ class ExplorerService:
         return [ExplorerServicer(self._running).add_to(server)]
 
     async def work(self, ready: asyncio.Event, address: str) -> None:
-        process.guard_group()  # vLLM's processes do not notice that this one was killed
+        process.guard_group()  # vLLM's processes would survive a kill of this one
         options = self._build.engine_options()
         running = self._running
         running.tokenizer = tokenizer = await asyncio.to_thread(ChatTokenizer, self._plan.config.model)
@@ -136,7 +136,7 @@ class ExplorerService:
         job: Callable[[], Coroutine[Any, Any, None]],
         ready: asyncio.Event,
     ) -> None:
-        """Follow the weights, and do the job from the first good ones on."""
+        """Follow the weights, and start the job with the first good ones."""
         async with asyncio.TaskGroup() as group:
             group.create_task(follows)
             group.create_task(self._watch_health())

@@ -25,7 +25,7 @@ class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
         self._running = running
 
     def add_to(self, server: grpc.aio.Server) -> str:
-        """The full name of the gRPC service."""
+        """Add the servicer. Returns the full name of the gRPC service."""
         explorer_pb2_grpc.add_ExplorerServiceServicer_to_server(self, server)
         return str(pb.DESCRIPTOR.services_by_name["ExplorerService"].full_name)
 
@@ -107,14 +107,14 @@ class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
 
 
 def _sampling(message: task_pb2.SamplingParams) -> SamplingParams:
-    """What a client leaves out is 1: the nucleus of all tokens, one completion, no penalty."""
+    """Fill absent fields with 1: the nucleus of all tokens, one completion, no penalty."""
     filled = task_pb2.SamplingParams(top_p=1.0, n=1, repetition_penalty=1.0)
     filled.MergeFrom(message)
     return sampling_from_proto(filled)
 
 
 def check_prompt(token_ids: Sequence[int], limits: Limits, field: str) -> None:
-    """Raises InvalidInput for a prompt that the engine cannot continue."""
+    """Raises InvalidInput if the engine cannot continue the prompt."""
     if not 1 <= len(token_ids) < (limits.tokens or len(token_ids) + 1):
         raise InvalidInput(field, f"has {len(token_ids)} tokens, must have 1 to {limits.tokens - 1}")
     if min(token_ids) < 0 or max(token_ids) >= limits.ids_below:

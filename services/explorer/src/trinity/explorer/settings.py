@@ -24,7 +24,7 @@ class ExplorerSettings(NatsSettings):
     serve_listen: str = Field("", description="Serve the OpenAI API at this host:port, and work on no tasks")
     serve_folder: Path | None = Field(None, description="Then follow this job folder's checkpoints, not a live run")
     api_keys_file: Path | None = Field(
-        None, description="File of keys that the OpenAI API asks for, one a line; empty: none, on the loopback alone"
+        None, description="File of the OpenAI API's keys, one a line; empty: no keys, allowed only on the loopback"
     )
     transports: str = Field(
         "folder,s3,jetstream,collective", description="Ways this explorer may get weights, separated by commas"

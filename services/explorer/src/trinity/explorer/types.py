@@ -11,19 +11,19 @@ from trinity.data.experience import VersionSpan
 from trinity.data.vision import ImageRules
 from trinity.runtime.errors import TrinityError
 
-# Of a vLLM request's extra_args: its log-probabilities are recorded, and no client reads them.
+# Key in a vLLM request's extra_args: its log-probabilities are recorded, and not read by a client.
 UNREAD_LOGPROBS = "trinity_unread_logprobs"
 
 
 class EngineFailed(TrinityError):
-    """vLLM raised, or its core is gone. The process must be restarted."""
+    """vLLM raised an error, or its core is gone. The process must be restarted."""
 
 
 @dataclass(frozen=True)
 class Completion:
     """R sampled tokens. token_ids int32 [R], logprobs float32 [R] at the sampling temperature.
 
-    `version_spans` are of serials where it comes from an Engine, of weight versions where it comes from an EnginePool.
+    `version_spans` have serials of loads if an Engine made it, and weight versions if an EnginePool made it.
     """
 
     token_ids: np.ndarray
@@ -34,8 +34,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class EngineUsage:
-    """What vLLM's scheduler has to do: sequences that it samples, sequences in its queue; the used part of its
-    key-value cache, 0 to 1."""
+    """The load of vLLM's scheduler: running and waiting sequences, and the used part of the cache (0 to 1)."""
 
     running: int = 0
     waiting: int = 0
@@ -44,7 +43,7 @@ class EngineUsage:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How to start one engine."""
+    """Options of one engine."""
 
     model: str
     device: str  # "cpu" or "cuda"
@@ -56,20 +55,20 @@ class EngineOptions:
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     gpu_memory_utilization: float = 0.9
-    gpu_memory_gib: float = 0  # of each GPU, which a trainer shares; 0: gpu_memory_utilization says
+    gpu_memory_gib: float = 0  # on each GPU shared with a trainer; 0: gpu_memory_utilization counts
     cpu_kvcache_gib: float = 1.0
     max_num_seqs: int | None = None
-    engine_args: Mapping[str, Any] = field(default_factory=dict)  # of vLLM's own
+    engine_args: Mapping[str, Any] = field(default_factory=dict)  # further options of vLLM
     trust_remote_code: bool = False
-    weights_change: bool = True  # False: auxiliary models, which are never updated
-    pooling: bool = False  # a model that rates instead of writing
+    weights_change: bool = True  # False for auxiliary models, which are never updated
+    pooling: bool = False  # the model rates instead of writing
     rope: Mapping[str, Any] = field(default_factory=dict)  # ModelConfig.rope
-    images: ImageRules | None = None  # how the model reads them; None: not at all
+    images: ImageRules | None = None  # None: the model reads no images
     reproducible: bool = False  # results do not depend on the other sequences of a batch
 
     @classmethod
     def of(cls, config: RolloutModelConfig, *, device: str, **others: Any) -> "EngineOptions":
-        """Of a model's part of the YAML. An engine on a CPU is not split."""
+        """Options of a model's section of the YAML. An engine on a CPU is not split."""
         given = {name: getattr(config, name) for name in RolloutModelConfig.model_fields if name in cls.__annotations__}
         if device == "cpu":
             given["tensor_parallel_size"] = 1
@@ -77,14 +76,14 @@ class EngineOptions:
 
     @property
     def engine_dtype(self) -> str:
-        """The dtype itself: bfloat16 on GPUs, float32 on CPUs, unless the YAML says otherwise."""
+        """The YAML's dtype; by default bfloat16 on GPUs and float32 on CPUs."""
         if self.dtype != "auto":
             return self.dtype
         return "float32" if self.device == "cpu" else "bfloat16"
 
 
 def spans_of(ends: Sequence[tuple[int, int]]) -> tuple[VersionSpan, ...]:
-    """Of (version, end) of each: a span begins where the previous one ended; adjacent spans of a version are merged."""
+    """Spans from (version, end) pairs. A span begins at the previous end; adjacent spans of a version are merged."""
     spans: list[VersionSpan] = []
     for version, end in ends:
         if spans and spans[-1].version == version:

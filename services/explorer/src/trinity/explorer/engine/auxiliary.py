@@ -21,7 +21,7 @@ from trinity.runtime.errors import InvalidInput
 
 
 class Judge:
-    """A model that writes."""
+    """A model that writes text."""
 
     def __init__(self, pool: EnginePool, tokenizer: ChatTokenizer) -> None:
         self._pool = pool
@@ -32,7 +32,10 @@ class Judge:
         return [self._tokenizer.text(completion.token_ids) for completion in completions]
 
     async def logprobs(self, token_ids: Sequence[int], prompt_length: int) -> np.ndarray:
-        """float32 [R]: of each token after the prompt, at temperature 1. Raises InvalidInput, EngineFailed."""
+        """float32 [R]: log-probabilities of the tokens after the prompt, at temperature 1.
+
+        Raises InvalidInput, EngineFailed.
+        """
         async with self._pool.least_busy() as engine:
             limit, tokens = engine.options.max_model_len - 1, self._tokenizer.vocabulary_size
             if len(token_ids) > limit:
@@ -52,7 +55,7 @@ class Judge:
 
 
 class RewardModel:
-    """A sequence classifier with one output: a conversation in, a number out."""
+    """A sequence classifier with one output, which rates conversations."""
 
     def __init__(self, engines: Sequence[Any], tokenizer: ChatTokenizer, max_model_len: int) -> None:
         self._engines = list(engines)
@@ -61,7 +64,7 @@ class RewardModel:
         self._next = 0
 
     async def rate(self, conversations: Sequence[Sequence[Message]]) -> list[float]:
-        """Raw output for each conversation, without softmax or sigmoid."""
+        """The raw output for each conversation, without softmax or sigmoid."""
         return list(await asyncio.gather(*(self._rate(conversation) for conversation in conversations)))
 
     async def _rate(self, conversation: Sequence[Message]) -> float:
@@ -86,7 +89,7 @@ class RewardModel:
         return float(values[0])
 
     async def check(self) -> None:
-        """Raise EngineFailed if one of its engines is gone."""
+        """Raises EngineFailed if one of its engines is gone."""
         for engine in self._engines:
             try:
                 await engine.check_health()
@@ -99,7 +102,7 @@ class RewardModel:
 
 
 class AuxiliaryModels:
-    """All of them by name."""
+    """All auxiliary models by name."""
 
     def __init__(self, models: dict[str, Judge | ExternalJudge | RewardModel]) -> None:
         self._models = models
@@ -112,10 +115,10 @@ class AuxiliaryModels:
         cards: Sequence[str],
         teachers: Collection[str] = (),
     ) -> "AuxiliaryModels":
-        """Start every engine, one after the other. `options` are the policy's; `cards` the GPUs for all, in order.
+        """Start all engines, one after the other. `options` are the policy's; `cards` lists the GPUs, in order.
 
-        Raises InvalidInput or Unavailable for a model elsewhere that does not answer, or that is one of the `teachers`
-        and gives no log-probabilities.
+        Raises InvalidInput or Unavailable if an external model does not answer, or is one of the `teachers` and gives
+        no log-probabilities.
         """
         devices = iter(cards)
         models: dict[str, Judge | ExternalJudge | RewardModel] = {}
@@ -137,15 +140,15 @@ class AuxiliaryModels:
 
     @property
     def judges(self) -> list[str]:
-        """Names of those that write."""
+        """Names of the models that write text."""
         return [name for name, model in self._models.items() if isinstance(model, Judge | ExternalJudge)]
 
     def judge(self, name: str = "") -> Judge | ExternalJudge:
-        """The judge of that name; empty: the first. Raises InvalidInput."""
+        """The judge of that name, or the first for an empty name. Raises InvalidInput."""
         return self._find(name, Judge | ExternalJudge, "writes")
 
     def reward_model(self, name: str = "") -> RewardModel:
-        """The reward model of that name; empty: the first. Raises InvalidInput."""
+        """The reward model of that name, or the first for an empty name. Raises InvalidInput."""
         return self._find(name, RewardModel, "rates")
 
     def _find(self, name: str, kind: Any, what: str) -> Any:
@@ -157,7 +160,7 @@ class AuxiliaryModels:
         return next(iter(found.values()))
 
     async def check(self) -> None:
-        """Raise EngineFailed if an engine of one of them is gone."""
+        """Raises EngineFailed if an engine of a model is gone."""
         for model in self._models.values():
             await model.check()
 
@@ -193,7 +196,7 @@ async def _start(config: AuxiliaryModelConfig, policy: EngineOptions, cards: Ite
 
 
 def _rates(config: AuxiliaryModelConfig) -> bool:
-    """Whether a model gives a number instead of text."""
+    """True if the model gives a number instead of text."""
     if config.kind != "auto":
         return config.kind == "score"
     from transformers import AutoConfig

@@ -10,14 +10,14 @@ from trinity.runtime.errors import InvalidInput
 
 
 def has_nccl() -> bool:
-    """Whether the workers can enter a collective group on GPUs; without it weights come by storage alone."""
+    """True if the workers can enter a collective group on GPUs. Otherwise weights only come by storage."""
     import torch
 
     return bool(torch.distributed.is_available() and torch.distributed.is_nccl_available())
 
 
 def platform_of(options: EngineOptions) -> str:
-    """On what the bits of samples depend, beside the weights: as in sync.v1.Capabilities."""
+    """The platform on which the bits of samples depend, as in sync.v1.Capabilities."""
     import torch
     from vllm import __version__ as vllm_version
     from vllm.platforms import current_platform
@@ -30,9 +30,9 @@ def platform_of(options: EngineOptions) -> str:
 
 
 def room_of(options: EngineOptions, devices: str | None) -> dict[str, float | int]:
-    """vLLM's arguments about the memory of an engine's GPUs (CUDA_VISIBLE_DEVICES; None: this process's).
+    """vLLM's memory arguments for an engine's GPUs (`devices`: CUDA_VISIBLE_DEVICES; None for this process's).
 
-    InvalidInput if they are too few; EngineFailed if others hold their memory, perhaps processes that are ending.
+    Raises InvalidInput if there are too few GPUs, EngineFailed if other processes hold their memory.
     """
     if options.device != "cuda":
         return {}
@@ -43,10 +43,10 @@ def room_of(options: EngineOptions, devices: str | None) -> dict[str, float | in
 
 
 def memory_arguments(options: EngineOptions, cards: Sequence[Gpu]) -> dict[str, float | int]:
-    """vLLM's arguments about memory.
+    """vLLM's memory arguments.
 
-    On GPUs that a trainer shares the cache has a fixed size: vLLM would measure what is free, and take the trainer's
-    memory for its own or miss it.
+    On GPUs shared with a trainer the cache has a fixed size, because vLLM would count the trainer's memory as free or
+    as used by itself.
     """
     if not options.gpu_memory_gib or not cards:
         return {"gpu_memory_utilization": options.gpu_memory_utilization}

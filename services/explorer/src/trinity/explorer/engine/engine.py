@@ -2,7 +2,7 @@
 
     start -> generate ... (load in between) -> close
 
-`load` pauses sampling, keeps running requests, loads, and resumes. So several loads may sample one response, which
+`load` pauses sampling, keeps running requests, loads, and resumes. So a response may be sampled by several loads, and
 records the load of every token. Each load has a unique serial. Every key-value block belongs to one load: the prefix
 cache is salted with the serial, and invalidated at each pause (see scheduler.py).
 """
@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 TOKENS = Counter("trinity_explorer_tokens_generated_total", "Tokens sampled, in complete responses")
 
 _PROBE_SECONDS = 120.0
-# A vLLM that takes longer hangs. Loading reads the whole model, perhaps from a folder on another host.
+# Above these limits vLLM hangs. Loading reads the whole model, perhaps from a folder on another host.
 _CALL_SECONDS = 120.0
 _LOAD_SECONDS = 1800.0
 _BEFORE_ALL_OTHERS = -1
@@ -46,7 +46,7 @@ _KEPT_BYTES = 256 * 2**20  # of decoded images
 
 @dataclass(frozen=True)
 class LoadSeconds:
-    """What one load took, from the pause to its end."""
+    """Durations of one load."""
 
     pausing: float
     loading: float
@@ -54,13 +54,13 @@ class LoadSeconds:
 
 
 class Engine:
-    """A running engine. Made by `start`."""
+    """A running engine, made by `start`."""
 
     def __init__(self, llm: Any, options: EngineOptions) -> None:
         self.llm = llm
         self.options = options
         self.tokens_generated = 0
-        self.serials = [0]  # of the weights before the first load, after it, after the second, ...
+        self.serials = [0]  # serials of the weights before the first load, after it, after the second, ...
         self._loading = asyncio.Lock()
         self.last_load: LoadSeconds | None = None
         self.usage = EngineUsage()
@@ -68,7 +68,7 @@ class Engine:
 
     @classmethod
     async def start(cls, options: EngineOptions, devices: str | None = None) -> "Engine":
-        """Start vLLM; takes 30 to 60 seconds. `devices` is CUDA_VISIBLE_DEVICES of this engine."""
+        """Start vLLM, which takes 30 to 60 seconds. `devices`: CUDA_VISIBLE_DEVICES of this engine."""
         begin = time.monotonic()
         llm = start_vllm(options, devices)
         engine = cls(llm, options)
@@ -84,9 +84,9 @@ class Engine:
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[PlacedImage] = ()
     ) -> list[Completion]:
-        """`sampling.n` completions of one prompt. InvalidInput if it does not fit, EngineFailed if vLLM fails.
+        """Sample `sampling.n` completions. Raises InvalidInput if they do not fit, EngineFailed if vLLM fails.
 
-        images: those among the prompt's tokens. At temperature 0 all completions are the same, so one is sampled.
+        images: all images in the prompt. At temperature 0 all completions are equal, so only one is sampled.
         """
         if not prompt_token_ids:
             raise InvalidInput("prompt_token_ids", "is empty")
@@ -115,8 +115,8 @@ class Engine:
         return completions * copies
 
     async def _vllm_prompt(self, token_ids: list[int], images: Sequence[PlacedImage]) -> Any:
-        """vLLM finds images by their placeholders, and would take sampled tokens of the same id for some: it is given
-        others in their place, which are put back."""
+        """vLLM would take sampled tokens with the placeholder's id for images. So it renders the prompt with collapsed
+        placeholders and other ids, and the true ids are put back."""
         from vllm import TokensPrompt
 
         prompt = TokensPrompt(prompt_token_ids=token_ids, cache_salt=self.cache_salt)
@@ -138,24 +138,24 @@ class Engine:
         return self.options.images
 
     async def after_load(self) -> None:
-        """Wait for the load that is under way: a request that begins afterwards belongs to the new weights."""
+        """Wait for a running load, so that a request afterwards belongs to the new weights."""
         async with self._loading:
             pass
 
     @contextlib.asynccontextmanager
     async def no_load(self) -> AsyncIterator[None]:
-        """No load is under way, and none begins."""
+        """Exclude loads while the body runs."""
         async with self._loading:
             yield
 
     @property
     def serial(self) -> int:
-        """Of the newest load; 0: the model it started with."""
+        """Serial of the newest load; 0 for the initial model."""
         return self.serials[-1]
 
     @property
     def cache_salt(self) -> str:
-        """The salt of requests that begin now, so that they reuse no key-value block of other weights."""
+        """Salt of new requests, so that they reuse no key-value block of other weights."""
         return f"load{self.serial}"
 
     def _vllm_sampling(self, sampling: SamplingParams) -> Any:
@@ -182,8 +182,8 @@ class Engine:
     async def logprobs(self, token_ids: Sequence[int], images: Sequence[bytes] = ()) -> np.ndarray:
         """float32 [L - 1]: log-probability of each token after the first, at temperature 1, by the newest weights.
 
-        images: files of those whose placeholders are among the tokens, in order. Runs before all queued requests and
-        reads no cached block. Not allowed during a load or on a paused engine. Raises EngineFailed.
+        images: files of all images in the tokens, in order. Runs before all queued requests and reads no cached block.
+        Not allowed during a load or on a paused engine. Raises EngineFailed.
         """
         from vllm import SamplingParams as VllmSampling
 
@@ -203,10 +203,10 @@ class Engine:
         return np.array([position[token].logprob for position, token in pairs], dtype=np.float32)
 
     async def load(self, serial: int, update_info: dict[str, Any]) -> float:
-        """Load weights while requests run (see worker.UpdateInfo); returns the pause in seconds.
+        """Load weights (worker.UpdateInfo) while requests run. Returns the pause in seconds.
 
-        If loading fails, or takes too long, the engine stays paused: part of the weights may be new. Another `load` of
-        a full version repairs it.
+        If the load fails or takes too long, the engine stays paused with part of the weights new. Only another `load`
+        of a full version repairs it.
         """
         async with self._loading:
             begin = time.monotonic()
@@ -229,14 +229,11 @@ class Engine:
             return end - begin
 
     async def _pause(self) -> None:
-        """Pause once the running steps have ended.
-
-        `AsyncLLM.pause_generation` does the same, and then sleeps 20 ms so that outputs come before its end.
-        """
+        """Pause after the running steps. `AsyncLLM.pause_generation` would sleep 20 ms more, to let outputs arrive."""
         await self.llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
 
     async def enter_group(self, init_info: dict[str, Any]) -> None:
-        """Let the workers enter a collective group (see worker.InitInfo). Raises EngineFailed."""
+        """Make the workers enter a collective group (worker.InitInfo). Raises EngineFailed."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         try:
@@ -246,7 +243,7 @@ class Engine:
             raise EngineFailed(f"entering a collective group failed: {error}") from error
 
     async def check(self) -> None:
-        """Raise EngineFailed if vLLM's core is gone."""
+        """Raises EngineFailed if vLLM's core is gone."""
         try:
             await self.llm.check_health()
         except Exception as error:
@@ -254,7 +251,7 @@ class Engine:
 
     def close(self) -> None:
         self.llm.shutdown()
-        # AsyncLLM does it again when it is deleted, which fails with a traceback while Python ends.
+        # AsyncLLM shuts down again when it is deleted, which prints a traceback while Python ends.
         self.llm.shutdown = lambda timeout=None: None
 
 
@@ -270,10 +267,10 @@ async def _within(seconds: float, what: str, call: Awaitable[Any]) -> None:
 
 
 def completion_of(part: Any, serials: Sequence[int]) -> Completion:
-    """Tokens, log-probabilities and spans of a complete response. `serials`: of the weights after 0, 1, 2 ... loads.
+    """A complete response. `serials` has the serial of the weights after 0, 1, 2 ... loads.
 
-    The number of loads before each token stands where vLLM has its rank (see scheduler.DeferredOutputs). An engine
-    whose weights never change has one serial, and true ranks.
+    The field of a token's rank has the number of loads before it (scheduler.DeferredOutputs). An engine whose weights
+    never change has one serial, and true ranks.
     """
     token_ids = np.asarray(part.token_ids, dtype=np.int32)
     found = part.logprobs
@@ -287,7 +284,7 @@ def completion_of(part: Any, serials: Sequence[int]) -> Completion:
 
 
 def spans_from(starts: Sequence[tuple[int, int]], length: int) -> tuple[VersionSpan, ...]:
-    """Spans of a response of `length` tokens from (first token, serial) of each; empty ones are left out."""
+    """Non-empty spans of a response of `length` tokens, from the (first token, serial) of each."""
     ends = [start for start, _ in starts[1:]] + [length]
     return tuple(
         VersionSpan(serial, start, end) for (start, serial), end in zip(starts, ends, strict=True) if end > start
@@ -303,7 +300,7 @@ class DecodedImages:
         self._lock = threading.Lock()
 
     def of(self, images: Sequence[PlacedImage]) -> list[Any]:
-        """PIL.Image in RGB of each. Raises InvalidInput for what is no image."""
+        """Each image as PIL.Image in RGB. Raises InvalidInput if a file is not an image."""
         return [self._one(image) for image in images]
 
     def _one(self, image: PlacedImage) -> Any:
@@ -327,7 +324,7 @@ def _size(decoded: Any) -> int:
 
 
 class EnginePool:
-    """Engines of one model, all with the same weights (apart from the moment of an update)."""
+    """All engines of this explorer, with the same weights except during an update. Requests go to the least busy."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = list(engines)
@@ -337,7 +334,7 @@ class EnginePool:
 
     @classmethod
     async def start(cls, options: EngineOptions, count: int, devices: Sequence[str | None]) -> "EnginePool":
-        """Start the engines one after the other: each takes its devices from the environment of its start."""
+        """Start the engines one after the other, because each reads its devices from the process environment."""
         engines = []
         try:
             for index in range(count):
@@ -353,20 +350,20 @@ class EnginePool:
         return sum(engine.tokens_generated for engine in self.engines)
 
     def tokens_per_second(self) -> float:
-        """Over the last 30 seconds."""
+        """Tokens per second over the last 30 seconds."""
         now = time.monotonic()
         while self._recent and self._recent[0][0] < now - _RATE_SECONDS:
             self._recent.popleft()
         return sum(tokens for _, tokens in self._recent) / _RATE_SECONDS
 
     def usage(self) -> list[EngineUsage]:
-        """Of each engine, as it reported about a second ago. An idle engine reports nothing."""
+        """Each engine's usage, about a second old. An idle engine reports nothing."""
         pairs = zip(self.engines, self._running.values(), strict=True)
         return [engine.usage if running else EngineUsage() for engine, running in pairs]
 
     @contextlib.asynccontextmanager
     async def least_busy(self, sequences: int = 1) -> AsyncIterator[Engine]:
-        """The engine with the fewest sequences running, which counts these among them until the context ends."""
+        """The engine with the fewest running sequences, which include these until the context ends."""
         index = min(self._running, key=self._running.__getitem__)
         self._running[index] += sequences
         try:
@@ -377,8 +374,8 @@ class EnginePool:
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[PlacedImage] = ()
     ) -> list[Completion]:
-        """As Engine.generate, with spans of versions. Returns once all weights that took part are known to be good;
-        raises WeightsWithdrawn if some are not."""
+        """Sample on the least busy engine, with spans of versions. Returns once all these versions are known to be
+        good; raises WeightsWithdrawn if one is not."""
         await self.loads.usable()
         async with self.least_busy(sampling.n) as engine:
             completions = await engine.generate(prompt_token_ids, sampling, images)
@@ -386,7 +383,7 @@ class EnginePool:
         return [replace(c, version_spans=await self.loads.settle(c.version_spans)) for c in completions]
 
     async def logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
-        """As Engine.logprobs, by weights that are not known to be wrong; a load waits until it has ended."""
+        """Engine.logprobs by weights that are not known to be wrong. Loads wait for it."""
         while True:
             await self.loads.usable()
             async with self.least_busy() as engine, engine.no_load():
@@ -394,7 +391,7 @@ class EnginePool:
                     return await engine.logprobs(token_ids)
 
     def count(self, engine: Engine, tokens: int) -> None:
-        """Tokens of complete responses that were sampled past `generate`."""
+        """Count tokens of complete responses that were not sampled by `generate`."""
         engine.tokens_generated += tokens
         self._count(tokens)
 
@@ -403,9 +400,9 @@ class EnginePool:
         self._recent.append((time.monotonic(), tokens))
 
     async def load(self, version: int, update_info: dict[str, Any]) -> tuple[int, float]:
-        """Load a version everywhere; returns the load's serial and the longest pause in seconds.
+        """Load a version into all engines. Returns the load's serial and the longest pause in seconds.
 
-        If it fails anywhere, that engine is paused, the load is BAD, and only a full load makes it good again.
+        If one engine fails, it stays paused and the load is BAD. Only a full load repairs it.
         """
         serial = self.loads.begin(version)
         loading = (engine.load(serial, update_info) for engine in self.engines)
@@ -417,12 +414,12 @@ class EnginePool:
         return serial, max(result for result in results if not isinstance(result, BaseException))
 
     async def measure(self, canary: Canary) -> canaries.Measured:
-        """The canary on every engine: the worst one's. Raises EngineFailed."""
+        """Compute the canary on all engines. Returns the worst result. Raises EngineFailed."""
         limit = min(engine.options.max_model_len for engine in self.engines) - 1
         return await canaries.measure(self.engines, canary, limit)
 
     async def enter_group(self, init_info: dict[str, Any], first_rank: int) -> None:
-        """Let all engines enter a collective group: worker.InitInfo without its first rank, and the first one's."""
+        """Make all engines enter a collective group. `init_info`: worker.InitInfo without `first_rank`."""
         entering = [
             engine.enter_group({**init_info, "first_rank": first_rank + index * engine.options.tensor_parallel_size})
             for index, engine in enumerate(self.engines)

@@ -1,4 +1,4 @@
-"""An auxiliary model that another program serves by OpenAI's API: a judge, a fixed opponent, a teacher on vLLM."""
+"""Auxiliary models that another program serves by OpenAI's API: a judge, a fixed opponent, a teacher on vLLM."""
 
 import asyncio
 import os
@@ -15,13 +15,13 @@ from trinity.explorer.chat import Message
 from trinity.runtime.errors import InvalidInput, Unavailable
 
 _NEUTRAL = SamplingParams()
-# vLLM takes them beside OpenAI's own; another server refuses them or does not read them.
+# vLLM extends OpenAI's parameters by these. Other servers refuse or ignore them.
 _FURTHER = ("top_k", "min_tokens", "repetition_penalty", "ignore_eos", "seed")
 _Made = TypeVar("_Made")
 
 
 class ExternalJudge:
-    """A model that writes, elsewhere. `place`: its key in the YAML."""
+    """An external model that writes text. `place`: its key in the YAML."""
 
     def __init__(self, config: AuxiliaryModelConfig, place: str) -> None:
         given = config.external_model
@@ -33,7 +33,7 @@ class ExternalJudge:
             self._further["chat_template_kwargs"] = {"enable_thinking": config.enable_thinking}
 
     async def chat(self, messages: Sequence[Message], sampling: SamplingParams) -> list[str]:
-        """n texts. Raises InvalidInput for what the endpoint refuses, Unavailable where it does not answer."""
+        """Sample n texts. Raises InvalidInput if the endpoint refuses, Unavailable if it does not answer."""
         given = {name: getattr(sampling, name) for name in _FURTHER}
         further = {name: value for name, value in given.items() if value != getattr(_NEUTRAL, name)}
         count = (
@@ -56,8 +56,9 @@ class ExternalJudge:
         return [choice.message.content or "" for choice in made.choices] * (sampling.n // count)
 
     async def logprobs(self, token_ids: Sequence[int], prompt_length: int) -> np.ndarray:
-        """float32 [R]: of each token after the prompt, at temperature 1. Raises as chat does, also for other servers
-        than vLLM: OpenAI's own API gives no log-probabilities of tokens that it did not sample.
+        """float32 [R]: log-probability of each token after the prompt, at temperature 1. Raises as `chat` does.
+
+        Requires vLLM's server: OpenAI's API gives no log-probabilities of tokens that it did not sample.
         """
         tokens = list(map(int, token_ids))
         made = await self._ask(
@@ -72,7 +73,7 @@ class ExternalJudge:
         return np.array([at[str(token)]["logprob"] for token, at in pairs], dtype=np.float32)
 
     async def check(self) -> None:
-        """Nothing: while the endpoint is away, attempts fail and are repeated."""
+        """Checks nothing: while the endpoint is away, attempts fail and are repeated."""
 
     async def reach(self) -> None:
         """Ask the endpoint for its models. Raises InvalidInput, Unavailable."""
@@ -82,18 +83,18 @@ class ExternalJudge:
             raise InvalidInput(f"{self._place}.model_path", f"{self._model!r} is not served at {self._url}; {known}")
 
     def close(self) -> None:
-        """Nothing: a connection ends with the process."""
+        """Closes nothing: connections end with the process."""
 
     @cached_property
     def _client(self) -> openai.AsyncOpenAI:
-        """Raises InvalidInput where the variable of the key is empty."""
+        """Raises InvalidInput if the key's environment variable is not set."""
         key = os.environ.get(self._variable, "") if self._variable else "none"
         if not key:
             raise InvalidInput(f"{self._place}.external_model.api_key_env", f"{self._variable} is not set")
         return openai.AsyncOpenAI(base_url=self._url, api_key=key, timeout=self._seconds)
 
     async def _ask(self, call: Awaitable[_Made]) -> _Made:
-        """What the endpoint answers, its client's repetitions included; its errors by kind, without what was sent."""
+        """Await a call, with the client's retries. Errors are mapped by kind and do not repeat the request."""
         place = f"{self._place}.external_model"
         try:
             async with asyncio.timeout(self._seconds):

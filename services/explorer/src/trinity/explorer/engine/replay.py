@@ -29,7 +29,7 @@ class Loader:
         self._model = model
         self._layout: Sequence[Any] = ()
         self._places: list[Any] = []
-        self._copies: list[list[_Copy]] | None = None  # of each tensor; None: they are not all there is to do
+        self._copies: list[list[_Copy]] | None = None  # of each tensor; None: they cannot be replayed
 
     @torch.no_grad()
     def load(self, layout: Sequence[Any], buckets: Iterable[list[Named]]) -> None:
@@ -45,7 +45,7 @@ class Loader:
             _replay(self._copies, buckets)
 
     def _watch(self, layout: Sequence[Any], buckets: Iterable[list[Named]]) -> None:
-        self._layout, self._copies = (), None  # a failed load records no copies
+        self._layout, self._copies = (), None  # after a failed load there are no copies
         with _Watch(self._model) as watch:
             self._model.load_weights(watch.given(chain.from_iterable(buckets)))
         reason = watch.obstacle()
@@ -81,7 +81,7 @@ def _replay(copies: list[list[_Copy]], buckets: Iterable[list[Named]]) -> None:
 
 
 def _places(model: torch.nn.Module) -> list[Any]:
-    """Where the parameters are: replaced ones are elsewhere, as long as the copies hold on to the old ones."""
+    """Addresses of the parameters. A replaced parameter has another address while the copies hold the old one."""
     return [(p.data_ptr(), p.dtype, p.shape, p.stride()) for p in model.parameters()]
 
 
@@ -104,10 +104,10 @@ class _Watch(TorchDispatchMode):
             self._given = tensor
             self.copies.append([])
             yield name, tensor
-            self._given = torch.empty(0)  # what is done to make the next one is not the model's
+            self._given = torch.empty(0)  # operations between two tensors are not the model's
 
     def obstacle(self) -> str:
-        """Why the copies are not all there is to do, or depend on their order."""
+        """The reason why the copies cannot be replayed: other operations, or a dependency on their order."""
         if self._else:
             return self._else
         if not all(target.is_contiguous() for target in self._written):
@@ -131,7 +131,7 @@ class _Watch(TorchDispatchMode):
             self.copies[-1].append(_Copy(start, tuple(source.shape), source.stride(), target.detach()))
             self._written.append(target.detach())
         elif func in _FILLS and self._is_parameter(target):
-            self._written.append(target.detach())  # what lies beside the copies stays as it is
+            self._written.append(target.detach())  # the copies keep the rest of the parameter
         elif any(self._is_parameter(tensor) or self._is_given(tensor) for tensor in tensors):
             self._else = f"{func} is done with a tensor"
 

@@ -1,4 +1,4 @@
-"""The log-probability of the sampled token alone, in vLLM's workers.
+"""Computes only the log-probability of the sampled token, in vLLM's workers.
 
 vLLM also ranks the token among the whole vocabulary, and computes the normalisation in one serial loop a row. Both take
 about half of a decoding step of a small model on an H200. Ranks are unused here, and the normalisation is one
@@ -12,7 +12,7 @@ import torch
 from vllm.triton_utils import HAS_TRITON
 from vllm.v1.outputs import LogprobsTensors
 
-_ROWS = 256  # whose logits exist in float32 at the same time, without Triton
+_ROWS = 256  # rows of logits in float32 at the same time, without Triton
 
 
 def sampled_logprobs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
@@ -46,10 +46,10 @@ def install() -> None:
 
 
 def without_kernel(expand: Any) -> Any:
-    """Of the rejection sampler: what it does on GPUs, also on a CPU.
+    """Make a function of the rejection sampler work on a CPU too.
 
-    There vLLM 0.32's kernel writes into a copy that is thrown away, so the tokens of drafts are judged at temperatures
-    and top-p of memory that was never written.
+    On a CPU, vLLM 0.32's kernel writes into a copy that is discarded, so draft tokens would be judged at temperatures
+    and top-p from uninitialised memory.
     """
 
     def expand_batch_to_tokens(
@@ -65,7 +65,7 @@ def without_kernel(expand: Any) -> Any:
 
 
 def _in_place_of(gather: Any) -> Any:
-    """Of the first model runner's sampler, whose log-probabilities are normalised already."""
+    """Patch for the first model runner's sampler, whose log-probabilities are already normalised."""
 
     def gather_logprobs(logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor) -> LogprobsTensors:
         if num_logprobs:
@@ -78,7 +78,7 @@ def _in_place_of(gather: Any) -> Any:
 
 
 def _instead_of_scores(compute: Any) -> Any:
-    """Of the second model runner's."""
+    """Patch for the second model runner's sampler."""
 
     def compute_topk_scores(
         logits: torch.Tensor, num_logprobs: int, sampled_token_ids: torch.Tensor, cu_num_logits: Any = None, *rest: Any,

@@ -22,7 +22,7 @@ def of_rows(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
 
 @triton.jit
 def _part_kernel(logits, stride, vocabulary, greatest, sums, parts, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of one part of one row: the greatest logit m, and the sum of exp(logit - m). A part may be -inf throughout."""
+    """Reduce one part of a row to its greatest logit m and the sum of exp(logit - m). All logits may be -inf."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = part * SIZE + tl.arange(0, SIZE)
     values = tl.load(logits + row * stride + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
@@ -34,7 +34,7 @@ def _part_kernel(logits, stride, vocabulary, greatest, sums, parts, SIZE: tl.con
 
 @triton.jit
 def _join_kernel(logits, stride, token_ids, greatest, sums, parts, found, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of one row: the sampled token's logit less the logarithm of the whole sum."""
+    """Subtract the logarithm of a row's whole sum from the sampled token's logit."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, SIZE)
     mine = row * parts + part

@@ -1,15 +1,14 @@
-"""The scheduler that runs in vLLM's engine core. It sends responses when they are complete (`DeferredOutputs`)
-and invalidates the prefix cache at every pause.
+"""The scheduler in vLLM's engine core, which sends only complete responses (`DeferredOutputs`) and invalidates the
+prefix cache at every pause.
 
-New weights are loaded while the scheduler is paused, so no block computed before a pause may serve a request that
-starts after it. A salt given by the client is not enough: a request that waits in vLLM's queue during a load, or is on
-its way there, still carries the old one. `reset_prefix_cache` is no help either: it refuses while blocks are in use,
-and running requests keep theirs.
+New weights are loaded while the scheduler is paused, so no block from before a pause may serve a request that starts
+after it. A salt of the client is not enough: a request that waits in vLLM's queue during a load still has the old salt.
+`reset_prefix_cache` does not help either: it refuses while running requests hold blocks.
 
-So every request's block hashes are salted with the number of pauses so far. No later request finds blocks from before
-the pause, and they are evicted in time. A request that runs across the pause gets a salt of its own: its new blocks
-depend on old blocks and new weights, so no other request may share them. The features of images, which vLLM keeps by
-an identifier, are told apart in the same way.
+So every request's block hashes are salted with the number of pauses. Later requests do not find blocks from before the
+pause, and these are evicted in time. A request that runs across the pause gets a unique salt, because its new blocks
+depend on old blocks and new weights, and no other request may share them. Identifiers of image features are salted in
+the same way.
 """
 
 import time
@@ -28,7 +27,7 @@ from trinity.explorer.engine.waiting import poll_briefly_on_cpus
 from trinity.explorer.types import UNREAD_LOGPROBS
 
 _REPORT_SECONDS = 1.0
-_MAX_ABORTED = 1000  # responses kept of aborted requests, because vLLM reports no abort
+_MAX_ABORTED = 1000  # kept responses of aborted requests, because vLLM reports no abort
 
 
 class InvalidatePrefixCacheOnPause:
@@ -63,7 +62,7 @@ class InvalidatePrefixCacheOnPause:
 
 
 class ReportsUsage:
-    """Mixed into vLLM's scheduler, whose own statistics are off: they would cost a message at every step."""
+    """Mixed into vLLM's scheduler. Its statistics are off, since they would cost a message at every step."""
 
     _report_at = 0.0
 
@@ -101,11 +100,11 @@ class DeferredOutputs:
     """Mixed into vLLM's scheduler: responses leave its core complete, with the number of loads before each token.
 
     vLLM sends a message with an id and three small arrays for every token of every request. On a fast GPU that takes as
-    long as the model itself. Where no client reads a response before its end, the engine core keeps all of it beside
-    the request, and the last output carries it. Only the engine core knows then which tokens came before a pause. It
-    reports that in the field of the token's rank, which is unused here: the number of loads before the token. vLLM may
-    read a long prompt in several steps. Where a load comes between them, the first token counts as one of the weights
-    that read the prompt's beginning, because it depends on their keys and values.
+    long as the model. If no client reads a response before its end, the engine core collects it and sends it with the
+    last output. Then only the engine core knows which tokens came before a pause: it reports the number of loads before
+    each token in the field of the token's rank, which is unused here. vLLM may read a long prompt in several steps. If
+    a load comes between them, the first token counts for the weights that read the beginning of the prompt, because it
+    depends on their keys and values.
 
     Uses `requests`, of a request `num_computed_tokens`, `add_request` and what `update_from_output` takes and returns.
     The GPU may idle while that runs, so a deferred token costs one append: no slice, copy or message.
@@ -120,7 +119,7 @@ class DeferredOutputs:
         super().__init__(*args, **kwargs)
 
     def set_pause_state(self, pause_state: PauseState) -> None:
-        """A pause ends when a load is done. Tokens that arrive before that were sampled by the previous weights."""
+        """Count a load at the end of its pause. Tokens that arrive before were sampled by the previous weights."""
         if pause_state is PauseState.UNPAUSED and self.pause_state is not PauseState.UNPAUSED:
             for response in self._responses.values():
                 response.before_load(self._loads)
@@ -135,7 +134,7 @@ class DeferredOutputs:
         super().add_request(request)  # type: ignore[misc]
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """vLLM's own method gets no log-probabilities, because it would slice them for every token."""
+        """vLLM's method gets no log-probabilities, because it would slice them for every token."""
         logprobs, model_runner_output.logprobs = model_runner_output.logprobs, None
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         if logprobs is None:
@@ -145,7 +144,7 @@ class DeferredOutputs:
         return {client: found for client, found in outputs.items() if _has_content(found)}
 
     def _to_send(self, outputs: list[Any], logprobs: LogprobsLists, rows: dict[str, int]) -> list[Any]:
-        """All outputs except those of deferred responses that are not finished."""
+        """All outputs except unfinished parts of deferred responses."""
         sampled, starts = logprobs.logprobs[:, 0].tolist(), logprobs.cu_num_generated_tokens
         sent = []
         for output in outputs:
@@ -173,15 +172,15 @@ class DeferredOutputs:
 
 
 class _Response:
-    """The response of a request that asks for log-probabilities. If `deferred`, they wait until its end."""
+    """The response of a request with log-probabilities, which waits for its end if it is `deferred`."""
 
     def __init__(self, request: Any, loads: int) -> None:
         self.request = request
         self.deferred = _is_deferred(request.sampling_params)
         self.logprobs = array("f")  # of every token so far
         self.loads = loads
-        self.loads_before = array("l")  # the token that each further load came before
-        self.read_by: int | None = None  # loads before the first part of a prompt that was read across a load
+        self.loads_before = array("l")  # for each further load, the number of tokens before it
+        self.read_by: int | None = None  # loads before the first step of a prompt that was read across a load
 
     def before_load(self, loads: int) -> None:
         """A load is done; `loads` came before it."""
@@ -212,7 +211,7 @@ class _Response:
 
 
 def _is_deferred(sampling: Any) -> bool:
-    """Whether only sampled tokens are requested, only at the end, and the engine core itself detects the end."""
+    """True if a request only wants sampled tokens, only at its end, and the engine core detects the end."""
     return sampling.num_logprobs == 0 and sampling.output_kind is RequestOutputKind.FINAL_ONLY and not sampling.stop
 
 
@@ -221,16 +220,16 @@ def _has_content(of_client: Any) -> bool:
 
 
 class WholeLogprobs(LogprobsProcessor):
-    """For the process that asked. vLLM's processor works token by token; this one handles all at once where no text is
-    decoded.
+    """Runs in the client's process. vLLM's processor works token by token; this one handles all tokens at once unless
+    text is decoded.
 
-    Where a client wants the best tokens too, all entries of a position have the rank of the sampled one: vLLM joins
-    the outputs that a reader did not take yet as dictionaries, in which a later entry of the same token replaces it.
+    If a client also wants the best tokens, all entries of a position get the rank of the sampled token: vLLM joins
+    outputs that were not read yet as dictionaries, in which a later entry of the same token replaces the first.
     """
 
     @classmethod
     def from_new_request(cls, tokenizer: Any, request: Any) -> LogprobsProcessor:
-        """Without a text of each token where the request has UNREAD_LOGPROBS: it takes longer than all else."""
+        """Skip the text of each token if the request has UNREAD_LOGPROBS: decoding takes longer than the rest."""
         unread = UNREAD_LOGPROBS in (request.sampling_params.extra_args or {})
         return super().from_new_request(None if unread else tokenizer, request)
 

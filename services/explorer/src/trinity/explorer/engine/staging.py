@@ -2,9 +2,9 @@
 
     files -- threads --> a stage (pinned) -- one copy, asynchronous --> the bucket on the device --> tensors, its views
 
-A GPU can copy from pinned memory by itself. From a memory-mapped file it cannot: one host thread copies tensor after
-tensor into a buffer of the driver, and nothing overlaps. Here the next stages are read while one is being copied. All
-copies run in the stream that uses the tensors, so the host never waits for them.
+A GPU copies from pinned memory by itself, but not from a memory-mapped file: there one host thread copies tensor after
+tensor into a buffer of the driver, and nothing overlaps. Here the next stages are read while one is copied. All copies
+run in the stream that uses the tensors, so the host never waits for them.
 """
 
 import os
@@ -45,9 +45,9 @@ class Found:
 
 
 def find(paths: Sequence[str], tensors: Sequence[Sequence[Any]]) -> list[Found]:
-    """Where the files have the tensors, (name, index in `paths`) each, in the order of `tensors`.
+    """Find tensors, given as (name, index in `paths`), in their files. Keeps the order.
 
-    Raises InvalidInput naming the file that is missing, damaged, or without one of them.
+    Raises InvalidInput naming a file that is missing or damaged, or lacks a tensor.
     """
     headers = [safetensors_header(Path(path)) for path in paths]
     begins = [_data_begins(path, header) for path, header in zip(paths, headers, strict=True)]
@@ -81,9 +81,9 @@ class Staging:
         return deque(_Stage(self._stage, self._device) for _ in range(_STAGES))
 
     def read(self, tensors: Sequence[Found]) -> Generator[list[Named]]:
-        """The tensors in their order, on the device, a bucket at a time; those in use stay what they are.
+        """Yield the tensors in their order, on the device, a bucket at a time. Yielded tensors stay valid.
 
-        One at a time; close it if it is left early. Raises OSError, and InvalidInput for a file that is shorter now.
+        Only one read may run; close it if it is left early. Raises OSError, and InvalidInput if a file was shortened.
         """
         with ExitStack() as held:
             files = {path: held.enter_context(open(path, "rb", 0)) for path in {tensor.path for tensor in tensors}}
@@ -98,7 +98,7 @@ class Staging:
                 yield self._arrived(bucket, len(of_bucket), coming, later)  # no name here keeps its memory
 
     def _begin(self, pieces: list["_Piece"], threads: ThreadPoolExecutor) -> "_Coming":
-        """Read what goes through one stage, by all threads."""
+        """Read the pieces of one stage by all threads."""
         stage = self._stages[0]
         self._stages.rotate(-1)
         stage.wait()
@@ -165,7 +165,7 @@ class _Coming:
 
 
 def _pieces(bucket: Bucket, tensors: Iterator[Found], files: dict[str, FileIO], most: int) -> list[_Piece]:
-    """In order; none goes over a multiple of `most` bytes."""
+    """Split a bucket into pieces, in order, none of which crosses a multiple of `most` bytes."""
     pieces = []
     for slot, tensor in zip(bucket.slots, tensors, strict=False):
         at, end = slot.offset, slot.offset + slot.tensor.size_bytes
@@ -177,7 +177,7 @@ def _pieces(bucket: Bucket, tensors: Iterator[Found], files: dict[str, FileIO], 
 
 
 def _grouped(pieces: list[_Piece], size: int) -> list[list[_Piece]]:
-    """By the multiple of `size` bytes they lie behind."""
+    """Group pieces by the multiple of `size` bytes before them."""
     return [list(group) for _, group in groupby(pieces, lambda piece: piece.to // size)]
 
 

@@ -19,7 +19,7 @@ _SCHEDULER = "trinity.explorer.engine.scheduler.make_scheduler"
 
 
 def start_vllm(options: EngineOptions, devices: str | None) -> Any:
-    """A running AsyncLLM. Raises InvalidInput for what vLLM refuses before it starts anything, EngineFailed else."""
+    """Start an AsyncLLM. Raises InvalidInput if vLLM refuses its configuration, EngineFailed if it fails later."""
     if importlib.util.find_spec("vllm") is None:
         raise InvalidInput("explorer", "needs vLLM: `pip install -e '.[cpu]'`, or '.[cuda]' on a machine with GPUs")
     if options.images is not None and importlib.util.find_spec("torchvision") is None:
@@ -90,7 +90,7 @@ def _arguments_of(options: EngineOptions) -> dict[str, Any]:
         if options.device == "cpu":
             arguments["max_num_seqs"] = 1  # other sequences in a batch change the last bits of a sum
     if options.device == "cuda":
-        # FlashAttention 3 has other tiles for steps without prompts, so a token's last bits depend on what runs beside.
+        # FlashAttention 3 has other tiles for steps without prompts, so a token's last bits depend on other requests.
         arguments["attention_backend"] = "TRITON_ATTN" if options.reproducible else "FLASH_ATTN"
     return arguments | dict(options.engine_args)
 

@@ -1,4 +1,4 @@
-"""How vLLM's engine core and workers wait for each other's messages. Both import this."""
+"""Shortens the polling of vLLM's engine core and workers, both of which import this."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ _LOOK_AGAIN_MS = 10
 
 
 def poll_briefly_on_cpus() -> None:
-    """On a CPU they sleep until the next message comes, where vLLM polls for a second after each one.
+    """Make them sleep until the next message on a CPU, where vLLM polls for a second after each message.
 
-    A polling worker occupies a core. A trainer beside it on two cores, whose threads then wait for each other, takes a
-    second for a step of 0.03 s. vLLM has no option for this.
+    A polling worker occupies a core. On two cores the threads of a trainer then wait for each other, and a step of
+    0.03 s takes a second. vLLM has no option for this.
 
     ZeroMQ drops the notification of a message that follows another within about 3 million clock ticks (SNDHWM is 1,
     and a socket looks at most that often whether there is room again). That is more than the polling takes on a slow

@@ -1,6 +1,6 @@
-"""What runs inside vLLM's worker processes: how new weights get into the model.
+"""Loads new weights into the model, inside vLLM's worker processes.
 
-vLLM imports this module by `worker_extension_cls`, which is what registers the transfer engine there.
+vLLM imports this module by `worker_extension_cls`; the import registers the transfer engine.
 """
 
 import threading
@@ -54,7 +54,7 @@ class UpdateInfo(WeightTransferUpdateInfo):
     tensors: list[list[Any]] = field(default_factory=list)
     epoch: int = 0
     bucket_bytes: int = 0
-    # Of adapters alone: the base model's files and tensors, like those above, and what the product B A is scaled by.
+    # Only for adapters: the base model's files and tensors, as above, and the scale of the product B A.
     base_files: list[str] = field(default_factory=list)
     base_tensors: list[list[Any]] = field(default_factory=list)
     scale: float = 0.0
@@ -119,7 +119,7 @@ class TrinityTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         return [tensor.info for tensor in found], self._staging.read(found)
 
     def _tensors(self, update: UpdateInfo) -> Generator[Named]:
-        """The whole model's."""
+        """All tensors of the model, merged with adapters if the version has them."""
         with closing(self._given(update)) as given:
             if not update.base_files:
                 yield from given
@@ -197,10 +197,10 @@ class Membership:
 
 
 def loads_in_place(model: torch.nn.Module, device: torch.device) -> bool:
-    """Whether the parameters a forward pass computes with are the checkpoint's, unchanged but for fusing and slicing.
+    """True if the forward pass uses the checkpoint's parameters, only fused and sliced.
 
-    Then a weight can be copied over the old one, at the address that CUDA graphs read. The layerwise reload rebuilds
-    every layer and takes 0.1 s longer, even for a small model.
+    Then a weight is copied over the old one, at the address that CUDA graphs read. The layerwise reload rebuilds every
+    layer and takes 0.1 s longer, even for a small model.
     """
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
@@ -212,10 +212,10 @@ def loads_in_place(model: torch.nn.Module, device: torch.device) -> bool:
 
 
 def _abandon_reload(model: torch.nn.Module, model_config: Any) -> None:
-    """Layers that got only a part of their weights get their old ones back.
+    """Give layers with a part of their new weights the old ones back.
 
-    Otherwise vLLM keeps its count and mistakes a later load's weights for the missing ones. The model is a mixture of
-    two versions now, so a full load must follow.
+    Otherwise vLLM keeps its count and takes a later load's weights for the missing ones. The model is a mixture of two
+    versions, so a full load must follow.
     """
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
@@ -229,7 +229,7 @@ def _abandon_reload(model: torch.nn.Module, model_config: Any) -> None:
 
 
 def _infos(update: UpdateInfo) -> list[TensorInfo]:
-    """Of what a group sends."""
+    """Layout of the tensors that a group sends."""
     return [TensorInfo(name, dtype, tuple(shape), size, "") for name, dtype, shape, size in update.tensors]
 
 
@@ -245,10 +245,10 @@ def _read(paths: list[str], tensors: list[list[Any]]) -> Generator[Named]:
 
 
 def _repack_tied_heads(model: torch.nn.Module) -> None:
-    """Rebuild the packed copy an output head on a CPU computes with.
+    """Rebuild the packed copy of a tied output head on a CPU.
 
-    A head tied to the input embedding has no weight of its own in the checkpoint. vLLM's reload skips it, and it would
-    keep the old weights without an error.
+    A head tied to the input embedding has no weight in the checkpoint, so vLLM's reload skips it, and the head would
+    silently keep the old weights.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
@@ -263,7 +263,7 @@ class WorkerExtension:
     """Mixed into vLLM's worker."""
 
     def load_version(self: Any, update_info: dict[str, Any]) -> None:
-        """A whole update, in one call from the engine core instead of three. A dictionary as UpdateInfo."""
+        """Load an update in one call from the engine core instead of three. `update_info`: fields of UpdateInfo."""
         self.start_weight_update()
         self.update_weights(update_info)
         self.finish_weight_update()
@@ -277,7 +277,7 @@ class WorkerExtension:
             self._weight_update_active = False
 
 
-def norm_rows_alone() -> None:
+def norm_row_by_row() -> None:
     """Make vLLM's batch-invariant RMSNorm add a residual [B, H] by torch, and normalise by the kernel without one.
 
     Its kernel with a residual has other blocks from 256 tokens on, and so another order of summation, up to vLLM 0.26:
@@ -301,6 +301,6 @@ def norm_rows_alone() -> None:
 sampled_logprobs.install()
 poll_briefly_on_cpus()
 if envs.VLLM_BATCH_INVARIANT:
-    norm_rows_alone()
+    norm_row_by_row()
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, TrinityTransferEngine)

@@ -1,14 +1,14 @@
-"""Environments and scorers as the workflows use them, independent of their provider.
+"""The workflows' access to environments and scorers, independent of their provider.
 
     async with client.episode("countdown", task_row, args, seed) as episode:
         step = await episode.reset()
         while not step.done:
             step = await episode.step(reply(step.observation))
 
-An environment that the YAML names by address is played there. The run's own environment service plays every other one,
-and forwards to the providers attached to it. Callers wait while every slot is in use (slots.py). An episode that cannot
-be finished raises EnvironmentFailed with its cause: the whole group is attempted again, and the provider is avoided for
-a while if another one has the name. A name whose providers are all away is waited for: no attempt is used up by it.
+An environment with an address in the YAML is played there. The run's environment service plays all others, and forwards
+to its attached providers. Callers wait while every slot is in use (slots.py). An unfinished episode raises
+EnvironmentFailed with its cause: the whole group is attempted again, and the provider is avoided for a while if another
+one has the name. If all providers of a name are away, the attempt waits for them and is not used up.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ READS_NONE = "the model reads none; give one that does (model.model_path)"
 
 @dataclass(frozen=True)
 class Answer:
-    """One finished answer to score."""
+    """An answer to score."""
 
     prompt: str
     response: str
@@ -52,7 +52,7 @@ class Score:
 
 
 class EnvironmentClient:
-    """The connections to all providers, for all workflows of the process."""
+    """Connections to all providers, shared by the workflows of the process."""
 
     def __init__(
         self,
@@ -62,10 +62,10 @@ class EnvironmentClient:
         declared: Sequence[str] = (),
         images: ImageRules | str = READS_NONE,
     ) -> None:
-        """`address`: the run's environment service. `addressed`: (name of an environment or scorer, address of its
-        provider); several of a name share its load. `declared`: names that will attach. `wait_seconds`: how long any
-        other name may be unknown. A provider may be full for as long as the attempt has time. `images`: how the model
-        reads them, or why an environment that shows images is refused."""
+        """`address`: the run's environment service. `addressed`: (name of an environment or scorer, address of a
+        provider); several providers of a name share its load. `declared`: names that will attach. `wait_seconds`: how
+        long any other name may be unknown. A full provider is waited for until the attempt's limit. `images`: the
+        model's rules for images, or the reason to refuse environments that show images."""
         self.address = address
         self._providers = Providers(address, addressed, declared)
         self._wait_seconds = wait_seconds
@@ -79,18 +79,18 @@ class EnvironmentClient:
     def episode(
         self, environment: str, task: dict[str, Any], args: dict[str, Any] | None = None, seed: int = 0
     ) -> Episode:
-        """An episode of a task (a dataset row), to be used as `async with`. Nothing is sent before its `reset`."""
+        """An episode of a task (a dataset row), for `async with`. Sends nothing before its `reset`."""
         reset = Reset(environment, json.dumps(task), json.dumps(args) if args else "", seed)
         return Episode(self._providers, reset, self._wait_seconds, self._closing, self._images)
 
     async def until_served(self, failure: EnvironmentFailed) -> None:
-        """Wait, however long it takes, for the end of a failure with the cause AWAY."""
+        """Wait without limit until a provider is back, after a failure with the cause AWAY."""
         await self._providers.until_served(failure.environment, str(failure))
 
     async def score(
         self, scorer: str, answers: Sequence[Answer], task: dict[str, Any], args: dict[str, Any]
     ) -> list[Score]:
-        """A score for each answer. Raises ScorerFailed for the first that could not be scored."""
+        """Score each answer. Raises ScorerFailed for the first that could not be scored."""
         task_json = json.dumps(task)
         items = [
             to_message(answer, pb.ScoreItem, task_json=task_json, token_ids=None, response_token_ids=answer.token_ids)

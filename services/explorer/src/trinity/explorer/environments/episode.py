@@ -1,4 +1,4 @@
-"""The client's side of one episode. Every answer has a deadline and is checked against the contract."""
+"""The client's side of an episode. Every answer has a deadline and is checked against the contract."""
 
 import asyncio
 import contextlib
@@ -24,9 +24,8 @@ _HALF_CLOSE_SECONDS = 5.0
 
 
 def image_problem(images: Sequence[bytes], rules: ImageRules, of_episode: int) -> str:
-    """Why the model cannot see them, as a sentence; empty if it can. Decodes them: for a thread.
-
-    `of_episode`: bytes of all images of the episode, with these.
+    """The reason why the model cannot read the images, as a sentence; empty if it can. Decodes them, so call it in a
+    thread. `of_episode`: bytes of all images of the episode, these included.
     """
     if of_episode > MAX_EPISODE_IMAGES_BYTES:
         return f"the images of its episode have {of_episode} bytes, at most {MAX_EPISODE_IMAGES_BYTES}"
@@ -45,7 +44,7 @@ def image_problem(images: Sequence[bytes], rules: ImageRules, of_episode: int) -
 
 
 class Episode:
-    """reset or restore once -> step until done. Leaving the `async with` always ends it on the provider's side."""
+    """reset or restore once -> step until done. Leaving the `async with` ends the episode at the provider."""
 
     def __init__(
         self,
@@ -55,7 +54,7 @@ class Episode:
         closing: "set[asyncio.Task[None]]",
         images: ImageRules | str,
     ) -> None:
-        """`images`: how the model reads them, or why an environment may show none."""
+        """`images`: the model's rules for images, or the reason to refuse them."""
         self._providers = providers
         self._reset = reset
         self._wait_seconds = wait_seconds
@@ -93,31 +92,31 @@ class Episode:
 
     @property
     def provider(self) -> str:
-        """Address of the provider; empty before reset."""
+        """The provider's address; empty before reset."""
         return self._provider.address if self._provider is not None else ""
 
     @property
     def deterministic(self) -> bool:
-        """Whether the same actions give the same episode, as its provider announces. False before reset."""
+        """True if the provider announces that the same actions give the same episode. False before reset."""
         return self._description.deterministic
 
     @property
     def snapshots(self) -> bool:
-        """Whether its provider announces that states can be restored. False before reset."""
+        """True if the provider announces that states can be restored. False before reset."""
         return self._description.snapshots
 
     async def reset(self, keep_states: bool = False) -> Step:
-        """Begin, at the provider with the fewest open episodes. Raises EnvironmentFailed.
+        """Begin at the provider with the fewest open episodes. Raises EnvironmentFailed.
 
-        Waits for a slot as long as it takes. If a provider is unavailable, asks another one, or the same one again, for
-        `wait_seconds`. `keep_states`: answers have states, where the provider offers that.
+        Waits for a slot without limit. If a provider is unavailable, tries another or the same one again for
+        `wait_seconds`. `keep_states`: answers have states if the provider offers them.
         """
         return await self._open_somewhere(keep_states)
 
     async def restore(self, state: bytes, turn: int) -> None:
-        """Instead of reset: go on from the state of an answer, after `turn` actions; further answers have states.
+        """Continue from the state of an answer, after `turn` actions, instead of a reset. Further answers have states.
 
-        Waits and raises as reset does, and StateRefused.
+        Waits as reset does. Raises EnvironmentFailed, and StateRefused if the state is not accepted.
         """
         self._reset, self._turn = replace(self._reset, state=state, turn=turn), turn
         await self._open_somewhere(True)
@@ -134,7 +133,7 @@ class Episode:
                         backoff.reset_deadline()
                 return await self._open(self._providers.choose(name), keep_states)
             except EnvironmentFailed as failure:
-                # While other explorers hold the slots, this episode keeps its position in the queue.
+                # While other explorers hold the slots, the episode keeps its place in the queue.
                 if failure.cause is not EnvironmentCause.FULL:
                     self._release_slot()
                 if failure.cause is EnvironmentCause.AWAY and self._providers.is_awaited(name):
@@ -142,11 +141,11 @@ class Episode:
                 await backoff.wait_or_raise(failure)
 
     async def step(self, text: str) -> Step:
-        """Answer the policy's reply. Raises EnvironmentFailed, after which the episode is over."""
+        """Send the policy's reply. Raises EnvironmentFailed, after which the episode is over."""
         if self._call is None or self._done or self._over:
             raise RuntimeError("step needs an episode that was reset and is neither done nor failed")
         self._turn += 1
-        sound = text.encode(errors="replace").decode()  # half a surrogate pair is no text on the wire
+        sound = text.encode(errors="replace").decode()  # the wire takes no half of a surrogate pair
         request, what = action_request(sound, self._turn), f"action {self._turn}"
         return await self._exchange(request, what, self._description.step_timeout_seconds)
 
@@ -209,7 +208,7 @@ class Episode:
             slots.release()
 
     async def _fail_by_status(self, where: str, what: str) -> NoReturn:
-        """The provider ended the stream, with a status or without a reason."""
+        """Raise the failure of a stream that the provider ended, with or without an error status."""
         assert self._provider is not None
         code, details = await self._call.code(), await self._call.details()
         if code is grpc.StatusCode.OK:
@@ -218,14 +217,14 @@ class Episode:
         self._fail(self._provider.failure(self._reset.environment, error))
 
     def _fail(self, failure: EnvironmentFailed) -> NoReturn:
-        """End the episode on both sides. Always raises."""
+        """End the episode on both sides and raise the failure."""
         assert self._provider is not None
         self._provider.record_failure(self._reset.environment, failure)
         self._held.close()
         if self._call is not None:
             self._call.cancel()
             self._call = None
-        # After its first observation an episode cannot move to another provider: only a reset may be retried.
+        # Only a reset may be retried: after its first observation an episode cannot move to another provider.
         if self._begun:
             self._over = True
             failure.passing = False

@@ -1,11 +1,11 @@
-"""Chooses the provider of an episode: the one with the fewest open episodes that did not fail lately.
+"""Chooses an episode's provider: the provider with the fewest open episodes among those without recent failures.
 
-A name that was served before, or that the YAML declares, is away while none of its providers can be reached. That is a
-state: `until_served` waits for its end, however long it takes.
+A name that was served before, or that the YAML declares, is away while none of its providers can be reached.
+`until_served` waits for the end of that state, without limit.
 
 Failures are recorded by provider and name, so a broken environment does not affect others of its provider. A provider
-is avoided for one second after a failure, twice as long after each further one in a row, and at most a minute. The only
-provider of a name is asked anyway.
+is avoided for one second after a failure, twice as long after each further failure in a row, and at most for a minute.
+The only provider of a name is never avoided.
 """
 
 import asyncio
@@ -35,12 +35,12 @@ FAILURES = metrics.Counter(
 _FIRST_AVOIDED_SECONDS, _MAX_AVOIDED_SECONDS = 1.0, 60.0
 AWAY = metrics.Gauge("trinity_explorer_environment_away", "1 while no provider of it can be reached", ["environment"])
 _DESCRIBE_SECONDS = 10.0
-# How long a call waits in place for a provider that is away, before its task is put aside.
+# A call waits this long for an absent provider before its task is put aside.
 _AWAY_SECONDS = 5.0
 _POLL_SECONDS = 1.0
 _DESCRIBED_FOR_SECONDS = 60.0
 _MAX_STEP_SECONDS = 3600.0
-# Added to the announced time: the network, and the provider's own report of a time-out.
+# Added to announced time limits, for the network and the provider's report of a time-out.
 _GRACE_SECONDS = 5.0
 
 
@@ -53,8 +53,8 @@ class _FailureRecord:
 
 
 class Backoff:
-    """Waits between calls: for a name that is unknown up to a limit, for one that is away a few seconds, at a full
-    provider as long as it takes."""
+    """Waits between calls: up to a limit for an unknown name, a few seconds for an absent provider, and without limit
+    for a full one."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -62,11 +62,11 @@ class Backoff:
         self.reset_deadline()
 
     def reset_deadline(self) -> None:
-        """A provider answered: the limit counts from now."""
+        """Restart the limit, because a provider answered."""
         self._begin = time.monotonic()
 
     async def wait_or_raise(self, failure: EnvironmentFailed) -> None:
-        """Returns if it may be tried again; raises the failure if not."""
+        """Wait before another try. Raises the failure if there may be none."""
         if failure.cause is EnvironmentCause.FULL:
             self.reset_deadline()
         else:
@@ -81,10 +81,10 @@ class Backoff:
 
 
 class Provider:
-    """One address."""
+    """The provider at one address."""
 
     def __init__(self, address: str, known: set[str], identity: rpc.Shown = "own") -> None:
-        """`known`: names that some provider has served, shared by all. `identity`: of this process, as it shows it."""
+        """`known`: names that any provider served, shared by all providers. `identity`: shown to this provider."""
         self.address = address
         self._known = known
         self._channel = rpc.channel(address, identity=identity)
@@ -99,12 +99,12 @@ class Provider:
         await self._channel.close()
 
     def avoided_until(self, name: str) -> float:
-        """Monotonic time until which other providers are preferred."""
+        """The monotonic time until which other providers are preferred."""
         return self._records[name].avoided_until if name in self._records else 0.0
 
     @contextlib.contextmanager
     def busy(self, name: str) -> Iterator[None]:
-        """Count as open while the body runs."""
+        """Count an open episode or scoring while the body runs."""
         self.open[name] += 1
         try:
             yield
@@ -112,7 +112,7 @@ class Provider:
             self.open[name] -= 1
 
     def record_failure(self, name: str, failure: EnvironmentFailed) -> None:
-        """Record a failure. A refusal of one task does not count against the provider."""
+        """Record a failure. The refusal of a task does not count against the provider."""
         full = failure.cause is EnvironmentCause.FULL
         if not full:
             FAILURES.labels(name, failure.cause).inc()
@@ -132,17 +132,17 @@ class Provider:
 
     @property
     def slots(self) -> dict[str, int]:
-        """By name, as far as it is known; 0: no limit."""
+        """Number of slots by name, if known; 0 for no limit."""
         return {name: one.max_parallel_episodes for name, one in self._described.items()}
 
     def has_room(self, name: str) -> bool:
-        """Whether a slot is free, as far as this process knows."""
+        """True unless this process knows that all slots are in use."""
         slots = self.slots.get(name, 0)
         return not slots or self.open[name] < slots
 
     async def description(self, name: str) -> Description:
-        """An environment as it is announced, with the seconds until an answer must be here. Raises EnvironmentFailed if
-        it is unknown."""
+        """The announced description of an environment, with time limits that include the network. Raises
+        EnvironmentFailed if the name is unknown."""
         if name not in self._described or time.monotonic() > self._described_at + _DESCRIBED_FOR_SECONDS:
             await self._describe(name)
         if name not in self._described:
@@ -150,7 +150,7 @@ class Provider:
         return self._described[name]
 
     async def serves(self, name: str) -> bool:
-        """Whether it answers, and offers an environment or a scorer of this name."""
+        """True if the provider answers and offers an environment or a scorer of this name."""
         try:
             await self._describe(name)
         except EnvironmentFailed:
@@ -158,7 +158,7 @@ class Provider:
         return name in self._described or name in self._scorers
 
     def failure(self, name: str, error: grpc.aio.AioRpcError) -> EnvironmentFailed:
-        """What the status of a call says. An unknown name that was known before is away."""
+        """The failure of a call's status. An unknown name that was known before is AWAY."""
         if error.code() is grpc.StatusCode.NOT_FOUND and name in self._known:
             return self._away(name, str(error.details()))
         return failure_of(self.address, name, error)
@@ -189,7 +189,7 @@ class Provider:
         self._described = {one.name: _with_grace(one) for one in offered if not description_problem(one)}
         self._scorers = frozenset(answer.scorers)
         self._known.update(self._described, self._scorers)
-        for attached in answer.providers:  # those that went away too
+        for attached in answer.providers:  # providers that went away too
             self._known.update(attached.environments, attached.scorers)
         self._described_at = time.monotonic()
 
@@ -201,11 +201,11 @@ def _with_grace(one: Description) -> Description:
 
 
 class Providers:
-    """All of them."""
+    """All providers of the run."""
 
     def __init__(self, address: str, addressed: Sequence[tuple[str, str]] = (), declared: Iterable[str] = ()) -> None:
-        """`addressed`: names and addresses of the YAML. They are not the run's: no identity is shown to them.
-        `declared`: names of environments and scorers that will attach."""
+        """`addressed`: names and addresses of the YAML. These providers do not belong to the run, so they see no
+        identity. `declared`: names of environments and scorers that will attach."""
         self._known = {name for name, _ in addressed} | set(declared)
         self._waits: dict[str, asyncio.Task[None]] = {}
         self._by_address: dict[str, Provider] = {}
@@ -227,7 +227,7 @@ class Providers:
             await provider.close()
 
     async def acquire_slot(self, name: str) -> tuple[EpisodeSlots, bool]:
-        """Wait for a slot, to be released, and whether it was not free at once. Raises EnvironmentFailed."""
+        """Wait for a slot, which the caller releases. Returns also if it had to wait. Raises EnvironmentFailed."""
         provider = self.choose(name)
         try:
             await provider.description(name)
@@ -239,11 +239,11 @@ class Providers:
         return slots, await slots.acquire(sum(known) if all(known) else 0)
 
     def is_awaited(self, name: str) -> bool:
-        """Whether `until_served` waits for it now."""
+        """True while `until_served` waits for this name."""
         return name in self._waits
 
     async def until_served(self, name: str, reason: str) -> None:
-        """Wait until a provider of the name answers and offers it. All who wait for a name share one loop."""
+        """Wait until a provider offers the name. All waiters of a name share one loop."""
         if name not in self._waits:
             self._waits[name] = asyncio.create_task(self._poll(name, reason))
             self._waits[name].add_done_callback(lambda _: self._waits.pop(name, None))
@@ -261,7 +261,7 @@ class Providers:
         return self._by_name.get(name, [self._default])
 
     def choose(self, name: str) -> Provider:
-        """The least busy provider with room among those not avoided; else the one avoided for the shortest time."""
+        """The least busy provider with room among those not avoided, or the one avoided for the shortest time."""
         candidates, now = self._candidates(name), time.monotonic()
         fit = [one for one in candidates if one.avoided_until(name) <= now]
         if not fit:

@@ -1,11 +1,11 @@
-"""Slots for episodes. An environment plays a limited number at a time; further callers wait here for a free slot.
+"""Slots for episodes. An environment plays a limited number at a time; callers wait here for a free slot.
 
-The next free slot goes to the episode of the oldest attempt. So attempts finish one after the other, and younger ones
-cannot starve an attempt that has played half of its episodes. An episode needs one slot and releases it at its own end,
-independent of the rest of its group, so a group larger than the number of slots is played in portions.
+The next free slot goes to the episode of the oldest attempt. So attempts finish one after the other, and a younger
+attempt cannot starve a half-finished older attempt. An episode needs one slot and releases it at its
+end, so a group larger than the number of slots is played in portions.
 
-The time limit of an attempt is suspended until its first slot. That wait is bounded, because the limits of all earlier
-attempts run.
+The time limit of an attempt begins with its first slot. The wait before it is bounded by the limits of all earlier
+attempts.
 """
 
 import asyncio
@@ -28,25 +28,25 @@ _numbers = count()
 
 @dataclass
 class Attempt:
-    """The attempt that needs slots. `timeout`: its limit of `seconds`; None: it has none."""
+    """An attempt that needs slots. `timeout`: its limit of `seconds`; None for no limit."""
 
     timeout: asyncio.Timeout | None = None
     seconds: float = 0.0
     number: int = field(default_factory=lambda: next(_numbers))
     started: bool = False
-    began: float = field(default_factory=time.monotonic)  # since when the limit runs
+    began: float = field(default_factory=time.monotonic)  # of the limit
 
     def seconds_taken(self) -> float:
-        """Of the limit, until now."""
+        """Seconds of the limit that have passed."""
         return time.monotonic() - self.began
 
     def suspend_limit(self) -> None:
-        """Before its first slot is waited for."""
+        """Suspend the limit before the wait for the first slot."""
         if self.timeout is not None and not self.started:
             self.timeout.reschedule(None)
 
     def resume_limit(self, waited: bool) -> None:
-        """Once the slot is acquired, or the wait was cancelled."""
+        """Restart the limit once the slot is acquired or the wait cancelled."""
         if self.timeout is not None and not self.started and waited:
             self.timeout.reschedule(asyncio.get_running_loop().time() + self.seconds)
             self.began = time.monotonic()
@@ -58,7 +58,7 @@ _current: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
 
 @contextlib.contextmanager
 def attempt(timeout: asyncio.Timeout, seconds: float) -> Iterator[Attempt]:
-    """Episodes that begin in the body, or in tasks that it starts, belong to one attempt with this limit."""
+    """Make episodes of the body, and of asyncio tasks that it starts, belong to one attempt with this limit."""
     one = Attempt(timeout, seconds)
     token = _current.set(one)
     try:
@@ -69,7 +69,7 @@ def attempt(timeout: asyncio.Timeout, seconds: float) -> Iterator[Attempt]:
 
 @contextlib.contextmanager
 def limit_suspended() -> Iterator[Attempt]:
-    """The time limit of the attempt does not run in the body, unless the attempt has begun to play; then it does."""
+    """Suspend the attempt's time limit in the body, unless the attempt already plays."""
     owner = _current.get() or Attempt()
     owner.suspend_limit()
     try:
@@ -89,8 +89,8 @@ class EpisodeSlots:
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
 
     async def acquire(self, limit: int) -> bool:
-        """Wait for a slot, which must be released; True if it was not free at once. `limit`: the number of slots now;
-        0: no limit."""
+        """Wait for a slot, which the caller releases. Returns True if it had to wait. `limit`: number of slots; 0 for
+        none."""
         self._limit = limit
         owner = _current.get() or Attempt()
         slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -121,6 +121,6 @@ class EpisodeSlots:
     def _assign_free(self) -> None:
         while self._waiting and (not self._limit or self.in_use < self._limit):
             *_, slot = heapq.heappop(self._waiting)
-            if not slot.done():  # else its episode was cancelled
+            if not slot.done():  # a cancelled episode needs no slot
                 self.in_use += 1
                 slot.set_result(None)

@@ -1,4 +1,4 @@
-"""Episodes as the explorer sees them, and failures: a cause that can be counted, never a reward."""
+"""Requests, answers and failures of environments. A failure has a cause to count, and is never a reward."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,10 +12,10 @@ from trinity.runtime.errors import TrinityError
 
 @dataclass(frozen=True)
 class Step:
-    """One answer of the environment. `reward` is this step's, 0 after reset; `metrics` are the episode's so far.
+    """An answer of the environment. `reward` is this step's, 0 after reset; `metrics` are the episode's so far.
 
-    `turn`: actions before it. `state`: of an episode that keeps states; it can be restored. `images`: files, which the
-    model can see.
+    `turn` counts the actions before it. `state` can be restored, if the episode keeps states. `images` are files that
+    the model can read.
     """
 
     observation: str
@@ -29,7 +29,7 @@ class Step:
 
 
 class EnvironmentCause(StrEnum):
-    """Also the metric key."""
+    """Causes of failures, used as metric labels."""
 
     TIMEOUT = "timeout"
     CRASH = "crash"
@@ -46,9 +46,9 @@ class ScorerFailed(TrinityError):
 class EnvironmentFailed(TrinityError):
     """The provider of an environment is too slow or gone, or it refused, failed or broke the contract.
 
-    `passing`: nothing is wrong with the task; the same call may succeed soon, or at another provider now. FULL is
-    always passing: other attempts hold the slots and release them when they end.
-    AWAY: no provider of `environment` can be reached, or the connection was lost while it worked (`begun`).
+    `passing`: the task is not at fault, and the same call may succeed later or at another provider. FULL is always
+    passing, since other attempts release their slots when they end. AWAY: no provider of `environment` can be reached,
+    or the connection was lost during the call (`begun`).
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class EnvironmentFailed(TrinityError):
 
 
 class StateRefused(EnvironmentFailed):
-    """The environment does not take the state that an interrupted episode had."""
+    """The environment does not accept the state of an interrupted episode."""
 
 
 # Any other status is a crash.
@@ -93,7 +93,7 @@ _WRITTEN_TOO_LATE = "Internal error from Core"
 
 
 def failure_of(address: str, name: str, error: grpc.aio.AioRpcError) -> EnvironmentFailed:
-    """What a gRPC status means for the episode or the scoring of `name`."""
+    """The failure of an episode or scoring of `name` with this gRPC status."""
     code = grpc.StatusCode.UNAVAILABLE if error.details() == _WRITTEN_TOO_LATE else error.code()
     cause = _CAUSES.get(code, EnvironmentCause.CRASH)
     message = f"{name} at {address}: {code.name}: {error.details()}"

@@ -1,4 +1,4 @@
-"""Between episodes and the protobuf messages of trinity/api/environment/v1."""
+"""Converts episodes to the messages of trinity/api/environment/v1 and back."""
 
 import grpc.aio
 
@@ -24,7 +24,7 @@ def action_request(text: str, turn: int) -> pb.EpisodeRequest:
 
 
 def step_of(answer: Answer) -> Step:
-    """Of an answer that keeps the contract."""
+    """The Step of an answer that keeps the contract."""
     return Step(
         answer.observation,
         answer.reward,

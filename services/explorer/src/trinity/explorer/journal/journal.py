@@ -1,13 +1,13 @@
 """Reads and writes the turns of unfinished episodes.
 
-    journal = await journals.open(task, attempt)   # what earlier attempts left
+    journal = await journals.open(task, attempt)   # turns of earlier attempts
     with journal.run():                            # each run of the workflow
         episode = current_episode(place)           # in the order in which a rollout plays them
-        reply = episode.recorded(turn, seen)       # None: it is sampled, and written by episode.keep(turn, seen, reply)
+        reply = episode.recorded(turn, seen)       # None: sample it, and write it by episode.keep(turn, seen, reply)
 
-A turn is written while its episode plays the next one, and is durable before the turn after it is written: no turn is
-stored without those before it. The journal never fails an attempt: what cannot be written is not kept, with a log line,
-and what cannot be read makes the episodes begin again.
+A turn is written while its episode plays the next one, and is durable before the next turn is written, so no turn is
+stored without its predecessors. The journal never fails an attempt: a failed write is logged and the turn is lost, and
+an unreadable entry makes the episodes begin again.
 """
 
 import asyncio
@@ -40,18 +40,18 @@ TURNS_CONTINUED = Metric(
     "trinity_explorer_turns_continued_total", "Turns that were played again as recorded, not sampled again"
 )
 
-_SECONDS = 5.0  # that a turn may take to be written
-_RETURN_SECONDS = 1.0  # that a drain has for it
-_EVALUATIONS = 2**62  # is added to their ordinals, which are of another queue
+_SECONDS = 5.0  # to write a turn
+_RETURN_SECONDS = 1.0  # to write it during a drain
+_EVALUATIONS = 2**62  # added to ordinals of evaluations, which have a separate queue
 _HEADROOM_BYTES = 64 * 1024
-_MOST_ENTRIES, _MOST_BYTES = 100_000, 2**28  # of one task
+_MOST_ENTRIES, _MOST_BYTES = 100_000, 2**28  # per task
 _READ_AHEAD = 64
 
 _journal: ContextVar["TaskJournal | None"] = ContextVar("journal", default=None)
 
 
 def current_episode(place: str) -> "EpisodeJournal | None":
-    """The journal of the next episode that the rollout at this place plays; None where none is kept."""
+    """The journal of the next episode of the rollout at this place; None if no journal is kept."""
     journal = _journal.get()
     return journal.episode(place) if journal is not None else None
 
@@ -60,9 +60,9 @@ def current_episode(place: str) -> "EpisodeJournal | None":
 class Journals:
     """The journals of one explorer.
 
-    `usable`: whether tokens of a version may be trained now. `reaches`: waits until that step's weights are served
-    here; false if they cannot be. `flush_tokens`: between two entries of a reply; 0: it is one. `keeps`: whether turns
-    are kept, of training; leases that are given back are noted in any case.
+    `usable(version)` says if its tokens may be trained now. `reaches(step)` waits until that step's weights are served
+    here, and returns False if they cannot be. `flush_tokens`: tokens of a reply between two entries; 0 for one entry.
+    `keeps`: keep turns of training tasks; returned leases are noted in any case.
     """
 
     broker: Broker
@@ -75,7 +75,7 @@ class Journals:
     keeps: bool = True
 
     async def open(self, task: Task, attempt: int) -> "TaskJournal":
-        """Of an attempt at a task."""
+        """The journal of an attempt, with the turns of earlier attempts."""
         known = await self._known(task, attempt) if attempt > 1 else Known()
         # Older weights never continue what newer ones began.
         if known.newest_version >= 0 and not await self.reaches(known.newest_version):
@@ -83,7 +83,7 @@ class Journals:
         return TaskJournal(self, task, attempt, known)
 
     async def give_back(self, task: Task, attempt: int) -> None:
-        """Note that an attempt gives its lease back: it is none of those that died."""
+        """Note that an attempt returned its lease, so that it does not count as a death of its explorer."""
         subject = self.names.turn(_ordinal(task), attempt, owner_of(self.explorer_id))
         await _publish(self.broker, subject, encode_abandoned(RETURNED), f"{subject}/returned", _RETURN_SECONDS)
 
@@ -106,7 +106,7 @@ class Journals:
 
 
 class TaskJournal:
-    """Of one attempt at a task."""
+    """The journal of one attempt at a task."""
 
     def __init__(self, journals: Journals, task: Task, attempt: int, known: Known) -> None:
         self.flush_tokens, self.usable = journals.flush_tokens, journals.usable
@@ -122,7 +122,7 @@ class TaskJournal:
 
     @contextlib.contextmanager
     def run(self) -> Iterator[None]:
-        """A run of the workflow in this context. It continues what an earlier run of this attempt left, too."""
+        """Run the workflow in this context. It also continues episodes of an earlier run of this attempt."""
         self._opened.clear()
         token = _journal.set(self if self._keeps else None)
         try:
@@ -136,17 +136,17 @@ class TaskJournal:
         return EpisodeJournal(self, name, self._episodes.setdefault(name, []))
 
     def forget(self) -> None:
-        """The next run of this attempt begins again."""
+        """Make the next run of this attempt begin again."""
         self._episodes.clear()
 
     async def abandon(self, cause: FailureCause) -> None:
-        """The attempt failed: no later one continues it."""
+        """Note that the attempt failed, so that no later one continues it."""
         await self.settle()
         if self._written or any(self._episodes.values()):
             await self._publish(encode_abandoned(cause))
 
     async def settle(self) -> None:
-        """Wait for the writes that are under way."""
+        """Wait for pending writes."""
         if self._writing:
             await asyncio.wait(self._writing)
 
@@ -157,7 +157,7 @@ class TaskJournal:
         return writing
 
     async def _write(self, turn: RecordedTurn) -> None:
-        """Once a turn could not be written, no later one is: turns would be missing between them."""
+        """Write a turn, unless an earlier write failed: there would be a gap between them."""
         if self._writes:
             written = await self._publish(encode_turn(turn))
             self._writes &= written
@@ -173,7 +173,7 @@ def _ordinal(task: Task) -> int:
 
 
 async def _publish(broker: Broker, subject: str, data: bytes, name: str, seconds: float) -> bool:
-    """Whether it was written."""
+    """Returns False if the entry could not be written."""
     try:
         if len(data) > broker.client.max_payload - _HEADROOM_BYTES:
             raise InvalidInput("turn", f"has {len(data)} bytes, NATS takes {broker.client.max_payload}")
@@ -185,23 +185,22 @@ async def _publish(broker: Broker, subject: str, data: bytes, name: str, seconds
 
 
 class EpisodeJournal:
-    """Of one episode. `moves`: at which turns it came to another explorer. `flush_tokens`: of a reply, between two
-    entries; 0: a reply is one entry."""
+    """The journal of one episode. `flush_tokens`: tokens of a reply between two entries; 0 for one entry."""
 
     def __init__(self, journal: TaskJournal, name: str, kept: list[Kept]) -> None:
         self._journal, self._name, self._kept = journal, name, kept
-        self._sampled_by = ""  # the last turn that was played again
+        self._sampled_by = ""  # explorer of the last turn that was played again
         self._heard: Step | None = None
         self._complete = True
         while (last := max(self._answers(len(kept)), key=lambda step: step.turn, default=None)) and not last.state:
-            kept.pop()  # nothing continues from there
+            kept.pop()  # no episode continues from there
         self.flush_tokens = journal.flush_tokens
         self._writing: asyncio.Task[None] | None = None
 
     @property
     def moves(self) -> list[dict[str, int | str]]:
-        """`turn` (from 0), `from`, the explorer that sampled what is before it, and `to`, which continued; `token`
-        (from 0) in the middle of a reply."""
+        """Moves between explorers: the `turn` (from 0), the explorers before and after it (`from`, `to`), and the
+        `token` (from 0) in the middle of a reply."""
         parts = [(turn, token, owner) for turn, kept in enumerate(self._kept) for token, owner in kept.parts]
         parts.append((len(self._kept), 0, self._journal.owner))
         return [
@@ -211,9 +210,9 @@ class EpisodeJournal:
         ]
 
     def recorded(self, turn: int, seen: bytes) -> Completion | None:
-        """The reply that was given at this turn; None from the first turn on that is not known or answers another.
+        """The recorded reply of this turn; None from the first turn on that is unknown or had another context.
 
-        With the finish_reason OPEN it is the beginning of one.
+        A reply with the finish_reason OPEN is incomplete.
         """
         if turn >= len(self._kept):
             return None
@@ -230,19 +229,19 @@ class EpisodeJournal:
         return kept.turn.completion
 
     def answer(self, turn: int) -> Step | None:
-        """What an environment that keeps states answered after `turn` actions; None where it is not known."""
+        """The answer after `turn` actions, of an environment that keeps states; None if it is unknown."""
         return next((step for step in self._answers(len(self._kept)) if step.turn == turn), None)
 
     def heard(self, answer: Step) -> None:
-        """An environment that keeps states answered: it goes into the entry of the next reply. Without a state no later
-        turn is kept."""
+        """Keep an answer of an environment with states for the entry of the next reply. After an answer without a state
+        no turn is kept."""
         self._heard = answer
         if self._complete and not answer.state and not answer.done:
             self._complete = False
             log.info("explorer.journal.stateless", episode=self._name, actions=answer.turn)
 
     def forget(self, reason: str) -> None:
-        """The episode begins again."""
+        """Forget the turns, because the episode begins again."""
         log.warning("explorer.episode.begins_again", episode=self._name, turn=0, reason=reason)
         self._kept.clear()
         self._heard, self._complete = None, True
@@ -251,9 +250,9 @@ class EpisodeJournal:
         return (kept.turn.answer for kept in self._kept[:turns] if kept.turn.answer is not None)
 
     async def keep(self, turn: int, seen: bytes, sampled: Completion, begin: int = 0) -> Completion:
-        """Begin to write a reply that was sampled now, or its part from token `begin` on; returns the reply so far.
+        """Begin to write a new reply, or its part from token `begin` on. Returns the reply so far.
 
-        Waits until what was kept before is written. Raises WeightsWithdrawn if older weights sampled the part.
+        Waits until the previous entry is written. Raises WeightsWithdrawn if older weights sampled the part.
         """
         if self._writing is not None:
             await asyncio.wait([self._writing])
@@ -265,7 +264,7 @@ class EpisodeJournal:
         new = self._heard is not None and all(step.turn < self._heard.turn for step in self._answers(turn))
         entry = RecordedTurn(self._name, turn, seen, sampled, begin, self._heard if new and not begin else None)
         kept = self._kept[turn].continued(entry, owner) if begin else Kept(entry, ((0, owner),))
-        if entry.answer is not None and entry.answer.state:  # one state for each episode is enough here
+        if entry.answer is not None and entry.answer.state:  # this process needs only the newest state
             self._kept[:turn] = [one.without_state() for one in self._kept[:turn]]
         self._kept[turn:] = [kept]
         if self._complete:
@@ -274,21 +273,21 @@ class EpisodeJournal:
 
 
 class Continued:
-    """reset once -> step until done, as trinity.explorer.environments.episode.Episode, where states are kept.
+    """An episode whose environment keeps states: reset once -> step until done, as environments.episode.Episode.
 
-    What an interrupted episode was answered is in its journal. At the first answer that is not there the environment
-    gets the state back in which the policy replied, and continues.
+    Answers come from the journal of the interrupted episode. At the first unknown answer the environment is restored to
+    the state of the last known one, and continues.
     """
 
     def __init__(self, remote: Any, journal: EpisodeJournal) -> None:
-        """`remote`: the episode at its provider, which is not reset yet."""
+        """`remote`: the episode at its provider, not reset yet."""
         self._remote, self._journal = remote, journal
         self._live = False
         self._last: Step | None = None
 
     @property
     def durable(self) -> bool:
-        """Whether another explorer can continue it. False before reset."""
+        """True if another explorer could continue the episode."""
         return not self._live or self._remote.snapshots or self._remote.deterministic
 
     async def reset(self) -> Step:
@@ -300,7 +299,7 @@ class Continued:
         return self._last
 
     async def step(self, text: str) -> Step:
-        """Raises EnvironmentFailed, and StateRefused where the episode has to begin again."""
+        """Raises EnvironmentFailed, and StateRefused if the episode has to begin again."""
         assert self._last is not None
         if not self._live:
             known = self._journal.answer(self._last.turn + 1)

@@ -1,8 +1,8 @@
-"""What is known of an unfinished task: the turns of its episodes, out of the entries of all attempts at it.
+"""The turns of an unfinished task's episodes, merged from the entries of all attempts at it.
 
-Each attempt writes under a subject of its own, so a process whose lease ended cannot change what the next holder
-writes. Entries of a later attempt replace those of earlier ones from their turn on. The digest of a turn tells, when it
-is played again, whether it still answers what it answered.
+Each attempt writes under a separate subject, so a process whose lease ended cannot change the next holder's entries.
+From its first turn on, a later attempt replaces the entries of earlier ones. When a turn is played again, its digest
+shows whether the reply still answers the same tokens.
 """
 
 import hashlib
@@ -20,21 +20,21 @@ from trinity.explorer.weights.load_history import WeightsWithdrawn
 from trinity.runtime.errors import FailureCause, InvalidInput
 
 OPEN = "open"
-RETURNED = FailureCause.LEASE_LOST  # the cause of an attempt whose explorer gave the lease back: its turns stay
+RETURNED = FailureCause.LEASE_LOST  # cause of an attempt whose explorer returned the lease: its turns are kept
 _REASONS = ("stop", "length", OPEN)
 DIGEST_BYTES = 16
 LONGEST_NAME = 200
-# Attempts in a row without a further turn, after which episodes begin again: what they say may end their explorers.
+# Attempts in a row without a further turn, after which episodes begin again: the kept turns may crash explorers.
 _FRUITLESS = 3
 
 
 @dataclass(frozen=True)
 class RecordedTurn:
-    """Reply number `turn` (from 0) of an episode. `seen`: `digest` of what it answers.
+    """Reply number `turn` (from 0) of an episode. `seen`: `digest` of the tokens and rewards before it.
 
-    A long reply has several entries: `begin` is the number of its tokens before this one, and all but the last one end
-    with the reason OPEN. `answer`: of an environment that keeps states, what came before the reply; None where an entry
-    of an earlier turn has it.
+    A long reply has several entries: `begin` counts its tokens in earlier entries, and all but the last entry have the
+    finish reason OPEN. `answer`: the answer before the reply, of an environment that keeps states; None if an earlier
+    turn's entry has it.
     """
 
     episode: str
@@ -45,7 +45,7 @@ class RecordedTurn:
     answer: Step | None = None
 
     def check(self, limits: Limits) -> None:
-        """Raise InvalidInput naming the field that cannot be right."""
+        """Raises InvalidInput naming the wrong field."""
         if not 1 <= len(self.episode) <= LONGEST_NAME:
             raise InvalidInput("turn.episode", f"has {len(self.episode)} characters, must have 1 to {LONGEST_NAME}")
         if self.turn < 0:
@@ -59,7 +59,7 @@ class RecordedTurn:
             raise InvalidInput("turn.finish_reason", f"is {made.finish_reason[:40]!r}, must be {' or '.join(_REASONS)}")
         if not len(made.token_ids):
             raise InvalidInput("turn.token_ids", "is empty, must have at least one token")
-        alone = Experience(
+        as_experience = Experience(
             rollout=0,
             step=0,
             token_ids=np.concatenate([np.zeros(1, np.int32), made.token_ids]),
@@ -70,13 +70,12 @@ class RecordedTurn:
             version_spans=made.version_spans,
             truncation=Truncation.NONE,
         )
-        alone.check("turn", limits)
+        as_experience.check("turn", limits)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What one attempt wrote: a turn, or the cause with which it ended. `owner`: the explorer's token, from the
-    subject."""
+    """An entry of one attempt: a turn, or the cause of its end. `owner`: the explorer's token in the subject."""
 
     attempt: int
     owner: str
@@ -85,24 +84,24 @@ class Entry:
 
 @dataclass(frozen=True)
 class Kept:
-    """A turn, and who sampled it: `parts` are (first token, explorer), of each explorer that sampled a part."""
+    """A turn and its explorers: `parts` has (first token, explorer) for each explorer that sampled a part."""
 
     turn: RecordedTurn
     parts: tuple[tuple[int, str], ...]
 
     @property
     def owner(self) -> str:
-        """Of its last tokens."""
+        """The explorer of the last tokens."""
         return self.parts[-1][1]
 
     @property
     def reached(self) -> tuple[int, int]:
-        """(finished turns, tokens of the open one) of an episode that ends with this turn."""
+        """(finished turns, tokens of the open turn), if the episode ended with this turn."""
         is_open = self.turn.completion.finish_reason == OPEN
         return (self.turn.turn, len(self.turn.completion.token_ids)) if is_open else (self.turn.turn + 1, 0)
 
     def continued(self, turn: RecordedTurn, owner: str) -> "Kept":
-        """With a further entry of the same turn. Raises InvalidInput for one that does not continue it."""
+        """Append a further entry of the same turn. Raises InvalidInput if the entry does not continue it."""
         made, begin = self.turn.completion, len(self.turn.completion.token_ids)
         if made.finish_reason != OPEN or turn.begin != begin or turn.seen != self.turn.seen:
             raise InvalidInput("turn.begin", f"is {turn.begin} of a reply with {begin} tokens ({made.finish_reason})")
@@ -121,8 +120,8 @@ class Kept:
 
 @dataclass
 class Known:
-    """`episodes`: the turns of each, by its name. `progressed`: attempts that got further than all before them, or gave
-    their lease back; `fruitless`: how many of the newest in a row did neither."""
+    """Turns of each of the `episodes`, by name. `progressed` counts attempts that got further than all before them or
+    returned their lease; `fruitless` counts the newest attempts in a row that did neither."""
 
     episodes: dict[str, list[Kept]] = field(default_factory=dict)
     progressed: int = 0
@@ -130,12 +129,12 @@ class Known:
 
     @property
     def newest_version(self) -> int:
-        """-1 without turns."""
+        """The newest version that sampled a turn; -1 without turns."""
         return max((v for turns in self.episodes.values() for kept in turns for v in kept.versions), default=-1)
 
 
 def digest(token_ids: Sequence[int], rewards: Sequence[float], images: Sequence[PlacedImage] = ()) -> bytes:
-    """Of what a reply answers: all tokens before it, the images among them, and the rewards of the turns so far."""
+    """Digest of a reply's context: the tokens before it, their images, and the rewards of the turns so far."""
     hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
     hashed.update(len(token_ids).to_bytes(8, "little") + np.asarray(token_ids, np.int64).tobytes())
     hashed.update(np.asarray(rewards, np.float64).tobytes())
@@ -145,7 +144,7 @@ def digest(token_ids: Sequence[int], rewards: Sequence[float], images: Sequence[
 
 
 def joined(first: Completion, then: Completion) -> Completion:
-    """A reply of both. Raises WeightsWithdrawn if older weights sampled the second part."""
+    """Join two parts of a reply. Raises WeightsWithdrawn if older weights sampled the second part."""
     was, now = first.version_spans[-1].version, then.version_spans[0].version
     if now < was:
         raise WeightsWithdrawn(f"weights went back from version {was} to {now} in the middle of a reply")
@@ -160,15 +159,15 @@ def joined(first: Completion, then: Completion) -> Completion:
 
 
 def known_before(attempt: int, entries: Iterable[Entry]) -> Known:
-    """What attempts before this one left, without those up to the newest that failed.
+    """Merge the entries of earlier attempts, from the newest failed attempt on.
 
-    No turn is known after `_FRUITLESS` fruitless attempts in a row. Raises InvalidInput for a turn without the one
-    before it.
+    Forgets all turns after `_FRUITLESS` fruitless attempts in a row. Raises InvalidInput if a turn lacks its
+    predecessor.
     """
     earlier = sorted((entry for entry in entries if entry.attempt < attempt), key=lambda entry: entry.attempt)
     known, furthest, last = Known(), dict[str, tuple[int, int]](), 0
     for number, group in itertools.groupby(earlier, key=lambda entry: entry.attempt):
-        known.fruitless += number - last - 1  # those that wrote nothing
+        known.fruitless += number - last - 1  # attempts without entries
         last, further = number, False
         for entry in group:
             if isinstance(entry.turn, str):

@@ -1,4 +1,4 @@
-"""Between turns and their protobuf messages. Decoding checks what it reads (invariant I8)."""
+"""Converts turns to protobuf messages and back. Decoding validates them (invariant I8)."""
 
 import json
 
@@ -35,12 +35,12 @@ def encode_turn(turn: RecordedTurn) -> bytes:
 
 
 def encode_abandoned(cause: FailureCause) -> bytes:
-    """The entry of an attempt that failed, or was RETURNED."""
+    """The last entry of an attempt that failed or returned its lease (RETURNED)."""
     return experience_pb2.TurnEntry(abandoned=experience_pb2.Abandoned(cause=cause)).SerializeToString()
 
 
 def decode_entry(data: bytes, limits: Limits) -> RecordedTurn | str:
-    """A turn, checked, or the cause with which an attempt ended. Raises InvalidInput."""
+    """A valid turn, or the cause of an attempt's end. Raises InvalidInput."""
     try:
         entry = experience_pb2.TurnEntry.FromString(data)
     except DecodeError as error:
@@ -69,7 +69,7 @@ def _encoded(answer: Step) -> environment_pb2.EpisodeResponse:
 
 
 def _decoded(message: environment_pb2.EpisodeResponse) -> Step:
-    """Raises InvalidInput for an answer that no provider may give, or that no reply follows."""
+    """Raises InvalidInput if an answer breaks the contract or ends the episode."""
     answer = answer_from_proto(message)
     problem = "it has a turn below 0" if message.turn < 0 else "it is done" if message.done else ""
     if problem := problem or answer_problem(answer, answer.turn, images=True):

@@ -1,7 +1,7 @@
-"""What the seconds of an explorer's devices went to, kept in a file that outlives its process.
+"""Seconds of an explorer's devices by the fate of their attempts, in a file that outlives the process.
 
-While several attempts run, each second is divided among them by their rollouts. A kill leaves the newest file: what
-was running then is in `running`.
+While several attempts run, each second is divided among them by their rollouts. After a kill the newest file remains,
+with unfinished attempts in `running`.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ _WRITE_SECONDS = 1.0
 
 @dataclass
 class Attempt:
-    """The share of one attempt. `weight`: rollouts that it samples at once."""
+    """The share of one attempt. `weight`: number of its concurrent rollouts."""
 
     weight: int
     fate: str = "aborted"
     seconds: float = 0.0
-    entered_at: float | None = None  # of the account's clock; None while it does not run
+    entered_at: float | None = None  # by the account's clock; None while it does not run
 
 
 @dataclass
 class Account:
-    """Seconds of a device by fate: stored, evaluated, failed, dead_letter, cut, aborted. The rest it had no attempt."""
+    """Seconds of a device by fate: stored, evaluated, failed, dead_letter, cut, aborted. Idle seconds do not count."""
 
     clock: Callable[[], float] = time.monotonic
     seconds: dict[str, float] = field(default_factory=dict)
@@ -48,14 +48,14 @@ class Account:
         return Attempt(max(1, task.repeat_times))
 
     def enter(self, attempt: Attempt) -> None:
-        """It runs from now on."""
+        """Count the attempt as running."""
         self._advance()
         attempt.entered_at = self._shared
         self._weight += attempt.weight
         self._running.append(attempt)
 
     def leave(self, attempt: Attempt) -> None:
-        """It runs no longer: it has ended, or waits for something outside."""
+        """Stop counting: the attempt ended, or waits for a provider."""
         self._advance()
         attempt.seconds += self._since(attempt)
         attempt.entered_at = None
@@ -63,11 +63,11 @@ class Account:
         self._running.remove(attempt)
 
     def end(self, attempt: Attempt) -> None:
-        """Charge what it took to its fate."""
+        """Charge the attempt's seconds to its fate."""
         self.seconds[attempt.fate] = self.seconds.get(attempt.fate, 0.0) + attempt.seconds
 
     def running_seconds(self) -> float:
-        """Of attempts that have not ended."""
+        """Seconds of attempts that have not ended."""
         self._advance()
         return sum(attempt.seconds + self._since(attempt) for attempt in self._running)
 
@@ -89,7 +89,7 @@ def fate_of(task: Task, outcome: Outcome) -> str:
 
 
 async def keep(account: Account, folder: Path, name: str) -> None:
-    """Write <folder>/<name>-<pid>.json every second until cancelled, and then once more. A full disk ends nothing."""
+    """Write <folder>/<name>-<pid>.json every second and when cancelled. A failed write is only logged."""
     path, began = folder / f"{name}-{os.getpid()}.json", time.time()
     about = {"name": name, "pid": os.getpid(), "began": began}
     try:
@@ -105,4 +105,4 @@ def _write(path: Path, about: dict[str, Any], account: Account) -> None:
     try:
         files.write_atomic(path, json.dumps(found).encode(), durable=False)
     except OSError as error:
-        log.warning("explorer.account.not_written", path=str(path), reason=str(error))
+        log.warning("explorer.account.unwritten", path=str(path), reason=str(error))

@@ -1,8 +1,4 @@
-"""One attempt at a task: run its workflow under a deadline, and put what came of it into the log.
-
-A message is acknowledged to the queue only after the log has acknowledged the group. Whatever happens in between, the
-task is attempted again elsewhere, and the log's deduplication keeps the first group.
-"""
+"""One attempt at a task: run its workflow under a deadline, and store the outcome in the log."""
 
 import asyncio
 import time
@@ -46,7 +42,7 @@ log = structlog.get_logger(__name__)
 
 
 class _LimitReached(Exception):
-    """The attempt took longer than it may."""
+    """The attempt reached its time limit."""
 
 
 GROUPS = Counter("trinity_explorer_groups_total", "Groups stored", ["kind"])
@@ -67,10 +63,10 @@ _CAUSES: list[tuple[type[BaseException], FailureCause]] = [
     (ScorerFailed, FailureCause.SCORER_ERROR),
     (EnvironmentFailed, FailureCause.ENVIRONMENT_ERROR),
 ]
-# Sampling again helps at once against wrong or withdrawn weights, and after the loss of a provider. It is no fault of
-# the task's; what happens to it so often in one attempt is one.
+# Rollouts are sampled again after weights were withdrawn or a provider was lost. That does not count against the task,
+# up to this many times per attempt.
 _SAMPLED_AGAIN = 3
-# Deliveries beyond the allowed attempts after which a task counts as one that kills its explorers.
+# Deliveries beyond the allowed attempts after which the task is assumed to kill its explorers.
 _SILENT_DEATHS = 5
 _HEADROOM_BYTES = 64 * 1024
 
@@ -79,9 +75,9 @@ _Stored = TypeVar("_Stored")
 
 @dataclass(frozen=True)
 class Receipt:
-    """What JetStream acknowledged: the sequence in the stream, and the checksum of what was sent.
+    """JetStream's acknowledgement: the sequence in the stream, and the checksum of the message.
 
-    `duplicate`: a message of the same identity was there before, at that sequence.
+    `duplicate`: an earlier message had the same identity, and has that sequence.
     """
 
     sequence: int
@@ -90,10 +86,11 @@ class Receipt:
 
 
 class Patience:
-    """Limits the attempts at tasks of a taskset to a multiple of the mean that this explorer's took.
+    """The time limit of attempts: explorer.max_timeout, or less with explorer.dynamic_timeout.
 
-    An attempt that was cut counts with its limit, so limits that became too short grow again. Evaluations are never
-    cut, because their accuracy would be that of short answers.
+    The dynamic limit is a multiple of the mean of this explorer's attempts at the taskset. An attempt that reached its
+    limit counts with it, so limits that became too short grow again. Evaluations keep explorer.max_timeout, because
+    only their short answers would count.
     """
 
     def __init__(self, config: DynamicTimeoutConfig, tasks_per_step: int) -> None:
@@ -103,14 +100,14 @@ class Patience:
         self._seconds: dict[str, float] = defaultdict(float)
 
     def limit_seconds(self, task: Task) -> float:
-        """The longest attempt at this task from now on."""
+        """The limit of the next attempt at this task."""
         attempts = self._attempts[task.taskset]
         if self._ratio is None or task.kind is TaskKind.EVALUATION or attempts < self._first:
             return task.timeout_seconds
         return min(task.timeout_seconds, self._ratio * self._seconds[task.taskset] / attempts)
 
     def count(self, task: Task, seconds: float) -> None:
-        """An attempt has ended with a group, or at its limit, after `seconds`."""
+        """Note that an attempt took `seconds` for a group, or reached its limit after them."""
         if task.kind is not TaskKind.EVALUATION:
             self._attempts[task.taskset] += 1
             self._seconds[task.taskset] += seconds
@@ -126,11 +123,11 @@ async def explore(
     journals: Journals | None = None,
     patience: Patience | None = None,
 ) -> Outcome:
-    """The task's group, within `limits`, or why there is none. Only cancellation and a dead engine are raised.
+    """Make the task's group within `limits`, or describe the failure. Only raises EngineFailed and cancellation.
 
-    `aside`: the context in which the task waits for a provider that is away. `journals`: with them, episodes continue
-    where an explorer that died left them; an attempt that got further than all before it, or gave its lease back, is
-    none of those that died. `patience`: it may give the attempt less than the task's own time.
+    `aside`: the context in which the task waits for a provider that is away. `journals`: episodes continue where a dead
+    explorer left them; attempts that got further than all before them, or returned their lease, do not count as deaths.
+    `patience` may shorten the task's time limit.
     """
     journal = await journals.open(task, attempt) if journals is not None else None
     if attempt - (journal.progressed if journal is not None else 0) > task.max_attempts + _SILENT_DEATHS:
@@ -177,13 +174,11 @@ async def _run(
     aside: Callable[[], AbstractAsyncContextManager[None]],
     journal: TaskJournal | None,
 ) -> tuple[list[Experience], float]:
-    """The workflow's experiences, sampled again if weights were withdrawn or a provider was lost meanwhile, and the
-    seconds that the last run took of its limit.
+    """Run the workflow, again if weights were withdrawn or a provider was lost. Returns its experiences and the seconds
+    that the last run took of its limit.
 
-    Episodes with a journal continue after the loss of a provider.
-
-    Each run has the whole time, from its first episode slot on where it had to wait for one. The wait for a provider
-    that is away takes none of it, and has no limit.
+    Episodes with a journal continue after the loss of a provider. The limit of each run begins with its first episode
+    slot. Waiting for a provider that is away has no limit and is not counted.
     """
     left = _SAMPLED_AGAIN
     while True:
@@ -199,7 +194,7 @@ async def _run(
         except TimeoutError:
             if limit.expired():
                 raise _LimitReached from None
-            raise  # the workflow's own
+            raise  # by the workflow
         except WeightsWithdrawn as error:
             problem: WeightsWithdrawn | EnvironmentFailed = error
             counts = True
@@ -219,7 +214,7 @@ async def _run(
 
 
 async def _rollouts(workflow: type[Workflow], task: Task, tools: Toolbox) -> list[Experience]:
-    """The group; a greedy baseline is one more run of the workflow, with the metric `greedy`."""
+    """Sample the group. The greedy baseline is one more run of the workflow, with the metric `greedy`."""
     if not task.greedy_baseline:
         return await workflow(task, tools).run()
     others = task.repeat_times - 1
@@ -232,7 +227,7 @@ async def _rollouts(workflow: type[Workflow], task: Task, tools: Toolbox) -> lis
 
 
 def _refuse_older_after_newer(experiences: Sequence[Experience]) -> None:
-    """A conversation that a rollback crossed began with weights that were withdrawn since."""
+    """Raises WeightsWithdrawn for a conversation across a rollback, since its first weights were withdrawn."""
     for experience in experiences:
         versions = [span.version for span in experience.version_spans]
         for before, after in pairwise(versions):
@@ -252,7 +247,7 @@ def _failure(
 async def store(
     broker: Broker, names: RunNames, outcome: Outcome, on_wait: Callable[[bool], None] = lambda _: None
 ) -> Receipt:
-    """Put an outcome into its log, and wait for room as long as it takes; `on_wait` hears when there is none."""
+    """Store an outcome in its log. Waits for room without limit, and reports the wait by `on_wait`."""
     task, data = outcome.task, encode_outcome(outcome)
     held = False
 
@@ -289,7 +284,7 @@ async def store(
 
 
 async def _until_stored(put: Callable[[], Awaitable[_Stored]], hold: Callable[[str], None]) -> _Stored:
-    """Try again for as long as there is no room, or no broker."""
+    """Retry while the stream is full or the broker is away."""
     while True:
         try:
             return await put()

@@ -1,7 +1,7 @@
 """The explorer's core: lease a task, wait for its gate, explore it, store the outcome, acknowledge the task.
 
-A task is acknowledged only after JetStream has acknowledged its outcome. Whatever happens in between, the task is
-attempted again elsewhere, and the log's deduplication keeps the first group. Attempts at a task that was cut end.
+A task is acknowledged only after JetStream has acknowledged its outcome. If the explorer dies in between, the task is
+attempted again elsewhere, and the log's deduplication keeps the first group. Attempts end when their task is cut.
 """
 
 import asyncio
@@ -45,10 +45,10 @@ class Gates(Protocol):
 
 @dataclass
 class Progress:
-    """What this explorer does now, and has done since it started."""
+    """Counters of this explorer's current and past work."""
 
-    running_tasks: int = 0  # leased, and their gate is met
-    evaluations: int = 0  # of these
+    running_tasks: int = 0  # leased, with an open gate
+    evaluations: int = 0  # among the running tasks
     waiting_tasks: int = 0  # for a provider that is away
     groups_stored: int = 0
     failed_attempts: int = 0
@@ -86,7 +86,7 @@ class RolloutLoop:
         ]
 
     async def run(self) -> None:
-        """Lease tasks and work on them until `drain`. Raises what the work on a task raised."""
+        """Lease tasks and work on them until `drain`. Raises the first error of the work on a task."""
         async with asyncio.TaskGroup() as group:
             for queue in self._queues:
                 group.create_task(queue.run())
@@ -169,9 +169,9 @@ class RolloutLoop:
             await self._notify()
 
     async def _give_back(self, message: Message, delay_seconds: float = 0.0) -> None:
-        """Return a lease that was no attempt at its task."""
+        """Return a lease without counting an attempt."""
         if self._note_return is not None:
-            with contextlib.suppress(InvalidInput):  # else it is no task
+            with contextlib.suppress(InvalidInput):  # an unreadable message is not noted
                 await self._note_return(decode_task(message.data), message.deliveries)
         await message.retry(delay_seconds)
 
@@ -179,6 +179,6 @@ class RolloutLoop:
         self._progress.waits_for_log = waits
 
     async def drain(self, grace_seconds: float) -> tuple[int, int]:
-        """(finished tasks, returned tasks)."""
+        """Returns (finished tasks, returned tasks)."""
         drained = await asyncio.gather(*(queue.drain(grace_seconds) for queue in self._queues))
         return sum(finished for finished, _ in drained), sum(returned for _, returned in drained)

@@ -1,7 +1,7 @@
 """Leases tasks from the shared queue, renews leases while tasks run, and returns or acknowledges them at the end.
 
-A task that waits for something beyond this run, such as a provider that is away, is put aside: it keeps its lease, and
-its slot goes to the next task. The buffer removes tasks that have ended, such as cut ones; attempts at them end too.
+A task that waits for an absent provider is put aside: it keeps its lease, and its slot goes to the next task. Attempts
+end when the buffer removes their task, such as a cut one, from the queue.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 _REQUEST_SECONDS = 2.0
 _PAUSE_SECONDS = 0.5
 _LOOK_SECONDS = 5.0
-_BYTES_A_SECOND = 64 * 1024  # that an attempt reads for it: a task may have images of some MiB
+_BYTES_A_SECOND = 64 * 1024  # of the queue that an attempt may read, since a task's images may have some MiB
 _LOOKS = 2  # a replica of the stream may be behind, and lack a task that was fed just now
 
 _queue: ContextVar["TaskQueue | None"] = ContextVar("queue", default=None)
@@ -34,20 +34,20 @@ GiveBack = Callable[[Message], Awaitable[object]]
 
 @contextlib.asynccontextmanager
 async def aside() -> AsyncIterator[None]:
-    """While the body runs, the slot of the running task is free for others. Its lease is kept."""
+    """Free the slot of the running task while the body runs. Its lease is kept."""
     queue, task = _queue.get(), asyncio.current_task()
     if queue is None or task is None:
         yield
         return
     queue.set_aside(task)
-    yield  # a failure leaves the task aside: it needs its slot no more
+    yield  # after a failure the task stays aside, since it no longer needs a slot
     await queue.take_back(task)
 
 
 class TaskQueue:
     """Leases tasks of one stream, runs up to `slots` of them at once, and leases none while `pauses()` is true.
 
-    `give_back`: how the leases of unfinished tasks are returned.
+    `give_back` returns the lease of an unfinished task.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class TaskQueue:
 
     @property
     def running(self) -> int:
-        """Tasks that have a slot, or will have the next."""
+        """Number of tasks that have a slot or wait for the next."""
         return len(self._running) - len(self._aside)
 
     @property
     def waiting(self) -> int:
-        """Tasks that are put aside."""
+        """Number of tasks put aside."""
         return len(self._aside)
 
     def set_aside(self, task: "asyncio.Task[None]") -> None:
@@ -92,7 +92,7 @@ class TaskQueue:
         self._aside.discard(task)
 
     async def run(self) -> None:
-        """Lease tasks and run them until `drain`. Raises what a task's work raised."""
+        """Lease tasks and run them until `drain`. Raises the first error of a task's work."""
         consumer = await self._open()
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._no_open_request.clear()
@@ -164,7 +164,7 @@ class TaskQueue:
                     self._free.release()
 
     async def drain(self, grace_seconds: float) -> tuple[int, int]:
-        """Stop leasing, wait `grace_seconds` for running tasks, return the rest: (finished, returned)."""
+        """Stop leasing, wait `grace_seconds` for running tasks and return the others. Returns (finished, returned)."""
         self._draining = True
         before = len(self._running)
         if busy := [task for task in self._running if task not in self._aside]:
@@ -181,7 +181,7 @@ class TaskQueue:
 
 @contextlib.asynccontextmanager
 async def _lease_heartbeat(message: Message) -> AsyncIterator[None]:
-    """Renew the lease of a message while the body runs. The first renewal tells the buffer that it was received."""
+    """Renew the lease of a message while the body runs. The first renewal tells the buffer that the message arrived."""
 
     async def extend() -> None:
         while True:
@@ -196,12 +196,12 @@ async def _lease_heartbeat(message: Message) -> AsyncIterator[None]:
 
 
 class TaskEnded(Exception):
-    """The task is not in the queue any more: no step waits for its group."""
+    """The task was removed from the queue, so no step waits for its group."""
 
 
 @contextlib.asynccontextmanager
 async def while_queued(broker: Broker, stream: str, sequence: int) -> AsyncIterator[None]:
-    """Run the body while a message of the queue is there. Else cancel it and raise TaskEnded."""
+    """Run the body until the message leaves the queue, then cancel it and raise TaskEnded."""
     try:
         async with asyncio.timeout(None) as limit:
             watching = asyncio.create_task(_until_gone(broker, stream, sequence, limit))
@@ -226,7 +226,7 @@ async def _until_gone(broker: Broker, stream: str, sequence: int, limit: asyncio
             missed += 1
         except Unavailable:
             continue
-        except PermissionDenied as error:  # an identity that an earlier release issued
-            log.info("explorer.queue.not_read", reason=str(error))
+        except PermissionDenied as error:  # identities of an earlier release lack this permission
+            log.info("explorer.queue.unreadable", reason=str(error))
             return
     limit.reschedule(asyncio.get_running_loop().time())

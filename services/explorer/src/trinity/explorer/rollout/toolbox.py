@@ -1,4 +1,4 @@
-"""The toolbox workflows work with: this explorer's engines, tokenizer and environment service."""
+"""The workflows' toolbox: this explorer's engines, tokenizer, auxiliary models and environments."""
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -23,7 +23,7 @@ from trinity.runtime.errors import InvalidInput
 
 
 class ExplorerTools:
-    """See trinity.explorer.workflows.Toolbox."""
+    """Implements trinity.explorer.workflows.Toolbox."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class ExplorerTools:
         gateway: AgentGateway | None = None,
         seed: int | None = None,
     ) -> None:
-        """`seed`: of a reproducible run, from which each request gets its own."""
+        """`seed`: of a reproducible run; each request's seed is derived from it."""
         self.gateway = gateway
         self._seed = seed
         self._auxiliary = auxiliary

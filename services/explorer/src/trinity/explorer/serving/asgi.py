@@ -1,4 +1,4 @@
-"""HTTP as the gateway speaks it: the body of a request, who sends it, and errors in OpenAI's form or Anthropic's."""
+"""HTTP of the endpoint and the gateway: bodies and keys of requests, errors in OpenAI's or Anthropic's form."""
 
 import asyncio
 import json
@@ -7,7 +7,7 @@ from typing import Any
 
 LARGEST_BODY = 8 * 2**20  # bytes of a request
 
-# What Anthropic's errors are called, by status; others: invalid_request_error, or api_error.
+# Types of Anthropic's errors, by status; all others are invalid_request_error or api_error.
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -22,7 +22,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 class Refused(Exception):
-    """A call that is answered with an error. `fails`: the session cannot be trained on after it."""
+    """A call that gets an error as its answer. `fails`: the session can no longer be trained on."""
 
     def __init__(self, status: int, code: str, message: str, param: str | None = None, fails: bool = False) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class Refused(Exception):
 
 
 async def read_json(receive: Receive, seconds: float) -> dict[str, Any]:
-    """The body of a request, a JSON object, which must be complete after `seconds`. Raises Refused."""
+    """Read the body of a request, a JSON object. Raises Refused if it is wrong or not complete after `seconds`."""
     parts, size, more = [], 0, True
     try:
         async with asyncio.timeout(seconds):
@@ -56,7 +56,7 @@ async def read_json(receive: Receive, seconds: float) -> dict[str, Any]:
 
 
 def key_of(scope: Any) -> str:
-    """OpenAI's clients send `Authorization: Bearer`, Anthropic's `x-api-key`."""
+    """The key of a request: OpenAI's clients send `Authorization: Bearer`, Anthropic's `x-api-key`."""
     headers = dict(scope["headers"])
     scheme, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
     if scheme.lower() == "bearer":
@@ -65,7 +65,7 @@ def key_of(scope: Any) -> str:
 
 
 def is_preflight(scope: Any) -> bool:
-    """Whether a browser asks if it may call: then Starlette's CORSMiddleware answers, without content, and no page."""
+    """True for a browser's preflight request, which Starlette's CORSMiddleware answers without content."""
     names = {name for name, _ in scope.get("headers", ())}
     return scope.get("method") == "OPTIONS" and names >= {b"origin", b"access-control-request-method"}
 
@@ -78,7 +78,7 @@ async def send_json(send: Send, status: int, body: Any, headers: Sequence[tuple[
 
 
 async def send_error(send: Send, refused: Refused, path: str = "") -> None:
-    """In OpenAI's form, or Anthropic's on its paths."""
+    """Send an error in OpenAI's form, or in Anthropic's on its paths."""
     anthropic = path.startswith("/v1/messages")
     kind = "server_error" if refused.status >= 500 else "invalid_request_error"
     if anthropic:

@@ -27,10 +27,10 @@ _POLL_SECONDS = 2.0
 
 
 class PooledClient:
-    """All engines as the one that vLLM's application talks to: a request goes to the engine with the fewest.
+    """Presents all engines to vLLM's application as one. A request goes to the least busy engine.
 
-    As with rollouts, only tokens of GOOD loads are sent: an output waits until every load since its request began is
-    known to be good. Raises WeightsWithdrawn where one is not.
+    Only tokens of GOOD loads are sent, as in rollouts: an output waits until every load since the begin of its request
+    is known to be good. Raises WeightsWithdrawn if a load is not.
     """
 
     def __init__(self, pool: EnginePool) -> None:
@@ -47,7 +47,7 @@ class PooledClient:
     async def good_outputs(
         self, prompt: Any, sampling_params: Any = None, *args: Any, **kwargs: Any
     ) -> AsyncGenerator[tuple[Engine, Any]]:
-        """Outputs of a request, with the engine that samples it."""
+        """Yield outputs of a request, with the engine that samples it."""
         loads = self._pool.loads
         await loads.usable()
         async with self._pool.least_busy(getattr(sampling_params, "n", 1)) as engine:
@@ -70,7 +70,7 @@ _UNAUTHORIZED = "Incorrect API key provided: send a key of the endpoint's key fi
 
 
 def open_keys(listen: str, path: Path | None) -> KeyFile | None:
-    """The keys that the endpoint asks for; None: it is open, which the loopback alone may be. Raises InvalidInput."""
+    """The endpoint's keys; None for an open endpoint. Raises InvalidInput for an open one beyond the loopback."""
     if path is not None:
         return KeyFile(path, "TRINITY_EXPLORER_API_KEYS_FILE")
     host, _ = split_address(listen, "TRINITY_EXPLORER_SERVE_LISTEN")
@@ -82,10 +82,10 @@ def open_keys(listen: str, path: Path | None) -> KeyFile | None:
 
 
 def with_keys(app: App, keys: KeyFile) -> App:
-    """The ASGI application behind its keys: a request without one gets a 401 in OpenAI's form.
+    """Protect an ASGI application by keys. Requests without a key get 401 in OpenAI's form.
 
-    A browser's preflight request passes: browsers send it without keys, and it answers no content. Any other OPTIONS
-    needs a key: vLLM's /metrics answers every method.
+    Preflight requests pass, since browsers send them without keys and get no content. Any other OPTIONS needs a key,
+    because vLLM's /metrics answers every method.
     """
 
     async def keyed(scope: Any, receive: Any, send: Any) -> None:
@@ -102,7 +102,7 @@ def with_keys(app: App, keys: KeyFile) -> App:
 
 
 async def serve(pool: EnginePool, listen: str, keys: KeyFile | None, model: str, name: str, chat_template: str) -> None:
-    """Serve until cancelled. `name` is the model's name in requests."""
+    """Serve until cancelled. `name`: the model's name in requests."""
     host, port = split_address(listen, "TRINITY_EXPLORER_SERVE_LISTEN")
     app = await application(PooledClient(pool), ["--model", model, "--served-model-name", name], chat_template)
     log.info("explorer.endpoint.serving", address=f"http://{listen}/v1", model=name)
@@ -110,10 +110,10 @@ async def serve(pool: EnginePool, listen: str, keys: KeyFile | None, model: str,
 
 
 async def application(client: Any, options: list[str], chat_template: str) -> Any:
-    """vLLM's ASGI application over `client`. `options` are those of `vllm serve`. Raises ValueError for wrong ones."""
+    """vLLM's ASGI application over `client`, with `options` of `vllm serve`. Raises ValueError for wrong options."""
     build_app, init_app_state, arguments = _vllm()
     args = arguments(options)
-    args.chat_template = chat_template  # the text, which might begin as an option does
+    args.chat_template = chat_template  # set here, since its text might begin like an option
     tasks = await client.get_supported_tasks()
     level = logging.getLogger().level
     app = build_app(args, tasks, client.model_config)
@@ -123,26 +123,26 @@ async def application(client: Any, options: list[str], chat_template: str) -> An
 
 
 async def run(app: App, sockets: list[socket.socket] | None = None, **address: Any) -> None:
-    """Answer HTTP with an application until cancelled, at an address (host, port) or on sockets that listen."""
+    """Serve an application until cancelled, at an address (host, port) or on listening sockets."""
     import uvicorn
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
-            """SIGTERM is the service's: it drains, and cancels this."""
+            """Leave SIGTERM to the service, which drains and then cancels this server."""
             yield
 
     server = Server(uvicorn.Config(app, log_level="warning", lifespan="off", **address))
     try:
         await server.serve(sockets)
     except asyncio.CancelledError:
-        server.force_exit = True  # no answer is waited for
+        server.force_exit = True  # do not wait for answers
         await server.shutdown(sockets)
         raise
 
 
 def _vllm() -> tuple[Any, Any, Any]:
-    """build_app, init_app_state and the parser of their arguments; they moved between vLLM 0.26 and 0.32."""
+    """build_app, init_app_state and their arguments' parser, which moved between vLLM 0.26 and 0.32."""
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     try:
@@ -161,10 +161,10 @@ def _vllm() -> tuple[Any, Any, Any]:
 
 
 class FolderFollower:
-    """Keeps the engines at the newest checkpoint of a job folder. `version` is its step; 0 is the base model."""
+    """Keeps the engines at the newest checkpoint of a job folder. `version`: its step; 0 for the base model."""
 
     def __init__(self, folder: Path, pool: EnginePool, *, unverified: bool = False) -> None:
-        """`unverified`: files that a checkpoint's manifest does not know are loaded too."""
+        """`unverified`: also load files that are not in a checkpoint's manifest."""
         self._folder = folder
         self._unverified = unverified
         self._pool = pool
@@ -179,11 +179,11 @@ class FolderFollower:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def first_loaded(self) -> None:
-        """Wait for the first checkpoint, or the base model where there is none."""
+        """Wait until the first checkpoint is loaded, or none was found."""
         await self._first.wait()
 
     async def load_newest(self) -> None:
-        """Load the newest checkpoint unless it is served already; log one that cannot be loaded once."""
+        """Load the newest checkpoint unless it is already served. A checkpoint that cannot be loaded is logged once."""
         found = await asyncio.to_thread(newest_model, self._folder)
         if found is None or found[0] in (self.version, self._refused):
             return

@@ -1,4 +1,4 @@
-"""The session that a workflow gives its agent: where the agent finds the policy, and the reward of what it did."""
+"""The session that a workflow gives its agent: access to the policy, and the reward."""
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,9 +26,9 @@ def without_proxy(url: str) -> str:
 
 @dataclass
 class AgentSession:
-    """What a workflow gives its agent: a base_url and a key, or one of OpenAI's clients with both.
+    """An agent's session: a base_url and a key, or one of OpenAI's clients with both.
 
-    `reward`, of the session or of each branch, must be set before the session ends.
+    Set `reward`, of the session or of each branch, before the session ends.
     """
 
     session: Session
@@ -38,12 +38,12 @@ class AgentSession:
     app: Callable[[], Awaitable[App]] = field(repr=False)
     reward: float | Sequence[float] | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    rollout: int = 0  # in its group
+    rollout: int = 0  # number in its group
     model: str = MODEL
 
     @cached_property
     def sync(self) -> "openai.OpenAI":
-        """For agents in a thread (asyncio.to_thread): the explorer's own loop answers it."""
+        """A client for agents in a thread (asyncio.to_thread). The explorer's event loop answers it."""
         import openai
 
         # None: no proxy lies between it and the gateway, as the shell's variables would have it.
@@ -53,7 +53,7 @@ class AgentSession:
 
     @cached_property
     def asynchronous(self) -> "openai.AsyncOpenAI":
-        """For agents in the explorer's own loop: no socket lies between it and the gateway."""
+        """A client for agents in the explorer's event loop. It calls the gateway without a socket."""
         import openai
 
         from trinity.explorer.sessions.in_process import InProcess
@@ -78,13 +78,13 @@ class AgentSession:
         return {**openai, "ANTHROPIC_BASE_URL": root, "ANTHROPIC_API_KEY": self.key, **proxied}
 
     def experiences(self, rollout: int) -> list[Experience]:
-        """One of each branch. Raises what failed in the session, or SessionFailed without a reward."""
+        """One experience for each branch. Raises the session's failure, or SessionFailed without a reward."""
         if self.reward is None:
             raise self.session.failure or SessionFailed("the session ended without a reward")
         return self.session.finish(rollout, self.reward)
 
     async def close(self) -> None:
-        """The clients, which an agent may have closed itself."""
+        """Close the clients, which the agent may have closed already."""
         if "sync" in vars(self):
             self.sync.close()
         if "asynchronous" in vars(self):

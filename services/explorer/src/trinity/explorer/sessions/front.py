@@ -1,10 +1,10 @@
-"""What an explorer's HTTP application answers before the gateway: programs outside open and end their sessions.
+"""Routes an explorer's HTTP calls: outside programs open and end their sessions here.
 
-    POST /v1/sessions            with a key of the endpoint: a rollout that waits, and its session's base_url and key
-    POST /v1/sessions/close      with the session's key: its reward
-    POST /v1/sessions/abandon    with the session's key: why it has none
+    POST /v1/sessions            with a key of the endpoint: returns a waiting rollout with its base_url and key
+    POST /v1/sessions/close      with the session's key: sends its reward
+    POST /v1/sessions/abandon    with the session's key: sends the reason for no reward
 
-Every other call with a key of the endpoint is vLLM's own and is not recorded; the gateway answers the rest.
+vLLM answers every other call with a key of the endpoint, without recording; the gateway answers the rest.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ _Given = TypeVar("_Given", bound=_Body)
 
 
 class Front:
-    """`plain` is vLLM's application. `keys` open sessions, and everything else that is not of a session."""
+    """`plain` is vLLM's application. `keys` allow to open sessions and to call `plain`."""
 
     def __init__(self, gateway: App, outside: OutsideSessions, plain: App, keys: KeyFile) -> None:
         self._gateway, self._outside, self._plain, self._keys = gateway, outside, plain, keys
@@ -122,7 +122,7 @@ class Front:
 
 
 def told(offer: Offer, base_url: str) -> dict[str, Any]:
-    """What a program is told of the session that it opened."""
+    """The answer to a program that opened a session."""
     task = offer.task
     return {
         "key": offer.agent.key,
@@ -143,7 +143,7 @@ async def _left(receive: Receive) -> None:
 
 
 def _base_url(scope: Any) -> str:
-    """As the caller reached this application."""
+    """The base URL by which the caller reached this application."""
     host = dict(scope["headers"]).get(b"host", b"").decode("latin-1") or "{}:{}".format(*scope["server"])
     return f"{scope['scheme']}://{host}/v1"
 

@@ -1,7 +1,7 @@
-"""The endpoint of agents' sessions: an ASGI application around vLLM's, which checks, fills in and records each call.
+"""The endpoint of agents' sessions: an ASGI application around vLLM's, which checks, completes and records each call.
 
-What is wrong with a call is answered in OpenAI's form of errors. A call that cannot be part of a whole session fails
-the session: one that is cut, that hangs, that is too large, or whose history calls tools that were never offered.
+Wrong calls get an error in OpenAI's form. A session fails if a call is cut, hangs or is too large, or if its history
+calls tools that were never offered, since then its record is not complete.
 """
 
 import asyncio
@@ -18,21 +18,21 @@ from trinity.explorer.sessions.session import CALL, Call, Session, SessionFailed
 
 log = structlog.get_logger(__name__)
 
-_READ_SECONDS = 60.0  # for the body of a request, and for each part of an answer to be taken
+_READ_SECONDS = 60.0  # to send the body of a request, and to take each part of an answer
 _MODELS = "/v1/models"
-# Of vLLM's own fields: those that change what a prompt is, or where it comes from.
+# vLLM's fields that change the prompt or its origin.
 _REFUSED = (
     "add_generation_prompt", "background", "chat_template", "continue_final_message", "echo", "ec_transfer_params",
     "kv_transfer_params", "logprob_token_ids", "previous_input_messages", "previous_response_id", "priority",
     "prompt_embeds", "truncate_prompt_tokens", "use_beam_search",
 )  # fmt: skip
 
-_NO_TEXT = ("image", "audio", "video", "embeds")  # in types and keys of parts of every protocol
-_DEEPEST = 4  # message, answer of a tool, its parts
+_NO_TEXT = ("image", "audio", "video", "embeds")  # in types and keys of message parts, in every protocol
+_DEEPEST = 4  # levels: message, answer of a tool, its parts
 
 
 class Gateway:
-    """`app` is vLLM's, and `model` the name that it knows the policy by: sessions may ask for it by any."""
+    """`app` is vLLM's, which knows the policy as `model`. Sessions may use any model name."""
 
     def __init__(self, app: App, sessions: Sessions, model: str, read_seconds: float = _READ_SECONDS) -> None:
         self._app, self._sessions, self._model = app, sessions, model
@@ -72,7 +72,7 @@ class Gateway:
         return session
 
     async def _answer(self, session: Session, data: bytes, scope: Any, receive: Receive, send: Send) -> None:
-        """Let vLLM answer, in a task that ends with the session."""
+        """Forward a call to vLLM, in a task that ends with the session."""
         call = Call(session)
         answer = _Answer(call, READERS[scope["path"]](), send, self._read_seconds)
         scope = {**scope, "headers": _headers(scope, len(data))}
@@ -98,7 +98,7 @@ class Gateway:
 
 @dataclass
 class _Answer:
-    """Passes an answer on to the client, and its replies into the tree before the client has all of them."""
+    """Forwards an answer to the client. Replies enter the tree before the client has all of them."""
 
     call: Call
     reader: Reader
@@ -152,7 +152,7 @@ async def _run(app: App, call: Call, scope: Any, receive: Receive, send: Send) -
 
 
 def _written(body: dict[str, Any]) -> bytes:
-    """A body as JSON. Refused where JSON has no form for it: Python reads NaN and 1e999, vLLM would sample by them."""
+    """A body as JSON. Raises Refused for NaN and 1e999, which Python reads and vLLM would sample by."""
     try:
         return json.dumps(body, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
@@ -160,14 +160,14 @@ def _written(body: dict[str, Any]) -> bytes:
 
 
 def _headers(scope: Any, length: int) -> list[tuple[bytes, bytes]]:
-    """Without the key, which is of no use to what is called from here."""
+    """Headers of the forwarded call, without the session's key."""
     dropped = (b"authorization", b"x-api-key", b"content-length", b"transfer-encoding", b"content-type")
     kept = [(name, value) for name, value in scope["headers"] if name not in dropped]
     return [*kept, (b"content-type", b"application/json"), (b"content-length", b"%d" % length)]
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """The request as it is passed on, and then what the client does."""
+    """Receives the forwarded body, and then the client's further messages."""
     first: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> dict[str, Any]:
@@ -182,7 +182,7 @@ def _check(body: dict[str, Any], session: Session) -> None:
             raise Refused(400, "unsupported_parameter", f"{name} cannot be recorded; leave it out", name)
     for field in ("messages", "input"):
         if kind := _unreadable(body.get(field)):
-            problem = f"holds a part with {kind!r:.100}; sessions are recorded as text, so send text alone"
+            problem = f"holds a part with {kind!r:.100}; sessions are recorded as text, so send only text"
             raise Refused(400, "unsupported_content", problem, field)
     session.tools.update(_names(body.get("tools")))
     for where, calls in _calls(body):
@@ -193,7 +193,7 @@ def _check(body: dict[str, Any], session: Session) -> None:
 
 
 def _calls(body: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(where, calls) of a history: beside a message, as blocks of it (Anthropic), or as items (responses)."""
+    """(where, calls) of a history: in `tool_calls`, in blocks of a message (Anthropic), or in items (responses)."""
     for field in ("messages", "input"):
         for index, message in enumerate(_objects(body.get(field))):
             yield f"{field}[{index}].tool_calls", message.get("tool_calls")
@@ -202,8 +202,8 @@ def _calls(body: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _unreadable(values: Any, depth: int = 0) -> str:
-    """The type or key by which the first part is an image, sound or a video; vLLM would fetch it from where it says.
-    Empty: none. Parts of the answer of a tool count too. vLLM goes by keys where there is no type, or a uuid.
+    """The type or key of the first part that is an image, sound or video, which vLLM would fetch from its URL; empty if
+    there is none. Includes parts of a tool's answer. vLLM reads the keys of a part without a type, or with a uuid.
     """
     for part in _objects(values) if depth < _DEEPEST else ():
         for kind in (str(part.get("type") or ""), *(part if depth else ())):  # messages may have the key `audio`
@@ -216,7 +216,7 @@ def _unreadable(values: Any, depth: int = 0) -> str:
 
 
 def _names(functions: Any) -> Iterator[str]:
-    """Of tools, or of calls: both are [{function: {name}}] or [{name}]."""
+    """Names of tools or calls; both are [{function: {name}}] or [{name}]."""
     for one in _objects(functions):
         name = _objects([one.get("function", one)])
         if name and isinstance(name[0].get("name"), str):
@@ -224,13 +224,13 @@ def _names(functions: Any) -> Iterator[str]:
 
 
 def _objects(values: Any, kind: str = "") -> list[dict[str, Any]]:
-    """The objects in a list, of one type if there is a `kind`."""
+    """The objects in a list, only those of type `kind` if it is given."""
     found = [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
     return [value for value in found if not kind or value.get("type") == kind]
 
 
 def _defaults(body: dict[str, Any], session: Session) -> dict[str, Any]:
-    """The task's sampling where the request does not say."""
+    """The task's sampling parameters that the request lacks."""
     task = session.sampling
     values: dict[str, Any] = {"temperature": task.temperature, "top_p": task.top_p}
     if task.top_k > 0:

@@ -1,7 +1,7 @@
-"""OpenAI's asynchronous client on an ASGI application of its own process and event loop, without a socket.
+"""Connects OpenAI's asynchronous client to an ASGI application in the same event loop, without a socket.
 
-Two ends of HTTP in one process take more processor time than the gateway itself. As over a socket, an answer comes part
-by part, a client that leaves is told to the application, and one that takes nothing holds the answer up.
+Two ends of HTTP in one process would take more processor time than the gateway. As over a socket, an answer comes in
+parts, the application learns when the client leaves, and a client that does not read blocks the answer.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from trinity.explorer.serving.asgi import App
 # The library that openai's clients derive from: httpx2 since openai 3, httpx before.
 _HTTP = next(kind.__module__ for kind in openai.DefaultAsyncHttpxClient.__mro__ if kind.__name__ == "AsyncClient")
 _http: Any = sys.modules[_HTTP.partition(".")[0]]
-_PARTS = 64  # of an answer, which the client has not taken
+_PARTS = 64  # unread parts of an answer
 
 
 class InProcess(_http.AsyncBaseTransport):
-    """The transport below a client."""
+    """The transport of a client."""
 
     def __init__(self, app: Callable[[], Awaitable[App]]) -> None:
-        """`app` waits until the application is made; what it raises is a failed connection of the client."""
+        """`app` waits until the application is made. Its errors fail the client's connection."""
         self._app = app
         self._loop = asyncio.get_running_loop()
         self._running: dict[asyncio.Task[None], _Exchange] = {}
@@ -49,7 +49,7 @@ class InProcess(_http.AsyncBaseTransport):
 
 
 class _Body(_http.AsyncByteStream):
-    """Of an answer."""
+    """The body of an answer."""
 
     def __init__(self, exchange: "_Exchange") -> None:
         self._exchange = exchange
@@ -66,7 +66,7 @@ class _Body(_http.AsyncByteStream):
 
 
 class _Exchange:
-    """One request and its answer."""
+    """A request and its answer."""
 
     def __init__(self, request: Any, body: bytes) -> None:
         self._request = request
@@ -78,8 +78,8 @@ class _Exchange:
         self._error: Exception | None = None
 
     async def run(self, app: Callable[[], Awaitable[App]]) -> None:
-        """The last part is given when the application has ended: what it does at its end comes before what the client
-        does next."""
+        """Run the application. The client gets the last part after the application has ended, so that its last actions
+        precede the client's next."""
         last: list[dict[str, Any]] = []
 
         async def send(message: dict[str, Any]) -> None:
@@ -99,7 +99,7 @@ class _Exchange:
             self._news.set()
 
     def _scope(self) -> dict[str, Any]:
-        """As uvicorn's."""
+        """The ASGI scope, with uvicorn's fields."""
         url = self._request.url
         return {
             "type": "http",
@@ -130,7 +130,7 @@ class _Exchange:
             self._news.set()
 
     async def next(self) -> dict[str, Any]:
-        """The next message of the answer. Raises the client's own errors, ReadTimeout after the time that it set."""
+        """The next message of the answer. Raises the client library's errors, ReadTimeout after the client's limit."""
         try:
             async with asyncio.timeout(self._request.extensions.get("timeout", {}).get("read")):
                 while not self._parts and not self._ended:
@@ -145,6 +145,6 @@ class _Exchange:
         return self._parts.popleft()
 
     def leave(self) -> None:
-        """The client takes nothing more."""
+        """Drop the rest, because the client left."""
         self._left.set()
         self._room.release()  # for a part that waits and is not taken

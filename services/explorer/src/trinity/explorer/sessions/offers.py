@@ -1,9 +1,9 @@
-"""Sessions of agents outside: rollouts of leased tasks wait here until a program opens their session, and ends it.
+"""Sessions of outside agents: rollouts of leased tasks wait until a program opens their session and ends it.
 
     a rollout: offer -> opened -> ended with a reward, or failed
     a program: open -> calls at the gateway -> close(rewards) or abandon(reason)
 
-A rollout whose session fails, is abandoned or is not ended in time fails the attempt at its task, with this cause.
+The attempt at a task fails if a session fails, is abandoned or is not ended in time.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ def _future() -> "asyncio.Future[None]":
 
 @dataclass(eq=False)
 class Offer:
-    """A rollout that a program may play. `limit_seconds`: from its opening on."""
+    """A rollout that a program may play. `limit_seconds` begins with its opening."""
 
     task: Task
     agent: AgentSession
@@ -42,12 +42,12 @@ class Offer:
     def fail(self, error: Exception) -> None:
         if not self.ended.done():
             self.ended.set_exception(error)
-            self.ended.exception()  # no caller may be left to read it
+            self.ended.exception()  # marks it as read, since its caller may be gone
 
 
 @dataclass(frozen=True)
 class Closed:
-    """What a session that was closed is trained on."""
+    """The trained parts of a closed session."""
 
     branches: int
     sampled_tokens: int
@@ -55,10 +55,10 @@ class Closed:
 
 
 class OutsideSessions:
-    """The offers of one explorer, oldest first, and the sessions that were opened of them."""
+    """The offers of one explorer, oldest first, and their open sessions."""
 
     def __init__(self, sessions: Sessions, wait_seconds: float) -> None:
-        """`wait_seconds`: for a program that opens the first session of a group."""
+        """`wait_seconds`: how long a group waits for a program to open its first session."""
         self._sessions = sessions
         self._wait_seconds = wait_seconds
         self._waiting: list[Offer] = []
@@ -74,10 +74,10 @@ class OutsideSessions:
         return len(self._open)
 
     async def offer(self, task: Task, agent: AgentSession) -> Rewards:
-        """Wait until a program has opened the session and ended it; returns its rewards.
+        """Wait until a program has opened the session and ended it. Returns its rewards.
 
-        The attempt's time limit runs from the first opening of the group on. Raises SessionFailed, also if no program
-        opens a session of the group, and what failed in the session's calls.
+        The attempt's time limit begins with the first opening in the group. Raises the failure of a call, and
+        SessionFailed, for example if no program opens a session of the group.
         """
         offer = Offer(task, agent, task.timeout_seconds)
         agent.session.on_failure = offer.fail
@@ -116,7 +116,7 @@ class OutsideSessions:
     async def open(
         self, taskset: str = "", task_id: str = "", wait_seconds: float = 0.0, limit_seconds: float = 0.0
     ) -> Offer:
-        """The oldest offer, of a taskset or a task if one is named. Raises InvalidInput, Unavailable."""
+        """Open the oldest offer, of a taskset or task if it is named. Raises InvalidInput, Unavailable."""
         if not 0 <= wait_seconds <= LONGEST_WAIT_SECONDS:
             raise InvalidInput("wait_seconds", f"is {wait_seconds:g}, must be 0 to {LONGEST_WAIT_SECONDS:g}")
         if not 0 <= limit_seconds < float("inf"):
@@ -143,9 +143,9 @@ class OutsideSessions:
         return offer
 
     def close(self, key: str, rewards: Sequence[float], metrics: Mapping[str, float] | None = None) -> Closed:
-        """End a session with one reward, or one of each branch. What is wrong with them fails the session too.
+        """End a session with one reward, or one for each branch. Wrong rewards also fail the session.
 
-        Raises InvalidInput, Unauthenticated for a forged key, Conflict for a session that ended.
+        Raises InvalidInput, Unauthenticated for a forged key, Conflict if the session has ended.
         """
         offer = self._of(key)
         agent = offer.agent
@@ -168,7 +168,7 @@ class OutsideSessions:
         return Closed(len(made), sampled, sum(int(np.count_nonzero(e.action_mask)) for e in made))
 
     def abandon(self, key: str, reason: str) -> None:
-        """End a session without a reward. Raises as `close`."""
+        """End a session without a reward. Raises as `close` does."""
         offer = self._of(key)
         why = reason[:_LONGEST_REASON] or "it gave no reason"
         offer.agent.session.fail(SessionFailed(f"its agent abandoned the session: {why}"))

@@ -1,4 +1,4 @@
-"""Where sessions meet vLLM: their prompts are made of recorded tokens, and their outputs are recorded."""
+"""Records vLLM's outputs in sessions, and makes prompts of recorded tokens."""
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -14,9 +14,9 @@ from trinity.explorer.sessions.session import CALL, Call
 from trinity.explorer.types import UNREAD_LOGPROBS, EngineFailed
 from trinity.explorer.weights.load_history import LoadHistory, WeightsWithdrawn
 
-# A character of a private use area: it stands for a reply in a rendered text, and no real text has it.
+# Characters of a private use area mark a reply in a rendered text. Real text does not have them.
 _REPLY = "\ue0a4\ue0a5\ue0a6"
-# Of vLLM's sampling parameters: those that change a distribution, and their values that do not.
+# vLLM's sampling parameters that change a distribution, with their neutral values.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "min_p": (0, 0.0),
     "presence_penalty": (0, 0.0),
@@ -24,7 +24,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": (None, {}),
     "bad_words": (None, []),
     "allowed_token_ids": (None,),
-    "thinking_token_budget": (None,),  # vLLM writes the end of the thoughts by itself
+    "thinking_token_budget": (None,),  # vLLM would insert the end of the thoughts
 }
 
 
@@ -32,7 +32,7 @@ class RecordingClient(PooledClient):
     """Records calls of sessions. A call that the engines fail fails its session."""
 
     def __init__(self, pool: EnginePool, rewrites_history: bool = False) -> None:
-        """`rewrites_history`: whether the chat template writes former turns otherwise than they were."""
+        """`rewrites_history`: the chat template changes former turns."""
         super().__init__(pool)
         self._rewrites_history = rewrites_history
 
@@ -61,10 +61,10 @@ class RecordingClient(PooledClient):
 
 
 class RecordingRenderer:
-    """vLLM's renderer, but for histories with recorded replies.
+    """vLLM's renderer with another treatment of histories that have recorded replies.
 
-    Such a history is rendered with a mark in place of each; what stands between the marks is encoded, what was sampled
-    is not. Where the template rewrites former turns, or refuses the marks, the history is a prompt like any other.
+    Such a history is rendered with a mark for each reply. Only the text between marks is encoded; replies keep their
+    sampled tokens. If the template changes former turns or refuses the marks, the history is rendered as usual.
     """
 
     def __init__(self, renderer: Any, rewrites_history: bool) -> None:
@@ -91,7 +91,7 @@ class RecordingRenderer:
         return [messages], await self._renderer.render_cmpl_async(prompts, tok_params, **options)
 
     async def _segments(self, messages: list[Any], replies: Mapping[int, Turn], chat_params: Any) -> Any:
-        """Token ids before, between and after the replies; None where the template does not take the marks."""
+        """Token ids before, between and after the replies; None if the template does not keep the marks."""
         mark = {"role": "assistant", "content": _REPLY}
         marked = [mark if index in replies else message for index, message in enumerate(messages)]
         try:
@@ -106,10 +106,10 @@ class RecordingRenderer:
 
 
 class Recording:
-    """Of one request to an engine: the tokens of every reply, with their log-probabilities and weight versions."""
+    """Records one request to an engine: tokens of every reply, with log-probabilities and weight versions."""
 
     def __init__(self, call: Call, sampling: Any) -> None:
-        """`sampling`: vLLM's parameters, which are changed so that the engine reports what is recorded."""
+        """`sampling`: vLLM's parameters, changed here so that the engine reports log-probabilities."""
         self._call = call
         self._parts: dict[int, _Part] = {}
         task = call.session.sampling
@@ -126,7 +126,7 @@ class Recording:
         call.replies = sampling.n
 
     async def note(self, output: Any, serials: Sequence[int], loads: LoadHistory) -> int:
-        """Record one output of the engine; returns how many tokens the replies had that it ended."""
+        """Record an output of the engine. Returns the number of tokens of replies that ended with it."""
         ended = 0
         for choice in output.outputs:
             part = self._parts.setdefault(choice.index, _Part())
@@ -142,7 +142,7 @@ class Recording:
 
 @dataclass
 class _Sampled:
-    """Of the sampled token at each position."""
+    """Log-probability and rank of the sampled token at each position."""
 
     logprobs: list[float] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
@@ -150,7 +150,7 @@ class _Sampled:
 
 @dataclass
 class _Part:
-    """A reply so far, in the form that completion_of reads."""
+    """A partial reply in the form that completion_of reads."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: _Sampled = field(default_factory=_Sampled)
@@ -166,8 +166,8 @@ class _Part:
 
 
 def untrained_reason(sampling: Any, task: SamplingParams) -> str:
-    """Which of vLLM's parameters gives another distribution than the trainer computes with: the task's, and no
-    constraint. Empty if none does."""
+    """The parameter that makes vLLM sample another distribution than the task's, with which the trainer computes. Empty
+    if there is none."""
     if max(sampling.top_k, 0) != max(task.top_k, 0):
         return f"top_k is {sampling.top_k}, the task's {task.top_k}"
     for name in ("temperature", "top_p", "repetition_penalty"):

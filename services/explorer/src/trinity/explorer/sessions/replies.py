@@ -1,4 +1,4 @@
-"""Reads the replies in what the endpoint sends, whole or streamed, for each of its protocols."""
+"""Reads replies from the endpoint's answers, whole or streamed, in each of its protocols."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -8,13 +8,13 @@ from trinity.explorer.sessions.samples import Said
 
 
 class Reader(Protocol):
-    """Of one response. Both give (index, reply) of each reply that is complete."""
+    """Reads one response. Both methods yield (index, reply) of each complete reply."""
 
     def whole(self, body: dict[str, Any]) -> Iterable[tuple[int, Said]]:
-        """Of a response that is not streamed."""
+        """Read a response that is not streamed."""
 
     def event(self, data: dict[str, Any]) -> Iterable[tuple[int, Said]]:
-        """Of the next event of a stream."""
+        """Read the next event of a stream."""
 
 
 class ChatReader:
@@ -94,7 +94,7 @@ READERS: dict[str, type[Reader]] = {
 
 
 class Events:
-    """The data of server-sent events, from bytes that may end anywhere."""
+    """Parses server-sent events from parts that may end anywhere."""
 
     def __init__(self) -> None:
         self._rest = b""

@@ -1,10 +1,10 @@
-"""A session's sample tree: every reply once, with the tokens it was sampled after, and the branches it is part of.
+"""A session's sample tree: every reply once, with the tokens before it, and the branches of the conversation.
 
     recognise(messages) -> place(segments, replies) -> add(place, completion, reply) ... -> branches()
 
-An assistant's message that equals a recorded reply stands for its tokens, which are never encoded again. Where a
-history was changed, the next reply begins a branch at the last turn that is still as it was. A branch is the path from
-the beginning to a reply that none follows; a turn of several branches is trained in the newest of them, once.
+An assistant's message that equals a recorded reply is replaced by its tokens, which are never encoded again. If a
+history was changed, the next reply begins a branch at the last unchanged turn. A branch is the path from the beginning
+to a reply without successor; a turn in several branches is trained once, in the newest.
 """
 
 import json
@@ -18,8 +18,8 @@ from trinity.explorer.workflows.conversation import Conversation, Exchange
 
 @dataclass(frozen=True)
 class Said:
-    """A message, as far as two can be the same: `calls` are (name, arguments) of tools, the arguments as JSON with
-    sorted keys. `call_ids` do not count."""
+    """The parts of a message that count when two are compared. `calls` are (name, arguments) of tools, with the
+    arguments as JSON with sorted keys; call ids do not count."""
 
     role: str
     content: str = ""
@@ -27,7 +27,7 @@ class Said:
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> "Said":
-        """Of a message of chat completions, in any form in which a client returns it."""
+        """Parse a message of chat completions, in any form that clients return."""
         calls = message.get("tool_calls")
         functions = [call.get("function") or {} for call in calls if isinstance(call, Mapping)] if calls else []
         named = tuple((str(f.get("name", "")), _sorted(f.get("arguments"))) for f in functions)
@@ -36,9 +36,9 @@ class Said:
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """One reply. `told`: tokens between the parent's reply and this one; at the beginning of a branch, all before it.
+    """One reply. `told`: tokens between the parent's reply and this one; all tokens before it without a parent.
 
-    `trained`: false where it was sampled from another distribution than the trainer computes with.
+    `trained` is false if it was sampled from another distribution than the trainer computes with.
     """
 
     parent: "Turn | None"
@@ -49,12 +49,12 @@ class Turn:
 
     @property
     def before(self) -> tuple[int, ...]:
-        """The tokens that it was sampled after."""
+        """The tokens before this reply."""
         return tuple(Place(self.parent, self.told).tokens)
 
     @property
     def path(self) -> list["Turn"]:
-        """From the beginning to this turn."""
+        """The turns from the beginning to this one."""
         found: list[Turn] = []
         turn: Turn | None = self
         while turn is not None:
@@ -65,7 +65,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the next reply will be: after `parent`, and what was told since."""
+    """The place of the next reply: after `parent` and the tokens told since."""
 
     parent: Turn | None
     told: tuple[int, ...]
@@ -78,16 +78,16 @@ class Place:
 
 
 class SampleTree:
-    """All replies of one session, in the order in which they were complete."""
+    """All replies of one session, in the order of their completion."""
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []
         self._by_reply: dict[Said, list[Turn]] = {}
 
     def recognise(self, messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, Turn]]:
-        """(index, turn) of the assistant's messages that are recorded replies.
+        """(index, turn) of the assistant's messages that equal recorded replies.
 
-        Of equal replies it is the one that follows the turn recognised before, else the newest.
+        Among equal replies, the successor of the turn recognised before is chosen, or the newest.
         """
         found: list[tuple[int, Turn]] = []
         for index, message in enumerate(messages):
@@ -101,9 +101,9 @@ class SampleTree:
         return found
 
     def place(self, segments: Sequence[Sequence[int]], replies: Sequence[Turn]) -> Place:
-        """The place after a history: `segments` are the tokens before, between and after these replies.
+        """The place after a history. `segments` are the tokens before, between and after these replies.
 
-        A reply that was sampled up to its end has the token that ends a turn, which the next segment begins with.
+        A reply that was sampled to its end has the token that ends a turn, with which the next segment begins.
         """
         parent: Turn | None = None
         told = list(segments[0])
@@ -118,14 +118,14 @@ class SampleTree:
         return Place(parent, tuple(told))
 
     def add(self, place: Place, completion: Completion, reply: Said, trained: bool = True) -> Turn:
-        """A reply that was sampled at that place."""
+        """Add a reply that was sampled at a place."""
         turn = Turn(place.parent, place.told, completion, reply, trained)
         self.turns.append(turn)
         self._by_reply.setdefault(reply, []).append(turn)
         return turn
 
     def branches(self) -> list[Conversation]:
-        """In the order of their last replies. Every turn is trained in one of them, and context in the others."""
+        """The branches in the order of their last replies. Each turn is trained in one, and context in the others."""
         parents = {turn.parent for turn in self.turns}
         leaves = [turn for turn in self.turns if turn not in parents]
         taken: set[Turn] = set()
@@ -142,7 +142,7 @@ class SampleTree:
 
 
 def _text(content: Any) -> str:
-    """Content is a text, nothing, or parts; what is no text stands for itself as JSON."""
+    """The text of a message's content, which is a text, nothing or parts. Other values are rendered as JSON."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, Sequence):
@@ -152,7 +152,7 @@ def _text(content: Any) -> str:
 
 
 def _sorted(arguments: Any) -> str:
-    """A call's arguments, which are JSON in a text, or an object; what is no JSON stands for itself."""
+    """A call's arguments, an object or its JSON, as JSON with sorted keys. Invalid JSON is kept as it is."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)

@@ -1,4 +1,4 @@
-"""The gateway of agents, on a port of the loopback: from the first session on, for as long as the explorer runs."""
+"""The gateway of agents. It listens on a port of the loopback from the first session until the explorer ends."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ _BACKLOG = 1024
 
 @dataclass(frozen=True)
 class OpenTo:
-    """Programs outside: at `listen` (host:port), with `keys`. `model`: the policy's name in calls of no session."""
+    """Access for outside programs at `listen` (host:port), with `keys`. `model`: the policy's name outside sessions."""
 
     listen: str
     keys: KeyFile
@@ -39,7 +39,7 @@ class OpenTo:
 
 
 class AgentGateway:
-    """Sessions on this explorer's engines. `options` are further ones of `vllm serve`, such as the tool parser."""
+    """Sessions on this explorer's engines. `options`: further options of `vllm serve`, such as the tool parser."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class AgentGateway:
         open_to: OpenTo | None = None,
         agent_wait: float = 600.0,
     ) -> None:
-        """`open_to`: for programs outside, whom `start` lets in. `agent_wait`: seconds until one opens a group's first
-        session."""
+        """`open_to`: access for outside programs, which begins with `start`. `agent_wait`: how long (seconds) a group
+        waits for a program to open its first session."""
         self._open_to = open_to
         self._client = RecordingClient(pool, rewrites_history)
         served = [MODEL, *([open_to.model] if open_to is not None else [])]
@@ -67,12 +67,12 @@ class AgentGateway:
 
     @contextlib.asynccontextmanager
     async def session(self, sampling: SamplingParams, timeout_seconds: float) -> AsyncIterator[AgentSession]:
-        """A session that is closed at the end of the context."""
+        """Open a session, and close it at the end of the context."""
         session, key = self._sessions.open(sampling)
         agent = AgentSession(session, self._base_url(), key, timeout_seconds, self._application)
         try:
             yield agent
-        except Exception as error:  # what the agent saw of a failure is its consequence
+        except Exception as error:  # the agent's error is a consequence of the session's failure
             if session.failure is not None and error is not session.failure:
                 raise session.failure from error
             raise
@@ -81,10 +81,7 @@ class AgentGateway:
             await agent.close()
 
     def start(self) -> None:
-        """Listen; the socket does at once, and who calls before vLLM's application is made waits for it.
-
-        Raises InvalidInput if the address cannot be listened on.
-        """
+        """Listen at once. Calls wait for vLLM's application. Raises InvalidInput if the address is not usable."""
         if self._socket is not None:
             return
         listen = self._open_to.listen if self._open_to is not None else f"{_HOST}:0"
@@ -96,7 +93,7 @@ class AgentGateway:
         self._server = asyncio.get_running_loop().create_task(self._serve(self._socket))
 
     def _base_url(self) -> str:
-        """As agents on this machine reach it."""
+        """The gateway's URL for agents on this machine."""
         self.start()
         assert self._socket is not None
         host, port = self._socket.getsockname()[:2]
@@ -117,7 +114,7 @@ class AgentGateway:
         await endpoint.run(served, [listening])
 
     async def _application(self) -> App:
-        """Of sessions, once it is made."""
+        """The gateway's application, once it is made."""
         await self._built.wait()
         if self._app is None:
             raise EngineFailed("the gateway of agents did not start")
@@ -135,5 +132,5 @@ class AgentGateway:
         if self._server is not None:
             self._server.cancel()
             await asyncio.wait([self._server])
-        if self._socket is not None:  # where the server had not begun to listen on it
+        if self._socket is not None:  # in case the server did not take it over
             self._socket.close()

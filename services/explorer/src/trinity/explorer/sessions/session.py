@@ -1,9 +1,8 @@
-"""Sessions of agents: a key each, what they sampled, and how they ended.
+"""Sessions of agents: their keys, their samples and their end.
 
     open -> calls, each: place -> sampled -> replied ... -> finish(reward), or abandon
 
-A session that failed answers no more calls, and its experiences are never had: a group is not trained on half of what
-an agent did.
+A failed session answers no more calls and has no experiences, so a group is never trained on half a session.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ from trinity.runtime.errors import Conflict, InvalidInput
 log = structlog.get_logger(__name__)
 
 _PREFIX = "session-"
-_CLOSED = 10_000  # of the newest of these, a call is told that its session is closed
+_CLOSED = 10_000  # remembered closed sessions, whose calls get a telling error
 
 
 _warned: set[tuple[str, ...]] = set()
@@ -39,29 +38,29 @@ class SessionFailed(Conflict):
 
 @dataclass
 class Session:
-    """What one agent did. `sampling` is the task's: what a request leaves out, and what the trainer computes with."""
+    """The session of one agent. `sampling`: the task's, for absent parameters of requests and for the trainer."""
 
     name: str
     digest: bytes
     sampling: SamplingParams
     tree: SampleTree = field(default_factory=SampleTree)
     tools: set[str] = field(default_factory=set)  # offered so far
-    calls: set["asyncio.Task[None]"] = field(default_factory=set)  # that are being answered
+    calls: set["asyncio.Task[None]"] = field(default_factory=set)  # in progress
     untrained: set[str] = field(default_factory=set)  # reasons why replies are not trained
     failure: Exception | None = None
     closed: bool = False
     on_failure: Callable[[Exception], None] | None = field(default=None, repr=False)
 
     def fail(self, error: Exception) -> None:
-        """The first failure is the cause."""
+        """Note a failure. The first one is the cause."""
         if self.failure is None:
             self.failure = error
             if self.on_failure is not None:
                 self.on_failure(error)
 
     def finish(self, rollout: int, reward: float | Sequence[float]) -> list[Experience]:
-        """One experience for each branch, `step` being its number. `reward`: of the session, or of each branch; numbers
-        of numpy and torch too.
+        """Close the session. Returns an experience for each branch, with its number as `step`. `reward`: of the session
+        or of each branch, also as numbers of numpy and torch.
 
         Raises the failure of a call, SessionFailed if there is nothing to train on, InvalidInput for wrong rewards.
         """
@@ -73,7 +72,7 @@ class Session:
             raise SessionFailed(f"{open_calls} calls of the session were still open when it ended")
         branches = self.tree.branches()
         if not branches:
-            raise SessionFailed("the agent asked the policy for nothing")
+            raise SessionFailed("the agent never called the policy")
         given: Any = reward
         several = isinstance(given, Sequence) or getattr(given, "ndim", 0) > 0
         rewards = list(given) if several else [given] * len(branches)
@@ -91,14 +90,14 @@ class Session:
         return made
 
     def _warn_untrained(self, made: Sequence[Experience]) -> None:
-        """Once for the same reasons: a run whose sessions train nothing would only be seen not to learn."""
+        """Warn once for each set of reasons, since a run whose sessions train nothing would just not learn."""
         reasons = tuple(sorted(self.untrained))
         if not any(experience.action_mask.any() for experience in made) and reasons not in _warned:
             _warned.add(reasons)
             log.warning("explorer.session.untrained", session=self.name, reasons="; ".join(reasons))
 
     def close(self) -> None:
-        """Answer no further call, and end those that run."""
+        """Refuse further calls, and cancel running ones."""
         self.closed = True
         for call in self.calls:
             call.cancel()
@@ -106,7 +105,7 @@ class Session:
 
 @dataclass
 class Call:
-    """One request of a session: the place of its replies, what was sampled there, and the replies as they were sent."""
+    """One request of a session: the place of its replies, the sampled tokens, and which replies were sent."""
 
     session: Session
     replies: int = 1
@@ -119,7 +118,7 @@ class Call:
         return len(self.sent) == self.replies
 
     def reply(self, index: int, said: Said) -> None:
-        """Put a reply into the tree, before its last part is sent: the next request may have it in its history."""
+        """Add a reply to the tree before its last part is sent, since the next request may have it in its history."""
         if index in self.sent:
             return
         if self.place is None or index not in self.sampled:
@@ -129,7 +128,7 @@ class Call:
         self.sent.add(index)
 
 
-CALL: ContextVar[Call | None] = ContextVar("call", default=None)  # that this task answers
+CALL: ContextVar[Call | None] = ContextVar("call", default=None)  # answered by this asyncio task
 
 
 class Sessions:
@@ -137,7 +136,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self._open: dict[str, Session] = {}
-        self._closed: OrderedDict[str, Session] = OrderedDict()  # without what they sampled
+        self._closed: OrderedDict[str, Session] = OrderedDict()  # without their samples
 
     def open(self, sampling: SamplingParams) -> tuple[Session, str]:
         """A new session and its key."""
@@ -155,7 +154,7 @@ class Sessions:
                 self._closed.popitem(last=False)
 
     def find(self, key: str) -> tuple[Session | None, bool]:
-        """(the session with this key, whether it is closed); of a closed one its failure alone is kept."""
+        """(session with this key or None, whether it is closed). A closed session only keeps its failure."""
         name, _, secret = key.removeprefix(_PREFIX).partition(".")
         session = self._open.get(name) or self._closed.get(name)
         digest = session.digest if session is not None else b""

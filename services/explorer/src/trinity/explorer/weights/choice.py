@@ -25,11 +25,11 @@ class ExactGates:
         self._enforced = enforced
         self._waiting: Counter[int] = Counter()
         self._past: Manifest | None = None
-        self._without: set[int] = set()  # gates whose version was rejected or withdrawn: the LIVE one meets them
+        self._without: set[int] = set()  # gates with a rejected or withdrawn version, which the LIVE one meets
 
     @contextlib.contextmanager
     def waiting(self, gate: int) -> Iterator[None]:
-        """A task waits for its gate."""
+        """Count a task that waits for its gate."""
         self._waiting[gate] += self._enforced
         try:
             yield
@@ -37,22 +37,22 @@ class ExactGates:
             self._waiting[gate] -= self._enforced
 
     def allows(self, gate: int, step: int, updating: bool) -> bool:
-        """Whether a task with this gate may begin with the weights of `step`, which are new enough."""
+        """True if a task with this gate may begin with the weights of `step`, which are new enough."""
         if not self._enforced:
             return True
         return not updating and gate == self._lowest and (step == gate or gate in self._without)
 
     def wanted(self, step: int) -> Manifest | None:
-        """The past version to load next; None if the weights of `step`, or newer ones, will do."""
+        """The past version to load next; None if the weights of `step` or newer ones suffice."""
         past = self._past
         return past if past is not None and past.step == self._lowest != step else None
 
     def keeps(self, step: int) -> bool:
-        """Whether a task waits for the weights of `step`, or for older ones."""
+        """True if a task waits for the weights of `step` or older ones."""
         return self._lowest is not None and self._lowest <= step
 
     def lacks(self, view: View) -> bool:
-        """Whether `find` has to be called: the LIVE version passed the lowest gate, whose version is not known yet."""
+        """True if `find` must be called: the LIVE version passed the lowest gate, whose version is still unknown."""
         gate, live = self._lowest, view.live
         if gate is None or live is None or live.step == gate or view.gate_step < gate:
             return False
@@ -100,12 +100,12 @@ class Choice:
         self._was_live = self._was_live or self.is_live(self.version)
 
     def hold(self, manifest: Manifest) -> None:
-        """The engines hold this version, and compute its canary right."""
+        """Note that the engines hold this version and compute its canary right."""
         self.version, self.step = manifest.version, manifest.step
         self._was_live = self.is_live(manifest.version)
 
     def refuse(self, version: int) -> None:
-        """Never choose this candidate again."""
+        """Exclude a candidate for good."""
         self._refused.add(version)
 
     def postpone(self, version: int, seconds: float) -> None:
@@ -127,7 +127,7 @@ class Choice:
         return None if found is not None and found.version in later else found
 
     def _replacement(self, corrupt: bool) -> Manifest | None:
-        """The LIVE version, where the engines hold no weights, or wrong or withdrawn ones."""
+        """The LIVE version, if the engines hold no weights, or wrong or withdrawn ones."""
         live, held = self._live, self.version
         if live is None:
             return None
@@ -149,12 +149,12 @@ class Choice:
         return None if live is None or live.version in self.view.rejected else live
 
     def still_wants(self, manifest: Manifest) -> bool:
-        """Whether a version that was chosen before is still LIVE, the candidate or the one that a gate waits for."""
+        """True if an earlier choice is still LIVE, the candidate, or the past version of a waiting gate."""
         named = {m.version for m in (self.view.live, self.view.candidate, self._exact.wanted(self.step)) if m}
         return manifest.version in named - self.view.rejected
 
     @property
     def needed(self) -> set[int]:
-        """Versions whose files may be loaded again."""
+        """Versions that may be loaded again from their files."""
         live = {self.view.live.version} if self.view.live is not None else set()
         return {self.version} | live

@@ -36,7 +36,7 @@ _ASK_SECONDS = 2.0
 
 
 class WeightsWrong(TrinityError):
-    """These engines do not compute a version that other explorers compute right."""
+    """These engines fail the canary of a version that other explorers compute right."""
 
 
 class Collective(loader.Collective, Protocol):
@@ -46,11 +46,11 @@ class Collective(loader.Collective, Protocol):
         """Enter the epoch that this explorer belongs to now, if any, in the background. Called with every view."""
 
     async def close(self) -> None:
-        """The explorer leaves."""
+        """Leave the group."""
 
 
 class WeightFollower:
-    """Three tasks: the member watches and reports, loads follow the views, and verdicts on early loads are polled."""
+    """Runs three tasks: the member watches and reports, loads follow the views, verdicts on early loads are polled."""
 
     def __init__(
         self,
@@ -88,8 +88,8 @@ class WeightFollower:
         return self._loader.updating
 
     def is_usable(self, version: int, most_stale: int | None = None) -> bool:
-        """Whether tokens of a version may be trained: neither rejected nor withdrawn, and at most `most_stale` versions
-        older than the one served."""
+        """True if tokens of a version may be trained: it is neither rejected nor withdrawn, and at most `most_stale`
+        versions older than the served one."""
         stale = most_stale is not None and self.version - version > most_stale
         return version not in self._choice.view.rejected and not stale
 
@@ -105,7 +105,7 @@ class WeightFollower:
         await self._member.leave()
 
     async def notify(self) -> None:
-        """Called when the explorer may have become busy or idle."""
+        """Call this when the explorer may have become busy or idle."""
         busy, candidate = self._activity.keeps_weights(), self._choice.view.candidate
         if busy is not self._was_busy:
             self._was_busy = busy

@@ -1,4 +1,4 @@
-"""The gates of tasks: a task starts once the engines hold weights of its gate's optimizer step that are known good."""
+"""The gates of tasks: a task starts once the engines hold good weights of its gate's optimizer step or newer ones."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ class Gates:
             await self._changed.wait_for(lambda: self._serves(step))
 
     async def reaches_step(self, step: int) -> bool:
-        """As `wait_for_step`. False once the LIVE version meets the gate but cannot be loaded here."""
+        """Wait until a task with this gate may start. False if the LIVE version meets it but cannot be loaded here."""
         with self._exact.waiting(step):
             async with self._changed:
                 self._changed.notify_all()
@@ -40,7 +40,7 @@ class Gates:
 
     @property
     def falls_short(self) -> bool:
-        """Whether new tasks would be returned to the queue, as an earlier one was."""
+        """True if new tasks would be returned to the queue, as an earlier task was."""
         return self._cannot_load(self._returned)
 
     def update(self) -> None:
@@ -54,7 +54,7 @@ class Gates:
             self._failing_since, self._live_unreachable = None, False
 
     def note_failure(self, began: float) -> None:
-        """The LIVE version could not be loaded, by a try that began then (time.monotonic)."""
+        """Note a failed try to load the LIVE version. `began`: its begin by time.monotonic."""
         self._failing_since = began if self._failing_since is None else self._failing_since
         self._live_unreachable = time.monotonic() - self._failing_since >= _OUT_OF_REACH_SECONDS
 

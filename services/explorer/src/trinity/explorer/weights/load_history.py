@@ -1,8 +1,8 @@
-"""Loads of weights into the engines, each with a serial number of its own, and whether what they sampled may be used.
+"""Loads of weights into the engines: each has a unique serial, and a verdict that admits or rejects its tokens.
 
 A load is GOOD when the engines computed its version's canary right and the version is VERIFIED. Until then responses
-with its tokens are deferred; if the load turns out BAD they fail. Loading a version again, for a repair or a rollback,
-is another load.
+with its tokens are deferred; if the load turns out BAD, they fail. A version that is loaded again, for a repair or a
+rollback, is another load.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from trinity.runtime.errors import TrinityError
 
 
 class WeightsWithdrawn(TrinityError):
-    """Tokens were sampled by weights that turned out to be wrong, or were withdrawn. Sampling again helps."""
+    """Tokens were sampled by wrong or withdrawn weights. Sampling again helps."""
 
     code = grpc.StatusCode.UNAVAILABLE
 
@@ -30,7 +30,7 @@ class Verdict(StrEnum):
 
 @dataclass
 class _Load:
-    """`settled` is set once the verdict is not OPEN any more."""
+    """One load. `settled` is set when the verdict is no longer OPEN."""
 
     version: int
     verdict: Verdict = Verdict.OPEN
@@ -40,7 +40,7 @@ class _Load:
 
 
 class LoadHistory:
-    """All loads of this process. Serial 0 is the model the engines started with, version 0, and good."""
+    """All loads of this process. Serial 0 is the engines' initial model, version 0, and GOOD at first."""
 
     def __init__(self) -> None:
         self._loads = [_Load(0)]
@@ -50,7 +50,7 @@ class LoadHistory:
 
     @property
     def newest(self) -> int:
-        """Serial of what the engines hold, or are loading."""
+        """Serial of the weights that the engines hold or are loading."""
         return len(self._loads) - 1
 
     def verdict(self, serial: int) -> Verdict:
@@ -58,16 +58,16 @@ class LoadHistory:
 
     @property
     def corrupt(self) -> bool:
-        """Whether the engines' weights are known to be wrong."""
+        """True if the engines' weights are known to be wrong."""
         return self._loads[-1].verdict is Verdict.BAD
 
     def hide_initial_weights(self) -> None:
-        """Serial 0 is not served until `accept_initial_weights`."""
+        """Keep serial 0 from being served until `accept_initial_weights`."""
         self._verified.discard(0)
         self.mark_bad(0, "is the model the engines started with, before its version was LIVE")
 
     def accept_initial_weights(self) -> int:
-        """Serial 0, from now on validated like any other load."""
+        """Validate serial 0 from now on like any other load. Returns it."""
         self._loads[0] = _Load(0)
         self._update_usable()
         return 0
@@ -92,19 +92,19 @@ class LoadHistory:
         self._update_verdicts()
 
     def trust(self, serial: int) -> None:
-        """Accept this load without a canary or a verdict of the sync service."""
+        """Accept a load without a canary or a verdict of the sync service."""
         self.pass_canary(serial)
         self.verify(self._loads[serial].version)
 
     def mark_bad(self, serial: int, reason: str) -> None:
-        """This one load is wrong, for that reason."""
+        """Mark one load as wrong, with the reason."""
         load = self._loads[serial]
         load.verdict, load.reason = Verdict.BAD, reason
         load.settled.set()
         self._update_usable()
 
     def reject(self, versions: Iterable[int], reason: str) -> None:
-        """These versions may not be served: all their loads are BAD, even those that passed their canary."""
+        """Mark all loads of these versions as BAD, even if they passed their canary."""
         rejected = set(versions)
         self._verified -= rejected
         for serial, load in enumerate(self._loads):
@@ -112,7 +112,7 @@ class LoadHistory:
                 self.mark_bad(serial, reason)
 
     def unverified(self) -> set[int]:
-        """Versions with a load whose canary passed here and that the sync service has not verified yet."""
+        """Versions whose canary passed here and that the sync service has not verified yet."""
         return {load.version for load in self._loads if load.verdict is Verdict.OPEN and load.canary_passed}
 
     @property
@@ -120,11 +120,11 @@ class LoadHistory:
         return self._usable.is_set()
 
     async def usable(self) -> None:
-        """Wait until the engines hold weights that are not known to be wrong."""
+        """Wait while the engines' weights are known to be wrong."""
         await self._usable.wait()
 
     async def require_good(self, serial: int) -> int:
-        """The version of a load, once the load is GOOD. Raises WeightsWithdrawn if it is BAD."""
+        """Wait for a load's verdict. Returns its version if GOOD, raises WeightsWithdrawn if BAD."""
         load = self._loads[serial]
         await load.settled.wait()
         if load.verdict is Verdict.BAD:
@@ -132,9 +132,9 @@ class LoadHistory:
         return load.version
 
     async def settle(self, spans: Iterable[VersionSpan]) -> tuple[VersionSpan, ...]:
-        """Spans of serials as spans of versions, once all of their loads are GOOD; adjacent ones of a version as one.
+        """Wait until all loads of the spans are GOOD. Returns spans of versions, merged if adjacent.
 
-        Raises WeightsWithdrawn if one of the loads is BAD.
+        Raises WeightsWithdrawn if a load is BAD.
         """
         settled: list[VersionSpan] = []
         for span in spans:

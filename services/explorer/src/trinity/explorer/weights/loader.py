@@ -45,7 +45,7 @@ _TEMPORARY, _LOCK = "trinity-weights-", ".lock"
 
 
 class Fetched(Protocol):
-    """A folder with all files of a version, checked."""
+    """A folder with all files of a version, verified."""
 
     @property
     def folder(self) -> Path: ...
@@ -54,17 +54,17 @@ class Fetched(Protocol):
 
 
 class Cache(Protocol):
-    """The part of trinity.weights.stores.cache.WeightCache that is needed here. Its calls block."""
+    """The part of trinity.weights.stores.cache.WeightCache that the loader needs. Its calls block."""
 
     def fetch(self, manifest: Manifest) -> Fetched:
-        """Raises InvalidInput for files that are missing or damaged, Unavailable for a store that does not answer."""
+        """Raises InvalidInput if files are missing or damaged, Unavailable if no store answers."""
 
     def keep_only(self, versions: Iterable[int]) -> None:
-        """Forget all other versions."""
+        """Remove all other versions."""
 
 
 class Engines(Protocol):
-    """The part of EnginePool that is needed here."""
+    """The part of EnginePool that the loader needs."""
 
     loads: LoadHistory
 
@@ -73,11 +73,11 @@ class Engines(Protocol):
 
 
 class Collective(Protocol):
-    """This explorer's part in the trainer's collective group; none unless the explorer has one."""
+    """The part of member.CollectiveMember that the loader needs."""
 
     async def ready(self, manifest: Manifest) -> dict[str, Any] | None:
-        """What the engines load at once, without a fetch. None: this version comes another way. Called once for each
-        version, unless it is declined."""
+        """Update info of a broadcast that the engines receive now; None if the version comes another way. Called at
+        most once for each version."""
 
     def decline(self, manifest: Manifest) -> None:
         """Tell the others, in the background, not to wait for this explorer."""
@@ -85,9 +85,9 @@ class Collective(Protocol):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A version that the engines hold now. `right`: they compute its canary right, or it has none.
+    """A loaded version. `right`: the engines compute its canary right, or it has none.
 
-    `transport` is empty, and the pause 0, for the model they started with.
+    For the initial model `transport` is empty and the pause 0.
     """
 
     manifest: Manifest
@@ -99,7 +99,7 @@ class Loaded:
 
 
 class Loader:
-    """Loads into the engines. One version at a time."""
+    """Loads versions into the engines, one at a time."""
 
     def __init__(
         self,
@@ -121,11 +121,11 @@ class Loader:
     async def load(
         self, manifest: Manifest, is_live: Callable[[], bool], still_wanted: Callable[[], bool]
     ) -> Loaded | None:
-        """Load a version; None if it was no longer wanted before it touched the engines.
+        """Load a version. Returns None if it was no longer wanted before the engines paused.
 
-        A LIVE version whose canary fails is loaded again in full, since others could load it; so is any version whose
-        load broke off. Raises EngineFailed if the second load breaks off as well, InvalidInput and Unavailable if the
-        files cannot be had.
+        A LIVE version whose canary fails is loaded again in full, since other explorers could load it. So is any
+        version whose load broke off. Raises EngineFailed if the second load breaks off too, InvalidInput and
+        Unavailable if the files cannot be fetched.
         """
         if not manifest.files and self.loads.newest == 0:
             loaded = await self._check(manifest, self.loads.accept_initial_weights(), "", 0.0)
@@ -147,14 +147,14 @@ class Loader:
             await run_in_daemon_thread(_FORGET_SECONDS, self._cache.keep_only, versions)
 
     def _offered(self, manifest: Manifest) -> Collective | None:
-        """The group that will broadcast this version, the first time that it is asked for."""
+        """The group that will broadcast this version; None after the first call for a version."""
         if manifest.collective is None or manifest.version in self._answered:
             return None
         self._answered.add(manifest.version)
         return self._collective
 
     async def _receive(self, manifest: Manifest) -> Loaded | None:
-        """Load by the collective group; None if this explorer is not in it or the load failed."""
+        """Load by the collective group. Returns None if this explorer is not in it or the load failed."""
         group = self._offered(manifest)
         if group is None:
             return None
@@ -200,7 +200,7 @@ class Loader:
             return await self._check(manifest, serial, transport, pause)
 
     async def _check(self, manifest: Manifest, serial: int, transport: str, pause: float) -> Loaded:
-        """Compute the canary and record the result."""
+        """Compute the canary and record the result in the history."""
         loads, canary = self.loads, manifest.canary
         measured: Measured | None = None
         if canary is not None:
@@ -219,7 +219,7 @@ class Loader:
 
 
 def fetch(cache: Cache, manifest: Manifest, base_model: str) -> tuple[dict[str, Any], str]:
-    """What the engines are to load (worker.UpdateInfo), all of it on a local disk and checked, and by which transport.
+    """Fetch a version to the local disk and verify it. Returns worker.UpdateInfo's fields and the transport.
 
     Blocks. Raises InvalidInput or Unavailable.
     """
@@ -235,7 +235,7 @@ def fetch(cache: Cache, manifest: Manifest, base_model: str) -> tuple[dict[str, 
 
 
 def base_of(lora: Lora | None, base_model: str) -> dict[str, Any]:
-    """What adapters are merged with, for worker.UpdateInfo; nothing for whole models. Blocks. Raises InvalidInput."""
+    """Fields of worker.UpdateInfo for the base of adapters; none for whole models. Blocks. Raises InvalidInput."""
     if lora is None:
         return {}
     folder = base_folder(base_model)
@@ -253,21 +253,21 @@ def base_folder(model: str) -> Path:
 
     try:
         return Path(snapshot_download(model, local_files_only=True))
-    except Exception as error:  # the hub's own errors, and those of a name that is none
+    except Exception as error:  # errors of the hub, also for invalid names
         raise InvalidInput(
             "model.model_path", f"{model!r} is neither a folder nor a downloaded model: {error}"
         ) from None
 
 
 def fetch_seconds(manifest: Manifest) -> float:
-    """How long a fetch may take. A store or a remote folder that hangs longer counts as unreachable."""
+    """Time limit of a fetch. A store or a remote folder that hangs longer counts as unreachable."""
     return _FETCH_SECONDS + manifest.size_bytes / _SLOWEST_BYTES_PER_SECOND
 
 
 async def run_in_daemon_thread(limit_seconds: float, call: Callable[..., Result], *arguments: Any) -> Result:
-    """As asyncio.to_thread, but a call that hangs blocks neither the caller nor the exit of the process.
+    """Run a call in a thread that blocks neither the caller nor the exit of the process if it hangs.
 
-    Raises Unavailable after the limit. The call continues in its thread, and its result is dropped.
+    Raises Unavailable after the limit. The call then continues in its thread, and its result is dropped.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Result] = loop.create_future()
@@ -301,12 +301,12 @@ async def run_in_daemon_thread(limit_seconds: float, call: Callable[..., Result]
 
 @contextlib.contextmanager
 def cache_folder(given: Path | None, explorer_id: str) -> Iterator[Path]:
-    """A folder for this explorer's cache: in the given one, or a temporary one that is removed after the process."""
+    """A folder for this explorer's cache: in the given folder, or a temporary folder that is removed at the end."""
     if given is not None:
         (given / explorer_id).mkdir(parents=True, exist_ok=True)
         yield given / explorer_id
         return
-    made = Path(tempfile.mkdtemp(prefix=f".{_TEMPORARY}"))  # no cleanup searches for this name
+    made = Path(tempfile.mkdtemp(prefix=f".{_TEMPORARY}"))  # not matched by _remove_abandoned
     lock = FileLock(made / _LOCK)
     lock.acquire()
     folder = made.rename(made.with_name(made.name.removeprefix(".")))
@@ -319,10 +319,10 @@ def cache_folder(given: Path | None, explorer_id: str) -> Iterator[Path]:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Remove folders of explorers that were killed. A file lock ends with its process, in any container."""
+    """Remove folders of killed explorers. A file lock ends with its process, in any container."""
     for path in parent.glob(f"{_TEMPORARY}*/{_LOCK}"):
         lock = FileLock(path)
-        with contextlib.suppress(OSError):  # another user's
+        with contextlib.suppress(OSError):  # a folder of another user
             if lock.acquire():
                 shutil.rmtree(path.parent, ignore_errors=True)
                 log.info("explorer.cache.removed", path=str(path.parent))

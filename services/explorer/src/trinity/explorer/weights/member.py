@@ -21,29 +21,29 @@ from trinity.weights.collective import GroupBroken, Store
 log = structlog.get_logger(__name__)
 
 _RETRY_SECONDS = 0.5
-# A restarted explorer finds its own old lease. A lease older than this belongs to another explorer.
+# A restarted explorer meets its old lease. A lease that lives longer belongs to another explorer.
 _FOREIGN_LEASE_SECONDS = 40.0
 _NO_FAILURE = (-1, "", False)  # version, reason, whether the version itself may be right
 
 
-# Enter a group with all engines: engine.worker.InitInfo without first_rank, and this explorer's first rank.
+# Makes all engines enter a group: engine.worker.InitInfo without first_rank, and this explorer's first rank.
 Enter = Callable[[dict[str, Any], int], Awaitable[None]]
 
 
 @dataclass
 class Activity:
-    """The explorer's state and speed, which each report has beside the weights."""
+    """The explorer's state and speed for reports."""
 
     state: Callable[[], ExplorerState]
     tokens_per_second: Callable[[], float]
     tokens_generated: Callable[[], int]
-    keeps_weights: Callable[[], bool]  # what runs must end before newer weights come
+    keeps_weights: Callable[[], bool]  # running work must end before newer weights are loaded
 
 
 class Reports:
     """Fills reports: the served weights, canaries that the service waits for, and the newest failure to load.
 
-    `updates`, `transport` and `last_pause_seconds` count and describe loads; the model of the start is none.
+    `updates` counts loads without the initial model; `transport` and `last_pause_seconds` describe the newest.
     """
 
     def __init__(self, activity: Activity, choice: Choice) -> None:
@@ -78,7 +78,7 @@ class Reports:
         )
 
     def delivered(self, report: Report) -> None:
-        """Repeat only the canary that the service waits for: it may have been restarted after the report."""
+        """Forget delivered news, except the candidate's canary: a service that restarts needs it again."""
         if self._failed[:2] == (report.failed_version, report.failure):
             self._failed = _NO_FAILURE
         candidate = self._choice.view.candidate
@@ -88,13 +88,13 @@ class Reports:
 
 
 class CannotJoin(Conflict):
-    """The run takes no explorer like this one."""
+    """The run refuses explorers with these capabilities."""
 
     for_good = True
 
 
 class SyncMember:
-    """`on_view` is called with every view that the service sends."""
+    """Calls `on_view` with every view of the sync service."""
 
     def __init__(
         self,
@@ -112,11 +112,11 @@ class SyncMember:
         self._left = False
 
     def report_soon(self) -> None:
-        """There is something new to report."""
+        """Send the next report now."""
         self._due.set()
 
     async def run(self) -> None:
-        """Join, then watch and report until the lease is lost. Repeats until `leave`. CannotJoin if refused."""
+        """Join, then watch and report until the lease is lost. Repeats until `leave`. Raises CannotJoin if refused."""
         while not self._left:
             try:
                 lease_seconds = await self._join()
@@ -142,7 +142,7 @@ class SyncMember:
         await self._sync.close()
 
     async def version(self, version: int) -> Version | None:
-        """What the service knows of a version; None if it does not say."""
+        """The service's record of a version; None if there is none or no answer."""
         try:
             return await self._sync.ask(calls.version(version))
         except TrinityError as error:
@@ -181,7 +181,7 @@ class SyncMember:
 
 
 class CollectiveMember:
-    """Follows the epochs this explorer belongs to. Never raises: an explorer that is not ready loads from storage."""
+    """Follows the epochs of this explorer. Never raises: an explorer that is not ready loads from storage."""
 
     def __init__(self, explorer_id: str, enter: Enter, timeout_seconds: float) -> None:
         self._id = explorer_id
@@ -193,7 +193,7 @@ class CollectiveMember:
         self._declining: set[asyncio.Task[Any]] = set()
 
     def epoch(self, epoch: Epoch | None) -> None:
-        """The current epoch: leave the one before, and enter it in the background, if it is a new one."""
+        """Leave the previous epoch and enter this one in the background, if it is new."""
         number = epoch.number if epoch is not None else 0
         if number == self._number:
             return
@@ -234,7 +234,7 @@ class CollectiveMember:
         declining.add_done_callback(self._declining.discard)
 
     async def ready(self, manifest: Manifest, willing: bool = True) -> dict[str, Any] | None:
-        """What to give to the engines at once, when all members are ready; None: load it another way."""
+        """Wait until all members are ready. Returns the engines' update info; None to load the version another way."""
         offer = manifest.collective
         if offer is None or offer.epoch != self._number:
             return None

@@ -1,4 +1,4 @@
-"""Agents that speak OpenAI: what a session of one sampled is a rollout."""
+"""Agents that speak OpenAI's API: the tokens that a session samples are one rollout."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from trinity.explorer.workflows.single_turn import SimpleWorkflow
 
 
 class AgentWorkflow(SimpleWorkflow):
-    """`repeat_times` sessions of the agent that a plugin writes as `play`. Each branch is an experience, `step` its
-    number. An agent that raises, and a session that failed, fail the attempt."""
+    """Runs `repeat_times` sessions of an agent, which a plugin writes as `play`. Each branch is an experience with its
+    number as `step`. The attempt fails if the agent raises or a session failed."""
 
     @abstractmethod
     async def play(self, agent: Any) -> float | Sequence[float] | Score:
-        """One session (trinity.explorer.sessions.agents.AgentSession); returns its reward, or one of each branch, or a
-        score with metrics.
+        """Play one session (trinity.explorer.sessions.agents.AgentSession). Returns the session's reward, a reward for
+        each branch, or a score with metrics.
 
-        `agent.sync` and `agent.asynchronous` are OpenAI's clients, the first one for threads (asyncio.to_thread);
-        `agent.environment` has the variables that they read in other processes.
+        `agent.sync` and `agent.asynchronous` are OpenAI's clients, the first for threads (asyncio.to_thread).
+        `agent.environment` has the variables that these clients read in other processes.
         """
 
     async def run(self) -> list[Experience]:
@@ -38,13 +38,13 @@ class AgentWorkflow(SimpleWorkflow):
         return made[-1:] if self.task.kind is TaskKind.EVALUATION else made  # an evaluation counts rollouts
 
     async def score(self, answer: str) -> Score:
-        """Of an agent's last word, by the taskset's reward function."""
+        """Score an agent's last reply by the taskset's reward function."""
         (score,) = await self.scores([Answer(self.column("prompt_key"), answer, self.truth(), False, 0, ())])
         return score
 
 
 class ExternalAgentWorkflow(AgentWorkflow):
-    """`repeat_times` sessions that programs outside open and end, with rewards of theirs: see docs/agents.md."""
+    """Runs `repeat_times` sessions that outside programs open, end and reward. See docs/agents.md."""
 
     async def play(self, agent: Any) -> float | Sequence[float]:
         rewards: float | Sequence[float] = await self.tools.outside_agent(self.task, agent)

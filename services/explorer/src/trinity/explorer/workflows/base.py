@@ -1,7 +1,7 @@
 """The base class of workflows. A workflow turns a task into the group's experiences.
 
-A workflow asks the toolbox for completions and scores and never sees an engine, a stream or a message. It raises when
-it cannot finish: a failed attempt is a fact with a cause, never a zero reward.
+A workflow gets completions and scores from the toolbox and never sees an engine, a stream or a message. It raises if it
+cannot finish: a failed attempt is a fact with a cause, never a zero reward.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class Toolbox(Protocol):
-    """What a workflow may use of the explorer."""
+    """The part of the explorer that workflows may use."""
 
     max_prompt_tokens: int
     max_model_tokens: int
@@ -45,44 +45,44 @@ class Toolbox(Protocol):
     ) -> list[int]:
         """Token ids of a conversation under the chat template. `tools`: JSON schemas of functions.
 
-        `images`: files of those that its parts {"type": "image"} stand for, in order.
+        `images`: files for the parts {"type": "image"}, in order.
         """
 
     def next_turn(self, messages: Sequence[Message], images: Sequence[bytes] = ()) -> list[int]:
-        """Token ids between a reply and the next one, with new messages; they begin with what ends a turn.
+        """Token ids between a reply and the next one, with new messages. The first id ends the reply's turn.
 
         `images`: as in `prompt`.
         """
 
     def placed(self, token_ids: Sequence[int], images: Sequence[bytes]) -> tuple[PlacedImage, ...]:
-        """Where images stand in what `prompt` or `next_turn` gave with them."""
+        """The images with their positions in token ids of `prompt` or `next_turn`."""
 
     def observed(self, text: str) -> str:
-        """A text of an environment, without the token that stands for an image."""
+        """An environment's text, without the token that stands for an image."""
 
     def tokens(self, text: str) -> list[int]:
         """Token ids of a text, without a chat template."""
 
     def text(self, token_ids: "Sequence[int] | np.ndarray") -> str:
-        """Token ids as text, special tokens left out."""
+        """Text of token ids, without special tokens."""
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[PlacedImage] = ()
     ) -> list[Completion]:
-        """`sampling.n` completions. `images`: those among the prompt's tokens."""
+        """Sample `sampling.n` completions. `images`: all images in the prompt."""
 
     async def policy_logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
         """float32 [L - 1]: the policy's log-probabilities of each token after the first, at temperature 1."""
 
     def openai_client(self, task: Task) -> Any:
-        """A session of an agent, as an asynchronous context: see trinity.explorer.sessions.agents.AgentSession."""
+        """An agent's session, as an asynchronous context. See trinity.explorer.sessions.agents.AgentSession."""
 
     async def outside_agent(self, task: Task, agent: Any) -> float | Sequence[float]:
-        """Have a program outside play a session; returns its reward, or one of each branch."""
+        """Wait until an outside program has played a session. Returns its reward, or a reward for each branch."""
 
     @property
     def judges(self) -> list[str]:
-        """Names of the auxiliary models that write, in the YAML's order."""
+        """Names of the auxiliary models that write text, in the YAML's order."""
 
     async def judge(self, messages: Sequence[Message], sampling: SamplingParams, model: str = "") -> list[str]:
         """`sampling.n` replies of a judge model; empty name: the first one."""
@@ -100,18 +100,18 @@ class Toolbox(Protocol):
         """
 
     def journal(self) -> Any:
-        """Of the next episode of this rollout: see trinity.explorer.journal.journal.EpisodeJournal. None: none is kept.
+        """The EpisodeJournal of this rollout's next episode (trinity.explorer.journal.journal); None if none is kept.
 
-        Asked for before the episode begins, so that another attempt at the task finds the same one.
+        Call this before the episode begins, so that another attempt at the task finds the same journal.
         """
 
     async def until_served(self, failure: EnvironmentFailed) -> None:
-        """Wait until the provider that is away, as this failure said, is back."""
+        """Wait until the provider is back that this failure reported as AWAY."""
 
     async def score(
         self, scorer: str, answers: Sequence[Answer], task: dict[str, Any], args: dict[str, Any]
     ) -> list[Score]:
-        """A score for each answer."""
+        """Score each answer."""
 
 
 class Workflow(ABC):
@@ -125,10 +125,10 @@ class Workflow(ABC):
 
     @abstractmethod
     async def run(self) -> list[Experience]:
-        """All experiences of the group: `task.repeat_times` rollouts."""
+        """Return all experiences of the group, from `task.repeat_times` rollouts."""
 
     def column(self, key: str) -> str:
-        """A text column of the row named by `format[key]`; of a prompt that is a list of messages, their contents.
+        """The row's text column named by `format[key]`. A prompt that is a list of messages gives their contents.
 
         Raises InvalidInput naming the column.
         """
@@ -147,7 +147,7 @@ class Workflow(ABC):
 
 
 def as_text(tools: Toolbox, experience: Experience, metrics: dict[str, float], info_json: str = "") -> Experience:
-    """An agent's experience with the texts of its tokens, and with further metrics."""
+    """Add the texts of its tokens, and metrics, to an agent's experience."""
     prompt, response = np.split(experience.token_ids, [experience.prompt_length])
     return replace(
         experience,
@@ -159,7 +159,7 @@ def as_text(tools: Toolbox, experience: Experience, metrics: dict[str, float], i
 
 
 async def gather_rollouts(rollouts: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """The rollouts' results, in order. The first failure cancels the others and is raised unchanged.
+    """Run rollouts and return their results in order. The first failure cancels the others and is raised unchanged.
 
     A group is stored whole or not at all: without its failed rollouts the baseline of the others would be biased.
     EngineFailed takes precedence over other failures.

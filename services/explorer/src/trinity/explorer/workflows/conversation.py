@@ -1,7 +1,7 @@
 """A conversation as tokens: prompts, and every reply exactly as it was sampled.
 
-prompt -> replied(completion) -> told(next_turn) -> replied ... ; each gives a new conversation, so one may branch. Text
-that was sampled is never tokenised again: other tokens could spell it, with other log-probabilities.
+prompt -> replied(completion) -> told(next_turn) -> replied ... Each call returns a new conversation, so a conversation
+may branch. Sampled text is never tokenised again: other tokens could spell it, with other log-probabilities.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from trinity.explorer.weights.load_history import WeightsWithdrawn
 
 @dataclass(frozen=True)
 class Exchange:
-    """`told`: tokens between the previous reply and this one (empty for the first), and the reply. `trained`: false
-    where it was sampled at another temperature than the trainer computes with."""
+    """A reply and the tokens `told` between it and the previous reply (none for the first). `trained` is false if the
+    reply was sampled at another temperature than the trainer computes with."""
 
     told: tuple[int, ...]
     completion: Completion
@@ -27,7 +27,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Conversation:
-    """`pending`: tokens after the last reply that have no reply yet. `images`: those among all tokens, in order."""
+    """`pending`: tokens after the last reply that have no reply yet. `images`: all images of the tokens, in order."""
 
     prompt: tuple[int, ...]
     exchanges: tuple[Exchange, ...] = ()
@@ -52,7 +52,7 @@ class Conversation:
         return sum(len(exchange.completion.token_ids) for exchange in self.exchanges)
 
     def replied(self, completion: Completion, trained: bool = True) -> "Conversation":
-        """With a reply to what is pending. Raises WeightsWithdrawn if older weights sampled it than the one before."""
+        """Append a reply to the pending tokens. Raises WeightsWithdrawn if its weights are older than the last ones."""
         spans = [s for e in self.exchanges[-1:] for s in e.completion.version_spans]
         if spans and completion.version_spans and completion.version_spans[0].version < spans[-1].version:
             was, now = spans[-1].version, completion.version_spans[0].version
@@ -60,9 +60,9 @@ class Conversation:
         return replace(self, exchanges=(*self.exchanges, Exchange(self.pending, completion, trained)), pending=())
 
     def told(self, next_turn: Sequence[int], images: Sequence[PlacedImage] = ()) -> "Conversation":
-        """With what the chat template writes between the last reply and the next one, and the images in that.
+        """Append the template's tokens between the last reply and the next one, with their images.
 
-        A reply that was sampled up to its end has the token that ends a turn already.
+        A reply that was sampled to its end already has the token that ends a turn.
         """
         last = self.exchanges[-1].completion.token_ids
         ended = len(last) > 0 and len(next_turn) > 0 and int(last[-1]) == next_turn[0]
@@ -72,11 +72,11 @@ class Conversation:
         return replace(self, pending=tuple(next_turn[1:] if ended else next_turn), images=shown)
 
     def before_turn(self, turn: int) -> "Conversation":
-        """As it was when the first `turn` replies had been given, and nothing was told since."""
+        """The conversation up to its first `turn` replies, without pending tokens."""
         return self._cut(turn, ())
 
     def before_reply(self, turn: int) -> "Conversation":
-        """As it was when reply number `turn` (from 0) was asked for."""
+        """The conversation up to the prompt of reply number `turn` (from 0)."""
         return self._cut(turn, self.exchanges[turn].told)
 
     def _cut(self, turn: int, pending: tuple[int, ...]) -> "Conversation":
@@ -85,10 +85,10 @@ class Conversation:
         return replace(cut, images=tuple(image for image in self.images if image.start < end))
 
     def experience(self, rollout: int, reward: float, untrained_turns: int = 0) -> Experience:
-        """All turns as one experience. Trained: the sampled tokens, but for those of the first `untrained_turns`.
+        """All turns as one experience. The mask excludes tokens that were not sampled and the first `untrained_turns`.
 
-        Log-probabilities are those of the sampled tokens, 0 elsewhere. What was told is in the version span of the
-        reply after it: spans cover the response without a gap.
+        Log-probabilities of tokens that were not sampled are 0. The version span of a reply includes the tokens told
+        before it, so that spans cover the response without a gap.
         """
         token_ids: list[np.ndarray] = [np.asarray(self.prompt, np.int32)]
         logprobs, mask = [np.zeros(0, np.float32)], [np.zeros(0, bool)]
@@ -119,10 +119,10 @@ class Conversation:
         )
 
     def step_experience(self, turn: int, rollout: int, reward: float) -> Experience:
-        """Reply number `turn` as an experience of its own, with all before it as its prompt."""
+        """Reply number `turn` as a separate experience, with everything before it as the prompt."""
         before, exchange = self.before_reply(turn), self.exchanges[turn]
-        alone = Conversation(tuple(before.tokens), (replace(exchange, told=()),), images=before.images)
-        return replace(alone.experience(rollout, reward), step=turn)
+        single = Conversation(tuple(before.tokens), (replace(exchange, told=()),), images=before.images)
+        return replace(single.experience(rollout, reward), step=turn)
 
     @property
     def truncation(self) -> Truncation:

@@ -11,10 +11,10 @@ from trinity.explorer.workflows.single_turn import MathWorkflow, SimpleWorkflow
 
 
 class DistillWorkflow(SimpleWorkflow):
-    """As simple_workflow, with the teacher's log-probabilities of the sampled tokens, for on_policy_distill and jsd.
+    """Extends simple_workflow by a teacher's log-probabilities of the sampled tokens, for on_policy_distill and jsd.
 
-    The teacher is an auxiliary model with the policy's tokenizer: workflow_args.teacher, or the first that writes. Rows
-    without a reference answer are not scored: their reward is 0, and the algorithms do not read it.
+    The teacher is an auxiliary model with the policy's tokenizer: workflow_args.teacher, or the first model that
+    writes. Rows without a reference answer get the reward 0, which these algorithms do not read.
     """
 
     async def run(self) -> list[Experience]:
@@ -36,6 +36,6 @@ class DistillWorkflow(SimpleWorkflow):
 
 
 class DistillMathWorkflow(DistillWorkflow):
-    """As on_policy_distill_workflow, with math_workflow's system prompt."""
+    """Extends on_policy_distill_workflow by math_workflow's system prompt."""
 
     default_system_prompt = MathWorkflow.default_system_prompt

@@ -12,7 +12,7 @@ from trinity.runtime.errors import InvalidInput
 
 
 class EnvironmentWorkflow(Workflow):
-    """Plays an episode `repeat_times` times: each one experience, or with step_wise one for every turn."""
+    """Plays `repeat_times` episodes. Each gives one experience, or one for every turn with step_wise."""
 
     rules: ClassVar[EpisodeRules] = EpisodeRules()
 
@@ -24,7 +24,7 @@ class EnvironmentWorkflow(Workflow):
         self.player = Player(task, tools, self.rules.with_args(args))
 
     def episode_args(self) -> dict[str, Any]:
-        """Those of workflow_args that are about episodes."""
+        """The part of workflow_args that configures episodes."""
         return self.task.workflow_args
 
     async def run(self) -> list[Experience]:
@@ -40,7 +40,7 @@ class EnvironmentWorkflow(Workflow):
 
 
 def refuse_rewritten_history(plan: Plan, history_problem: str) -> None:
-    """Raise InvalidInput if a taskset's workflow needs a template that leaves history as it is, and this is none."""
+    """Raises InvalidInput if a taskset's workflow needs former turns unchanged, and this template changes them."""
     source = plan.config.buffer.explorer_input
     tasksets = [(taskset, source.default_workflow_type) for taskset in plan.tasksets]
     evaluated = source.default_eval_workflow_type or source.default_workflow_type
@@ -57,7 +57,7 @@ def refuse_rewritten_history(plan: Plan, history_problem: str) -> None:
 
 
 def environment_workflow(rules: EpisodeRules) -> type[Workflow]:
-    """A workflow that plays by these rules unless the YAML has others."""
+    """A workflow with these rules as defaults of the YAML's."""
     return type("EnvironmentWorkflow", (EnvironmentWorkflow,), {"rules": rules, "__doc__": EnvironmentWorkflow.__doc__})
 
 

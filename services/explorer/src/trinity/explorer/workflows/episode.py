@@ -17,7 +17,7 @@ from trinity.explorer.workflows.conversation import Conversation
 
 
 class End(StrEnum):
-    """Why an episode is over. Failures are none of these: they are counted as failed_<cause>."""
+    """Why an episode ended. Failures are counted separately, as failed_<cause>."""
 
     DONE = "done"
     TURN_LIMIT = "turn_limit"
@@ -36,7 +36,7 @@ EARLY = (End.BAD_FORMAT, End.LONG_REPLY, End.REPEATED)
 class Turn:
     """One turn: the observation and its images, the policy's reply, and its reward.
 
-    `action`: sent to the environment; empty if the reply has a `problem` (an End) and was not sent.
+    `action` is the text sent to the environment, empty if a `problem` (an End) kept the reply from being sent.
     """
 
     observation: str
@@ -51,10 +51,10 @@ class Turn:
 class Episode:
     """An episode so far. `conversation` has one exchange for each turn; `messages` are the same as text.
 
-    `answered`: the environment's own last answer; `observation` may say more, of a reply that never reached it.
-    `images`: those of that answer. `shown`: files of those that parts of `messages` stand for, in order.
-    `steps`: the conversation at each turn's reply, where turns are experiences of their own.
-    `journal`: of an episode that another explorer can continue.
+    `answered` and `images`: the environment's last answer; `observation` may add why a reply was not sent to it.
+    `shown`: image files that parts of `messages` stand for, in order.
+    `steps`: the conversation at each turn's reply, if each turn is a separate experience.
+    `journal`: set if another explorer can continue the episode.
     """
 
     rules: EpisodeRules
@@ -76,14 +76,14 @@ class Episode:
 
     @property
     def reward(self) -> float:
-        """Sum of the environment's rewards; early_end_reward if one of our own rules ended it."""
+        """Sum of the environment's rewards; early_end_reward if one of the workflow's rules ended the episode."""
         if self.end in EARLY:
             return self.rules.early_end_reward
         return sum(turn.reward for turn in self.turns)
 
     @property
     def success(self) -> bool:
-        """As the environment reports; without a report, a reward of 1 at least."""
+        """The environment's report of success; without a report, whether the reward is at least 1."""
         if "success" in self.metrics:
             return self.metrics["success"] > 0
         if isinstance(self.info.get("success"), bool):
@@ -92,7 +92,7 @@ class Episode:
 
     @property
     def moves(self) -> list[dict[str, int | str]]:
-        """At which turns another explorer continued it: `turn`, and `from`, which sampled the turns before."""
+        """Turns at which another explorer continued: `turn`, and `from`, the explorer that sampled the turns before."""
         return self.journal.moves if self.journal is not None else []
 
     @property
@@ -107,17 +107,16 @@ class Episode:
 
     @property
     def step_rewards(self) -> list[float]:
-        """Rewards of the turns. They sum to the episode's reward; an early end changes the last one's."""
+        """Rewards of the turns, with the episode's reward as their sum; an early end changes the last turn's."""
         rewards = [turn.reward for turn in self.turns]
         if rewards:
             rewards[-1] = self.reward - sum(rewards[:-1])
         return rewards
 
     def measures(self) -> dict[str, float]:
-        """The environment's metrics, and ours: success, steps, and how often what went wrong.
+        """The environment's metrics, and success, steps and counts of bad formats and long replies.
 
-        A reply that reached its limit is long under every on_long_reply. An experience whose last reply did
-        has Truncation.RESPONSE.
+        A reply that reached its limit is counted as long under every on_long_reply.
         """
         problems = [turn.problem for turn in self.turns]
         ours = {
@@ -138,7 +137,7 @@ def state_hash(observation: str, images: Sequence[bytes] = ()) -> str:
 
 
 def whole(episode: Episode, rollout: int, untrained_turns: int = 0) -> Experience:
-    """The episode as one experience. It was played under a template that leaves history as it is."""
+    """The episode as one experience. Requires a chat template that leaves former turns unchanged."""
     made = episode.conversation.experience(rollout, episode.reward, untrained_turns)
     asked, said = texts(episode.messages)
     info = json.dumps({"moved": episode.moves}) if episode.moves else ""
@@ -146,16 +145,16 @@ def whole(episode: Episode, rollout: int, untrained_turns: int = 0) -> Experienc
 
 
 def texts(messages: Sequence[Message]) -> tuple[str, str]:
-    """prompt_text and response_text, for people: up to the first reply, and from there on."""
+    """prompt_text and response_text for readers: the messages before the first reply, and the others."""
     shown = [f"[{m['role']}] {plain(m['content'])}" for m in messages]
     asked = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(shown))
     return "\n".join(shown[:asked]), "\n".join(shown[asked:])
 
 
 def by_step(episode: Episode, rollout: int) -> list[Experience]:
-    """Every turn as an experience, each with the episode's reward; the last one has its metrics.
+    """Every turn as an experience with the episode's reward; the last experience has the episode's metrics.
 
-    info: step_reward, and env_state_hash of what the policy saw, for GiGPO; of the last one where the episode moved.
+    info has step_reward and, for GiGPO, env_state_hash of the observation; the last one also has the episode's moves.
     """
     made = []
     for number, (turn, reward) in enumerate(zip(episode.turns, episode.step_rewards, strict=True)):

@@ -1,4 +1,4 @@
-"""Rewards by an auxiliary model that reads the replies: by a rubric, or by comparing a group's replies (RULER)."""
+"""Rewards by a judge model, which grades each reply by a rubric or compares a group's replies (RULER)."""
 
 import json
 from collections.abc import Sequence
@@ -31,10 +31,10 @@ class Criterion:
 
 
 class _Judged(SimpleWorkflow):
-    """workflow_args: judge (a name; empty: the first model that writes), judge_temperature (0), judge_max_tokens."""
+    """workflow_args: judge (name; empty for the first model that writes), judge_temperature (0), judge_max_tokens."""
 
     async def numbers(self, messages: Sequence[Message], count: int) -> list[float]:
-        """A judge's list of `count` numbers in [0, 1]. Raises ScorerFailed if it gives none in three attempts."""
+        """Ask a judge for `count` numbers in [0, 1]. Raises ScorerFailed after three replies without such a list."""
         args = self.task.workflow_args
         temperature, limit = args.get("judge_temperature", 0.0), args.get("judge_max_tokens", _MAX_TOKENS)
         reply = ""
@@ -48,13 +48,12 @@ class _Judged(SimpleWorkflow):
         raise ScorerFailed(f"the judge gave no list of {count} numbers from 0 to 1, but {reply[-200:]!r}")
 
     async def judged(self, messages: Sequence[Message], sampling: SamplingParams) -> str:
-        """A judge's reply."""
         (reply,) = await self.tools.judge(messages, sampling, str(self.task.workflow_args.get("judge", "")))
         return reply
 
 
 def read_numbers(reply: str, count: int) -> list[float] | None:
-    """The last list in a reply, if it is one of `count` numbers in [0, 1]."""
+    """The last list in a reply; None unless it has `count` numbers in [0, 1]."""
     begin, end = reply.rfind("["), reply.rfind("]")
     try:
         found = json.loads(reply[begin : end + 1]) if 0 <= begin < end else None
@@ -69,7 +68,7 @@ def read_numbers(reply: str, count: int) -> list[float] | None:
 class RubricJudgeWorkflow(_Judged):
     """Rewards each reply by the row's rubric, a list of {description, weight}: sum of weight * grade over all weights.
 
-    workflow_args beside the judge's: rubric_key ("rubric"), the column; or rubric itself, for all rows.
+    workflow_args: rubric_key (column of the rubric, "rubric"), or rubric (one for all rows), and those of the judge.
     """
 
     async def scores(self, answers: list[Answer]) -> list[Score]:
@@ -87,7 +86,7 @@ class RubricJudgeWorkflow(_Judged):
         return await self.numbers(messages, len(rubric))
 
     def _rubric(self) -> list[Criterion]:
-        """Raises InvalidInput naming what is wrong with it."""
+        """Raises InvalidInput naming the wrong entry."""
         args = self.task.workflow_args
         place, found = "workflow_args.rubric", args.get("rubric")
         if found is None:
@@ -106,7 +105,7 @@ def _criterion(entry: Any, place: str) -> Criterion:
 
 
 class MathRulerWorkflow(_Judged):
-    """As math_workflow, rewarded by a judge who reads all replies of the group, and the reference if there is one."""
+    """Extends math_workflow by a judge, who compares all replies of the group, and the row's reference if any."""
 
     default_system_prompt = MathWorkflow.default_system_prompt
 
@@ -115,7 +114,7 @@ class MathRulerWorkflow(_Judged):
         return await self.checked(answers, found, "ruler")
 
     def comparison(self, answers: Sequence[Answer], most: int, truth: str = "") -> list[Message]:
-        """What a judge is asked; question and replies together have about 2 * `most` characters at most."""
+        """The judge's prompt. Question and replies have at most about 2 * `most` characters together."""
         share = max(1, most // max(1, len(answers)))
         shown = [f"Reply {number}:\n{answer.response[-share:]}" for number, answer in enumerate(answers, 1)]
         reference = [f"The right answer is: {truth}"] if truth else []
@@ -124,14 +123,13 @@ class MathRulerWorkflow(_Judged):
 
 
 class MathTrainableRulerWorkflow(MathRulerWorkflow):
-    """As math_ruler_workflow, and the policy itself is the judge, who does not see the reference.
+    """Extends math_ruler_workflow with the policy as the judge, who does not see the reference.
 
-    Tasks with an even ordinal train judgements: of replies that are sampled and not trained, the policy makes
-    `repeat_times` judgements, and each is rewarded by 1 - mean |score - right|, where `right` is 1 or 0 by the reward
-    function; by 0 if it is no list of scores. So all rollouts of a group do the same, and have the same baseline.
-    Evaluations are rewarded by the reward function alone.
+    Tasks with an even ordinal train judgements: the policy judges untrained replies `repeat_times` times. The reward of
+    a judgement is 1 - mean |score - right|, with `right` 1 or 0 by the reward function, or 0 if it is no list of
+    scores. So all rollouts of a group do the same, and share a baseline. Evaluations only use the reward function.
 
-    workflow_args: judge_temperature (0), judge_max_tokens, of judgements that only give rewards.
+    workflow_args: judge_temperature (0) and judge_max_tokens, for judgements that are not trained.
     """
 
     async def run(self) -> list[Experience]:
@@ -172,7 +170,7 @@ class MathTrainableRulerWorkflow(MathRulerWorkflow):
         return made
 
     def _fitting(self, answers: Sequence[Answer]) -> list[Message]:
-        """Question and replies as far as they fit into a prompt. Raises InvalidInput if nothing of them does."""
+        """The judge's prompt, cut to the prompt's limit. Raises InvalidInput if not even an empty question fits."""
         most = _MAX_TEXT
         while most:
             messages = self.comparison(answers, most)

@@ -1,4 +1,4 @@
-"""Plays episodes: the policy's replies against an environment, until it is done or a limit is reached."""
+"""Plays episodes: the policy replies to an environment until the environment is done or a limit is reached."""
 
 import asyncio
 import zlib
@@ -41,7 +41,7 @@ _MAX_ACTION = 2_000  # characters
 
 
 def seed_of(task: Task) -> int:
-    """Seed of a task's environment: the same for all rollouts of the group, and whenever the row is played again."""
+    """Seed of a task's environment, the same for all rollouts of the group and for every epoch."""
     given = task.raw.get("seed")
     return given if type(given) is int and given >= 0 else zlib.crc32(f"{task.taskset}/{task.row}".encode())
 
@@ -53,7 +53,7 @@ class Player:
         self._task = task
         self._tools = tools
         self.rules = rules
-        self.text_alone = False  # the workflow shows parts of an episode again, and would leave its images out
+        self.text_only = False  # for workflows that show parts of an episode again, without its images
         self._turn_tokens = min(rules.max_response_tokens or task.sampling.max_tokens, task.sampling.max_tokens)
         self._context = min(rules.max_context_tokens or tools.max_model_tokens, tools.max_model_tokens)
         self._rewritten = tools.history_problem
@@ -65,7 +65,7 @@ class Player:
             )
 
     async def play(self) -> Episode:
-        """A whole episode. Raises EnvironmentFailed and the engine's errors; a failure is never a reward of zero."""
+        """Play an episode. Raises EnvironmentFailed and the engine's errors; a failure is never a reward of zero."""
         journal = self._tools.journal()
         if journal is not None and self.rules.max_turns == 1 and not 0 < journal.flush_tokens < self._turn_tokens:
             journal = None
@@ -78,7 +78,7 @@ class Player:
         return episode
 
     async def _play_durably(self, journal: EpisodeJournal, counted: "Counted") -> Episode:
-        """From where the journal ends, if the environment can go on from there."""
+        """Play from the end of the journal, if the environment can continue there."""
         while True:
             try:
                 async with self.episode() as remote:
@@ -87,24 +87,24 @@ class Player:
                     episode.journal = journal if continued.durable else None
                     await self.play_until_done(episode, continued)
                 return episode
-            except StateRefused as refusal:  # at most once: nothing is known then
+            except StateRefused as refusal:  # at most once, since the journal is empty then
                 journal.forget(str(refusal))
 
     def episode(self, environment_args: dict[str, Any] | None = None) -> Any:
-        """The environment's side, as a context."""
+        """The episode at its provider, as an asynchronous context."""
         args = {**self.rules.environment_args, **(environment_args or {})}
         return self._tools.episode(self.rules.environment, self._task.raw, args, seed_of(self._task))
 
     @contextmanager
     def counting(self) -> Iterator["Counted"]:
-        """Count an episode by its end and observe its length, failures too."""
+        """Count an episode by its end, a failure too, and observe its length."""
         counted = Counted()
         end = "failed"
         try:
             yield counted
             end = str(counted.episode.end) if counted.episode else "not_begun"
         except asyncio.CancelledError:
-            end = "cancelled"  # with its group, or because the time was over
+            end = "cancelled"  # with its group, or at the time limit
             raise
         except Exception as error:
             end = f"failed_{error.cause if isinstance(error, EnvironmentFailed) else type(error).__name__}"
@@ -115,7 +115,7 @@ class Player:
             TOKENS.labels(end).observe(len(counted.episode.conversation.tokens) if counted.episode else 0)
 
     def begin(self, first: Any, guidance: str = "") -> Episode:
-        """The conversation up to the first reply. `first`: what reset gave; `guidance` ends the system prompt."""
+        """The conversation up to the first reply. `first`: the answer to reset; `guidance` ends the system prompt."""
         text, instructions = first.observation, str(first.info.get("instructions") or "")
         if instructions and text.startswith(instructions):
             text = text[len(instructions) :].lstrip("\n")
@@ -147,8 +147,8 @@ class Player:
                 self.tell(episode)
 
     async def turn(self, episode: Episode, remote: Any) -> None:
-        """A reply, and the environment's answer to it. With a journal the reply is the recorded one, or is recorded
-        while the episode continues."""
+        """Play one turn. With a journal, a recorded reply is taken, and a new one is recorded while the episode
+        continues."""
         journal, number = episode.journal, len(episode.turns)
         if journal is None:
             await self.act(episode, await self.reply(episode), remote)
@@ -163,9 +163,9 @@ class Player:
     async def _kept_reply(
         self, episode: Episode, journal: EpisodeJournal, seen: bytes, made: Completion | None
     ) -> Completion:
-        """The reply, which the journal gets in parts. `made`: its first tokens, which are known and not sampled."""
+        """Sample a reply, in parts that the journal writes. `made`: its first tokens, if they are recorded."""
         sampling, number = self._sampling(episode), len(episode.turns)
-        # A text to stop at may lie across the end of a part.
+        # A stop text may cross the end of a part.
         at_once = journal.flush_tokens if not sampling.stop else 0
         if made is not None and len(made.token_ids) >= sampling.max_tokens:
             made = None
@@ -188,16 +188,15 @@ class Player:
         return completion
 
     def _sampling(self, episode: Episode) -> SamplingParams:
-        """Of the next reply."""
         sampling = replace(self._task.sampling, n=1, max_tokens=self._turn_tokens)
-        sampling = asked_for(sampling, episode.info.get("sampling"))
+        sampling = requested(sampling, episode.info.get("sampling"))
         return replace(sampling, min_tokens=min(sampling.min_tokens, sampling.max_tokens))
 
     async def act(self, episode: Episode, completion: Completion, remote: Any) -> None:
         """Pass the action of a reply to the environment, unless the reply breaks a rule."""
         rules = self.rules
         same = (
-            asked_for(self._task.sampling, episode.info.get("sampling")).temperature == self._task.sampling.temperature
+            requested(self._task.sampling, episode.info.get("sampling")).temperature == self._task.sampling.temperature
         )
         episode.conversation = episode.conversation.replied(completion, trained=same)
         if rules.step_wise:
@@ -236,7 +235,7 @@ class Player:
             episode.end = End.DONE
 
     def tell(self, episode: Episode, messages: Sequence[Message] = ()) -> None:
-        """Put the observation, or these messages of text, into the conversation; or end the episode at a limit."""
+        """Append the observation, or these text messages, to the conversation, or end the episode at a limit."""
         if len(episode.turns) >= self.rules.max_turns:
             episode.end = End.TURN_LIMIT
             return
@@ -260,7 +259,7 @@ class Player:
         episode.conversation = told
 
     def _begin_again(self, episode: Episode) -> None:
-        """The environment began another conversation, or rewrote this one: nothing of it may stay."""
+        """Drop the conversation, because the environment began another one or rewrote it."""
         if not self.rules.step_wise:
             raise InvalidInput(
                 "workflow_args.step_wise",
@@ -272,13 +271,13 @@ class Player:
         episode.shown = []
 
     def _shown(self, answer: Any) -> tuple[bytes, ...]:
-        if answer.images and self.text_alone:
-            what = f"{self._task.workflow} reads text alone, and {self.rules.environment} shows images"
+        if answer.images and self.text_only:
+            what = f"{self._task.workflow} only reads text, and {self.rules.environment} shows images"
             raise InvalidInput("task.workflow", f"{what}; train it with another workflow")
         return tuple(answer.images)
 
     def message(self, text: str, images: Sequence[bytes]) -> Message:
-        """An observation as the policy sees it."""
+        """An observation in the form that the policy sees."""
         cut = self.cut(self._tools.observed(text))
         return {"role": "user", "content": observed(cut, len(images)) if images else cut}
 
@@ -294,12 +293,12 @@ class Player:
 
 
 def starts_conversation(info: dict[str, Any]) -> bool:
-    """Whether the observation does not continue the conversation before it (info.conversation)."""
+    """True if the observation begins a new conversation (info.conversation)."""
     return info.get("conversation") == "new"
 
 
-def asked_for(sampling: SamplingParams, asked: Any) -> SamplingParams:
-    """As the environment asks for the next reply (info.sampling), within the task's limit of tokens."""
+def requested(sampling: SamplingParams, asked: Any) -> SamplingParams:
+    """Sampling of the next reply with the environment's requests (info.sampling), within the task's limit of tokens."""
     if asked is None:
         return sampling
     if not isinstance(asked, dict):
@@ -323,24 +322,24 @@ def asked_for(sampling: SamplingParams, asked: Any) -> SamplingParams:
 
 @dataclass
 class Counted:
-    """The episode that is counted, once it has begun."""
+    """The episode to count, None until it has begun."""
 
     episode: Episode | None = None
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """`action`: sent to the environment. `problem`: why there is none, as text that the policy reads."""
+    """The action for the environment, or the `problem` that the policy reads instead."""
 
     action: str = ""
     problem: str = ""
 
 
 def parse_action(reply: str, form: ActionForm, thinking: bool) -> Parsed:
-    """The action of a reply, in time linear in its length.
+    """Parse the action of a reply, in time linear in its length.
 
-    thinking: there must be exactly one <think>...</think> and, behind it, one action. Without it the last of any number
-    of actions counts.
+    With `thinking`, a reply must have exactly one <think>...</think> followed by exactly one action. Without, the last
+    action counts.
     """
     if form is ActionForm.REPLY:
         return Parsed(reply)

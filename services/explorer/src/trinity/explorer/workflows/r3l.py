@@ -1,11 +1,10 @@
 """R3L: reflect, then retry from the step that mattered, and learn the retry as if it had no guidance.
 
-Half of a group's rollouts are first attempts. After each the policy reflects on it, and the other half are retries: the
-actions before the chosen step are replayed in a fresh environment, from there on the policy plays with the reflection's
-guidance in its context. What is trained is that trajectory without the guidance (context distillation); its
-log-probabilities stay those it was sampled with. Both share the turns before the chosen step, which decided nothing
-between them and are not trained (pivotal credit). A retry that won and was better also trains the reflection and the
-guided retry, each a group of its own with reward 1.
+Half of a group's rollouts are first attempts, on each of which the policy reflects. The other half are retries: the
+actions before the chosen step are replayed in a fresh environment, then the policy plays with the reflection's guidance
+in its context. The retry is trained without the guidance (context distillation), with the log-probabilities it was
+sampled with. Both attempts share the turns before the chosen step, so these are not trained (pivotal credit). A retry
+that won and was better also trains the reflection and the guided retry, in separate groups with reward 1.
 """
 
 import json
@@ -43,10 +42,10 @@ class Retry:
 
 
 class ReflectRetryWorkflow(EnvironmentWorkflow):
-    """An evaluation plays plain episodes, without reflection.
+    """Evaluations play plain episodes, without reflection.
 
-    workflow_args beside those of episodes: max_reflection_tokens (4096), retry_from (step, or start: always the whole
-    episode), retry_environment_args: environment arguments of second attempts alone.
+    workflow_args, in addition to those of episodes: max_reflection_tokens (4096), retry_from ("step", or "start" for
+    the whole episode), retry_environment_args (environment arguments only of second attempts).
     """
 
     retry_from: ClassVar[str] = "step"
@@ -67,10 +66,10 @@ class ReflectRetryWorkflow(EnvironmentWorkflow):
     async def run(self) -> list[Experience]:
         if self.task.kind is TaskKind.EVALUATION:
             return await super().run()
-        self.player.text_alone = True
+        self.player.text_only = True
         pairs, single = divmod(self.task.repeat_times, 2)
-        alone = (self._single() for _ in range(single))
-        made = await gather_rollouts([*(self._pair(index) for index in range(pairs)), *alone])
+        unpaired = (self._single() for _ in range(single))
+        made = await gather_rollouts([*(self._pair(index) for index in range(pairs)), *unpaired])
         found = [experience for experiences in made for experience in experiences]
         return [replace(experience, rollout=rollout) for rollout, experience in enumerate(found)]
 
@@ -78,7 +77,7 @@ class ReflectRetryWorkflow(EnvironmentWorkflow):
         return [whole(await self.player.play(), 0)]
 
     async def _pair(self, index: int) -> list[Experience]:
-        """A first attempt and a second one; perhaps what led from one to the other."""
+        """A first attempt and a second one, and the reflection and guided retry if they are trained."""
         first = await self.player.play()
         reflection = await self.reflect(first)
         report = reflection.report if reflection else None
@@ -100,7 +99,7 @@ class ReflectRetryWorkflow(EnvironmentWorkflow):
         return made
 
     async def reflect(self, first: Episode) -> Reflection | None:
-        """None where the episode is too long to be read again, or there is nothing to reflect on."""
+        """Returns None if the episode is empty, or too long to be read again."""
         if not first.turns:
             return None
         task = str(first.info.get("task") or first.turns[0].observation)
@@ -118,7 +117,7 @@ class ReflectRetryWorkflow(EnvironmentWorkflow):
         return Reflection(Conversation(tuple(prompt)).replied(completion), reply, report)
 
     async def retry(self, first: Episode, report: Report) -> Retry | None:
-        """Play again from the chosen step on. None if the replay ends before it, or nothing fits behind it."""
+        """Play again from the chosen step. Returns None if the replay ends before it, or no reply fits after it."""
         step = report.retry_from_step
         with self.player.counting() as counted:
             async with self.player.episode(self._retry_args) as remote:
@@ -127,7 +126,7 @@ class ReflectRetryWorkflow(EnvironmentWorkflow):
                     unguided = self.player.begin(begun).conversation
                     try:
                         guided = self.player.begin(begun, report.guidance)
-                    except InvalidInput:  # it fits without the guidance alone
+                    except InvalidInput:  # it only fits without the guidance
                         return None
                 else:
                     guided, unguided = await self._replay(first, report, remote)
@@ -139,7 +138,7 @@ class ReflectRetryWorkflow(EnvironmentWorkflow):
         return Retry(guided, _without_guidance(guided, unguided, step), step, differs)
 
     async def _replay(self, first: Episode, report: Report, remote: Any) -> tuple[Episode, Conversation]:
-        """The episode as it was before the chosen step, told the guidance; and the conversation without it."""
+        """The episode up to the chosen step, with the guidance; and its conversation without the guidance."""
         step = report.retry_from_step
         begun = first.conversation.before_turn(step)
         said = [i for i, message in enumerate(first.messages) if message["role"] == "assistant"][step - 1]
@@ -158,7 +157,7 @@ class ReflectRetryWorkflow(EnvironmentWorkflow):
         return guided, unguided
 
     def _with_guidance(self, seen: Message, guidance: str) -> list[Message]:
-        """A system message of its own, or where the template takes none in between, a part of the user's."""
+        """The guidance as a system message, or in the user's message if the template takes no system message there."""
         messages: list[Message] = [{"role": "system", "content": guidance}, seen]
         try:
             self.tools.next_turn(messages)
@@ -168,7 +167,7 @@ class ReflectRetryWorkflow(EnvironmentWorkflow):
 
 
 def _without_guidance(guided: Episode, unguided: Conversation, step: int) -> Conversation:
-    """The same replies in the conversation without guidance. What was told after the first of them is the same."""
+    """The same replies in the conversation without guidance, which differs only before the first of them."""
     first, *rest = guided.conversation.exchanges[step:]
     exchanges = (*unguided.exchanges, replace(first, told=unguided.pending), *rest)
     return Conversation(unguided.prompt, exchanges)
@@ -187,7 +186,7 @@ def _measured(experience: Experience, **metrics: float) -> Experience:
 
 
 def _second(first: Episode, retry: Retry, improved: bool) -> Experience:
-    """The second attempt as it is trained."""
+    """The experience of the second attempt, without the guidance."""
     guided = retry.guided
     metrics = {
         "second_success": float(guided.success),
@@ -219,7 +218,7 @@ def _guided(retry: Retry, index: int) -> Experience:
 
 # Puzzles whose turns are tries at one answer retry from the start.
 _FROM_START = ("dapo", "countdown")
-# An illegal action of a guided attempt costs its turn alone.
+# An illegal action of a guided attempt only costs its turn.
 _LENIENT_RETRY = ("alfworld", "webshop")
 
 

@@ -1,4 +1,4 @@
-"""R3L's reflection: the policy reads an episode of its own and says what went wrong, and where to begin again."""
+"""R3L's reflection: the policy reads its own episode, names the mistake and the step to retry from."""
 
 import json
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Report:
-    """A reflection that can be used. 0 <= retry_from_step < steps of the episode."""
+    """A valid reflection. 0 <= retry_from_step < steps of the episode."""
 
     outcome: Outcome
     retry_from_step: int
@@ -42,13 +42,13 @@ class Report:
 
     @property
     def guidance(self) -> str:
-        """What the second attempt is told and the distilled one is not."""
+        """The text that is added to the second attempt, and left out of the distilled one."""
         advice = f"What went wrong: {self.cause}\nWhat to do: {self.suggestion}"
         return f"An earlier attempt at this task was reviewed. Use the review without mentioning it.\n{advice}"
 
 
 def ask(task: str, turns: Sequence[Turn], reward: float, success: bool) -> list[Message]:
-    """The conversation a reflection answers."""
+    """The prompt of a reflection."""
     shown = [f"Task:\n{task[:_MAX_TEXT]}"]
     for number, turn in enumerate(turns):
         shown.append(f"Step {number}\nSaw: {turn.observation[:_MAX_TEXT]}\nDid: {turn.reply[:_MAX_TEXT]}")
@@ -59,7 +59,7 @@ def ask(task: str, turns: Sequence[Turn], reward: float, success: bool) -> list[
 
 
 def read(reply: str, steps: int) -> Report | None:
-    """The report in a reply, from its first `{` to its last `}`; None if there is none that can be used."""
+    """The report in a reply, from its first `{` to its last `}`; None if it is not valid."""
     begin, end = reply.find("{"), reply.rfind("}")
     try:
         found = json.loads(reply[begin : end + 1]) if 0 <= begin < end else None

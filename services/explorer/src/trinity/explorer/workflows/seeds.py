@@ -1,6 +1,6 @@
-"""Seeds of requests in a reproducible run: each follows from the task, the rollout and the prompt alone.
+"""Seeds of requests in a reproducible run, derived only from the task, the rollout and the prompt.
 
-So neither the order of requests nor the explorer that makes them changes a response.
+So a response depends neither on the order of requests nor on the explorer that makes them.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ _BITS = 48  # vLLM adds the number of the response to it, within 63 bits
 
 
 class _Attempt:
-    """What was asked in one attempt at a task."""
+    """The number of requests with each prompt in one attempt at a task."""
 
     def __init__(self, task_id: str) -> None:
         self.task_id = task_id
-        self.asked: Counter[bytes] = Counter()
+        self.requests: Counter[bytes] = Counter()
 
 
 _attempt: ContextVar[_Attempt | None] = ContextVar("attempt", default=None)
@@ -40,25 +40,25 @@ def attempt(task_id: str) -> Iterator[None]:
 
 
 async def numbered(index: int, rollout: Coroutine[Any, Any, Result]) -> Result:
-    """The rollout, whose requests are apart from those of its siblings. For an asyncio task of its own."""
+    """Run a rollout with seeds that differ from its siblings'. Call it in a separate asyncio task for each."""
     _rollout.set((*_rollout.get(), index))
     return await rollout
 
 
 def place() -> str:
-    """Which rollout of its group this is, as text: the numbers of `numbered` around it."""
+    """The rollout's place in its group, as text: the indices of the enclosing `numbered` calls."""
     return ".".join(str(index) for index in _rollout.get())
 
 
 def of_request(seed: int, prompt_token_ids: Sequence[int]) -> int:
-    """The seed of the next request with this prompt in this rollout, from the run's seed. Below 2**48."""
+    """The seed of the rollout's next request with this prompt, derived from the run's seed. Below 2**48."""
     current = _attempt.get()
     prompt = np.asarray(prompt_token_ids, np.int64).tobytes()
     place = f"{seed}/{current.task_id if current else ''}/{_rollout.get()}/".encode() + prompt
     key = hashlib.blake2b(place).digest()
     before = 0
     if current is not None:
-        before = current.asked[key]
-        current.asked[key] += 1
+        before = current.requests[key]
+        current.requests[key] += 1
     digest = hashlib.blake2b(key + before.to_bytes(8, "big"), digest_size=_BITS // 8).digest()
     return int.from_bytes(digest, "big")

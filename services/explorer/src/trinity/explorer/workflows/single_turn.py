@@ -22,9 +22,9 @@ _MATH_SYSTEM_PROMPT = (
 
 
 class SimpleWorkflow(Workflow):
-    """Asks the row's prompt `repeat_times` times and scores every reply.
+    """Samples `repeat_times` replies to the row's prompt and scores each.
 
-    workflow_args.reward_model: the auxiliary reward model that scores, in place of the reward function.
+    workflow_args.reward_model: name of an auxiliary reward model that replaces the reward function.
     """
 
     default_system_prompt = ""
@@ -32,7 +32,7 @@ class SimpleWorkflow(Workflow):
 
     @property
     def images(self) -> tuple[bytes, ...]:
-        """Files of those that the prompt shows."""
+        """Image files that the prompt shows."""
         return ()
 
     async def run(self) -> list[Experience]:
@@ -45,7 +45,7 @@ class SimpleWorkflow(Workflow):
         return [self.scored(*each) for each in zip(made, answers, scores, strict=True)]
 
     async def sampled(self, prompt: list[int]) -> list[Experience]:
-        """The group's replies, without reward."""
+        """Sample the group's replies, without reward."""
         return await self._replies(prompt, self.task.sampling)
 
     async def _replies(self, prompt: list[int], sampling: SamplingParams) -> list[Experience]:
@@ -54,13 +54,13 @@ class SimpleWorkflow(Workflow):
         return [asked.replied(completion).experience(index, 0.0) for index, completion in enumerate(completions)]
 
     def answers(self, made: Sequence[Experience]) -> list[Answer]:
-        """Replies to one prompt as a reward function reads them."""
+        """Replies to one prompt in the form that reward functions read."""
         asked, prefix = self.tools.text(made[0].token_ids[: made[0].prompt_length]), self.format["reply_prefix"] or ""
         replies = [(e.token_ids[e.prompt_length :], e.truncation is Truncation.RESPONSE) for e in made]
         return [self.answer(asked, prefix + self.tools.text(tokens), tokens, cut) for tokens, cut in replies]
 
     def answer(self, prompt: str, reply: str, token_ids: np.ndarray, cut: bool) -> Answer:
-        """One of them. `token_ids`: of the reply; `cut`: it reached its limit."""
+        """One reply to score, with its `token_ids`. `cut`: it reached its limit."""
         return Answer(prompt, reply, self.truth(), cut, len(token_ids), tuple(token_ids.tolist()))
 
     def asked(self) -> list[int]:
@@ -77,19 +77,19 @@ class SimpleWorkflow(Workflow):
         )
 
     def measures(self, made: Experience) -> dict[str, float]:
-        """Metrics of a reply, beside those of its score."""
+        """Metrics of a reply that do not come from its score."""
         cut = made.truncation is Truncation.RESPONSE
         length = float(made.response_length)
         return {"response_tokens": length, "response_truncated": float(cut), "prompt_truncated": 0.0}
 
     async def scores(self, answers: list[Answer]) -> list[Score]:
-        """A score for each answer: by the reward model that workflow_args name, or by the task's reward function."""
+        """Score each answer by the reward model that workflow_args name, or by the task's reward function."""
         if (name := self.task.workflow_args.get("reward_model")) is not None:
             return await self.rated(answers, str(name))
         return await self._by_function(answers)
 
     async def rated(self, answers: Sequence[Answer], model: str) -> list[Score]:
-        """By an auxiliary reward model, which reads the messages and the reply; empty: the first there is."""
+        """Score by an auxiliary reward model, which reads the messages and the reply; empty name: the first model."""
         asked = self.messages()
         conversations = [[*asked, {"role": "assistant", "content": answer.response}] for answer in answers]
         return await self.checked(answers, await self.tools.rate(conversations, model), "reward_model")
@@ -99,9 +99,9 @@ class SimpleWorkflow(Workflow):
         return await self.tools.score(self.reward_function or self.task.reward_function, answers, self.row, args)
 
     async def checked(self, answers: Sequence[Answer], rewards: Sequence[float], metric: str) -> list[Score]:
-        """Rewards that came from elsewhere, also as a metric, beside the metrics of the reward function.
+        """Scores with given rewards, also as a metric, and the metrics of the reward function.
 
-        Where the row has no reference answer, the reward function does not run.
+        The reward function only runs if the row has a reference answer.
         """
         found = await self._by_function(list(answers)) if self.truth() else [Score(0.0, {}) for _ in answers]
         pairs = zip(rewards, found, strict=True)
@@ -112,7 +112,7 @@ class SimpleWorkflow(Workflow):
         system = self.row.get(key) if key else self.format["system_prompt"]
         text, given = self.column("prompt_key"), self.row.get(self.format["prompt_key"])
         asked: list[Message] = [{"role": "user", "content": text}]
-        if isinstance(given, list):  # asked as it is written, without the workflow's own system prompt
+        if isinstance(given, list):  # taken as written, without the workflow's default system prompt
             asked = list(prompt_messages(given))
             system = None if asked[0]["role"] == "system" else system
         elif system is None:
@@ -124,7 +124,7 @@ class SimpleWorkflow(Workflow):
         return self.column("response_key") if self.format["response_key"] in self.row else ""
 
     async def _too_long(self, prompt: list[int]) -> list[Experience]:
-        """A prompt over the limit is cut and kept out of the loss: one token is sampled, no token is trained."""
+        """Cut a prompt that is over the limit and keep it out of the loss: one token is sampled, none is trained."""
         cut = prompt[: self.tools.max_prompt_tokens]
         sampling = replace(self.task.sampling, max_tokens=1, min_tokens=0)
         return [
@@ -143,9 +143,9 @@ class SimpleWorkflow(Workflow):
 
 
 class SimpleMMWorkflow(SimpleWorkflow):
-    """As simple_workflow, with the images of the row's format.image_key at the prompt's <image>, or before the text.
+    """Extends simple_workflow by the row's images (format.image_key), at the prompt's <image> or before the text.
 
-    A prompt that is too long is a failed attempt: the placeholders of an image cannot be cut.
+    A prompt over the limit fails the attempt, because the placeholders of an image cannot be cut.
     """
 
     @property
@@ -170,7 +170,7 @@ class SimpleMMWorkflow(SimpleWorkflow):
         ]
 
     async def scores(self, answers: list[Answer]) -> list[Score]:
-        """By the task's reward function; reward models read text alone."""
+        """Score by the task's reward function, since reward models only read text."""
         return await self._by_function(answers)
 
     async def _too_long(self, prompt: list[int]) -> list[Experience]:
@@ -179,7 +179,7 @@ class SimpleMMWorkflow(SimpleWorkflow):
 
 
 class MathWorkflow(SimpleWorkflow):
-    """As simple_workflow, with a system prompt that asks for <think> and <answer> unless the YAML gives one."""
+    """Extends simple_workflow by a default system prompt that asks for <think> and <answer>."""
 
     default_system_prompt = _MATH_SYSTEM_PROMPT
 
@@ -194,15 +194,15 @@ class MathBoxedWorkflow(SimpleWorkflow):
 
 
 class MathEvalWorkflow(MathBoxedWorkflow):
-    """For test sets: as math_boxed_workflow, scored with accuracy alone, wherever in the reply the answer stands."""
+    """Scores math_boxed_workflow's replies by accuracy, anywhere in the reply. For test sets."""
 
     reward_function = "accuracy_reward"
 
 
 class MathRewardModelWorkflow(MathWorkflow):
-    """As math_workflow, rewarded by an auxiliary reward model: workflow_args.reward_model, or the first there is.
+    """Extends math_workflow by an auxiliary reward model: workflow_args.reward_model, or the first model.
 
-    The reward function still runs where the row has a reference answer, and gives metrics alone.
+    If the row has a reference answer, the reward function also runs, but only its metrics are used.
     """
 
     async def scores(self, answers: list[Answer]) -> list[Score]:

@@ -1,4 +1,4 @@
-"""Thoughts of a limited length: beyond it the workflow writes their end, and the policy answers."""
+"""Thoughts of a limited length: at the limit the workflow writes their end, and the policy answers."""
 
 from dataclasses import replace
 
@@ -13,8 +13,8 @@ from trinity.runtime.errors import InvalidInput
 
 
 class ThinkingBudgetWorkflow(SimpleWorkflow):
-    """As simple_workflow; after workflow_args.thinking_token_budget tokens of a reply without `reasoning_end_str` in
-    them, that text is written, which is not trained, and the policy continues."""
+    """Extends simple_workflow by a limit of thoughts. If a reply's first workflow_args.thinking_token_budget tokens do
+    not contain `reasoning_end_str`, that text is inserted, untrained, and the policy continues."""
 
     async def run(self) -> list[Experience]:
         for name, problem in thinking_problems(self.task.workflow_args):
@@ -29,13 +29,13 @@ class ThinkingBudgetWorkflow(SimpleWorkflow):
         return [reply.experience(index, 0.0) for index, reply in enumerate(replies)]
 
     def measures(self, made: Experience) -> dict[str, float]:
-        """thinking_cut: the end of the thoughts was written, and not sampled."""
+        """thinking_cut: the end of the thoughts was inserted, not sampled."""
         sampled, cut = np.count_nonzero(made.action_mask), made.truncation is Truncation.RESPONSE
         written = float(sampled < made.response_length)
         return {"response_tokens": float(sampled), "response_truncated": float(cut), "thinking_cut": written}
 
     async def _reply(self, conversation: Conversation, end_text: str, budget: int) -> Conversation:
-        """The thoughts, and what follows them if there is room for it."""
+        """The thoughts, and the answer if it fits."""
         end = tuple(self.tools.tokens(end_text))
         sampling = replace(self.task.sampling, n=1, min_tokens=0)
         forced = True

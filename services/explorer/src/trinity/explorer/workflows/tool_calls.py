@@ -1,4 +1,4 @@
-"""A question that the policy may use tools for: functions of plugins, or of an environment that offers some (MCP)."""
+"""Questions that the policy answers with tools: functions of plugins, or of an environment that offers some (MCP)."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ _threads: dict[str, ThreadPoolExecutor] = {}
 
 @dataclass(frozen=True)
 class Call:
-    """A call that the policy requested. With a `problem` it cannot be made."""
+    """A call in a reply. A call with a `problem` is not made."""
 
     name: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -44,11 +44,11 @@ class ToolSource(Protocol):
     schemas: list[dict[str, Any]]
 
     async def call(self, call: Call) -> tuple[str, bool]:
-        """The result as text, and whether it is one: False for an error, which the policy reads."""
+        """The result as text, or an error for the policy to read, and whether the call succeeded."""
 
 
 class PluginTools:
-    """Functions that plugins registered, called in a thread with a time limit, each tool in threads of its own."""
+    """Functions that plugins registered, called with a time limit in the threads of their tool."""
 
     def __init__(self, names: Sequence[str], timeout_seconds: float) -> None:
         self.schemas = [plugins.TOOLS[name].schema for name in names]
@@ -76,7 +76,7 @@ async def _in_thread(call: Call) -> Any:
 
 
 class EnvironmentTools:
-    """Tools of an environment: its reset lists them in info.tools, a step with a <tool_call> makes one."""
+    """Tools of an environment, which its reset lists in info.tools; a step with a <tool_call> makes a call."""
 
     def __init__(self, episode: Any, listed: Any) -> None:
         self._episode = episode
@@ -95,7 +95,9 @@ class EnvironmentTools:
         self._over = step.done
         _refuse_images(step)
         if starts_conversation(step.info):
-            raise InvalidInput("workflow_args.environment", "names one that begins a new conversation in its episode")
+            raise InvalidInput(
+                "workflow_args.environment", "names an environment that begins a new conversation in its episode"
+            )
         before, self._errors = self._errors, step.metrics.get("tool_errors", 0.0)
         found = step.observation.strip().removeprefix("<tool_response>").removesuffix("</tool_response>")
         return found.strip(), not step.info.get("problem") and self._errors <= before
@@ -103,7 +105,9 @@ class EnvironmentTools:
 
 def _refuse_images(step: Any) -> None:
     if step.images:
-        raise InvalidInput("workflow_args.environment", "names one that shows images; results of tools are text")
+        raise InvalidInput(
+            "workflow_args.environment", "names an environment that shows images; results of tools are text"
+        )
 
 
 def _schema(entry: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +117,7 @@ def _schema(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_calls(reply: str) -> list[Call]:
-    """Calls in a reply, each {"name", "arguments"} in <tool_call>...</tool_call>; linear in the reply's length."""
+    """Calls in a reply, each {"name", "arguments"} in <tool_call>...</tool_call>. Takes time linear in its length."""
     calls = []
     for part in reply.split("<tool_call>")[1 : _MAX_CALLS + 1]:
         text, closed, _ = part.partition("</tool_call>")
@@ -140,7 +144,7 @@ class _Rollout:
 
 
 class ToolCallWorkflow(SimpleWorkflow):
-    """Replies with calls are answered with their results; the first one without is the answer, and is scored.
+    """Answers calls in replies with their results, and scores the first reply without a call.
 
     workflow_args: tools (names of functions of plugins) or environment and environment_args; max_turns (8);
     max_response_tokens, of one turn; tool_timeout_seconds (30). One experience for each rollout.
@@ -204,7 +208,7 @@ class ToolCallWorkflow(SimpleWorkflow):
         return text if len(text) <= _MAX_RESULT else f"{text[:_MAX_RESULT]} [... cut]"
 
     def _told(self, results: Sequence[str]) -> list[int]:
-        """As messages of the role tool; where the template has no such role, in the user's."""
+        """Tokens of the results, as messages of the role tool, or of the user if the template has no such role."""
         try:
             return self.tools.next_turn([{"role": "tool", "content": text} for text in results])
         except InvalidInput:
