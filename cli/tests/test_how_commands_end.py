@@ -1,9 +1,12 @@
 """Exit codes and the one sentence of commands that do not end by themselves."""
 
 import errno
+import os
+import pty
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,25 +30,49 @@ def test_ctrl_c_before_anything_started_is_one_sentence(capsys: pytest.CaptureFi
     assert capsys.readouterr().err == "trinity: ended by SIGINT\n"
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_a_script_started_in_the_background_ends_by_signals(signum: signal.Signals) -> None:
-    """Such a shell starts it with SIGINT ignored; the supervisor hears both."""
-    code = """
+ENDED_BY_SIGNAL = """
 import asyncio, os, signal
 from trinity.cli.supervise.stage.supervisor import Interrupted, ended_by_signals
 async def supervise():
     stop = asyncio.Event()
     with ended_by_signals(stop):
-        os.kill(os.getpid(), {signum})
+        print("supervising", flush=True)
+        {signal}
         await asyncio.wait_for(stop.wait(), 30)
-signal.signal(signal.SIGINT, signal.SIG_IGN)
+        print("draining", flush=True)
+{before}
 try:
     asyncio.run(supervise())
 except Interrupted as error:
     raise SystemExit(error.code)
 """
-    done = subprocess.run([sys.executable, "-c", code.format(signum=int(signum))], timeout=60)
-    assert done.returncode == 128 + signum
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_a_script_started_in_the_background_ends_by_signals(signum: signal.Signals) -> None:
+    """Such a shell starts it with SIGINT ignored; the supervisor obeys it nevertheless."""
+    before = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    code = ENDED_BY_SIGNAL.format(signal=f"os.kill(os.getpid(), {int(signum)})", before=before)
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 128 + signum
+
+
+def test_under_nohup_the_end_of_the_terminal_is_ignored() -> None:
+    both = f"os.kill(os.getpid(), {int(signal.SIGHUP)}); os.kill(os.getpid(), {int(signal.SIGTERM)})"
+    code = ENDED_BY_SIGNAL.format(signal=both, before="signal.signal(signal.SIGHUP, signal.SIG_IGN)")
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 128 + signal.SIGTERM
+
+
+def test_a_run_whose_terminal_is_closed_drains() -> None:
+    """A write to a terminal that hung up is an error."""
+    terminal, shown = pty.openpty()
+    code = ENDED_BY_SIGNAL.format(signal="", before="")
+    run = subprocess.Popen([sys.executable, "-c", code], stdin=shown, stdout=shown, stderr=shown)
+    os.close(shown)
+    assert b"supervising" in os.read(terminal, 100)
+    time.sleep(0.5)  # the write itself must have returned
+    os.close(terminal)
+    run.send_signal(signal.SIGHUP)
+    assert run.wait(60) == 128 + signal.SIGHUP
 
 
 def test_the_first_error_of_a_group_is_the_one_said(capsys: pytest.CaptureFixture[str]) -> None:

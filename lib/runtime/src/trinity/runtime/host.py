@@ -8,7 +8,6 @@ finished: the announce file says so, for a supervisor that is not to start it ag
 import asyncio
 import contextlib
 import os
-import signal
 import time
 import traceback
 from collections.abc import Coroutine
@@ -143,7 +142,7 @@ async def _serve(service: Service, settings: ServiceSettings) -> bool:
         files.write_json(settings.announce_file, about)
 
     stop = asyncio.Event()
-    for signum in (signal.SIGTERM, signal.SIGINT):
+    for signum in process.ending_signals():
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     ready = asyncio.Event()
     work = asyncio.create_task(service.work(ready, address), name="work")

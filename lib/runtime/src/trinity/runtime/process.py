@@ -12,6 +12,7 @@ import re
 import resource
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -84,6 +85,21 @@ def _short_link(folder: str) -> str:
 def as_parent() -> dict[str, str]:
     """Environment of a child of this process that calls `die_with_parent`."""
     return {PARENT: str(os.getpid())}
+
+
+def ending_signals() -> list[signal.Signals]:
+    """The signals that ask a process to drain: SIGINT, SIGTERM, and SIGHUP unless it is ignored, as under nohup."""
+    is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if is_ignored else [signal.SIGHUP])]
+
+
+def leave_terminal() -> None:
+    """Send further output nowhere: a terminal that hung up refuses it, which must not disturb a drain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        if stat.S_ISCHR(os.fstat(stream).st_mode):  # isatty denies a terminal that hung up
+            os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 def tied(command: Sequence[str]) -> list[str]:

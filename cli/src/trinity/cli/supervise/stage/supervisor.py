@@ -27,6 +27,7 @@ from trinity.reading.nats import NatsAccess
 from trinity.reading.processes import open_nats
 from trinity.runtime import files
 from trinity.runtime.devices import visible_gpus
+from trinity.runtime.process import ending_signals, leave_terminal
 from trinity.weights.checkpoint_manifest import verify_model
 from trinity.weights.checkpoints import newest_model
 
@@ -137,14 +138,19 @@ def _saved_step(folder: Path) -> int:
 
 @contextlib.contextmanager
 def ended_by_signals(stop: asyncio.Event, then: str = "the same command resumes the run") -> Iterator[None]:
-    """SIGINT and SIGTERM set `stop`; after the block they are raised as Interrupted, which says what to do `then`."""
+    """Signals that end a process set `stop`; after the block they raise Interrupted, which says what to do `then`.
+
+    They are SIGINT, SIGTERM and, unless it is ignored, SIGHUP: closing the terminal of a run saves and stops it.
+    """
     received: list[int] = []
 
     def on_signal(signum: int) -> None:
+        if signum == signal.SIGHUP:
+            leave_terminal()
         received.append(signum)
         stop.set()
 
-    for signum in (signal.SIGINT, signal.SIGTERM):
+    for signum in ending_signals():
         asyncio.get_running_loop().add_signal_handler(signum, on_signal, signum)
     yield
     if received:
