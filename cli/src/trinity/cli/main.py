@@ -35,6 +35,11 @@ _COMMANDS = {
 class _OnDemand(TyperGroup):
     """Lists its commands without importing them."""
 
+    def __init__(self, *args: Any, **given: Any) -> None:
+        super().__init__(*args, **given)
+        # typer suggests one of these for a misspelt name.
+        self.commands = {name: TyperCommand(name) for name in [*_COMMANDS, *satellites.names()]}
+
     def list_commands(self, ctx: Any) -> list[str]:
         return [*_COMMANDS, *sorted(satellites.names() - _COMMANDS.keys())]
 
