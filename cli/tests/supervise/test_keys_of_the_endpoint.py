@@ -1,5 +1,6 @@
 """Endpoints that serve or record: which file of keys they ask for, and what is refused before anything starts."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from support.checks.deep_check import check
 from trinity.cli.supervise.processes.endpoint import endpoint_problems, endpoint_settings
 from trinity.cli.supervise.stage import join
 from trinity.config import Config, ConfigError
+from trinity.reading.errors import RunError
 from trinity.reading.job import Job
 
 pytestmark = pytest.mark.core
@@ -55,6 +57,17 @@ def test_other_machines_need_a_file_of_keys(tmp_path: Path, monkeypatch: pytest.
 def test_the_yaml_names_a_file_that_must_be_there(tmp_path: Path) -> None:
     (said,) = _said(_config(tmp_path, api_keys_file=str(tmp_path / "keys")))
     assert said == f"explorer.api_keys_file: {tmp_path}/keys is no file; write a key on each line"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_port_that_another_process_holds_is_refused(tmp_path: Path, host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as held:
+        port = held.getsockname()[1]
+        config = _config(tmp_path, listen_address=host, proxy_port=port)
+        with pytest.raises(RunError, match=rf"proxy_port: another process listens on {host}:{port}; choose"):
+            endpoint_settings(config, Job(config))
+    assert endpoint_settings(config, Job(config))["SERVE_LISTEN"].endswith(f":{port}")
 
 
 def test_an_explorer_that_does_not_listen_needs_no_keys(tmp_path: Path) -> None:

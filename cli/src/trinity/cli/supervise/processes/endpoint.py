@@ -1,9 +1,12 @@
 """The OpenAI-compatible endpoint of an explorer: where it listens, and the keys that it asks for."""
 
+import errno
 import os
+import socket
 from pathlib import Path
 
 from trinity.config import Config, Problem
+from trinity.reading.errors import RunError
 from trinity.reading.job import Job
 from trinity.runtime.process import free_port
 from trinity.runtime.settings import LOOPBACK
@@ -28,16 +31,28 @@ def endpoint_problems(config: Config) -> list[Problem]:
 def endpoint_settings(config: Config, job: Job) -> dict[str, str]:
     """Settings of the explorer that listens; none where it neither serves nor records.
 
-    The configuration has no `endpoint_problems`. A file of keys is made where none is named.
+    The configuration has no `endpoint_problems`. A file of keys is made where none is named. Raises RunError if another
+    process listens on explorer.proxy_port.
     """
     explorer = config.explorer
     if config.mode != "serve" and not explorer.record:
         return {}
+    _check_port(explorer.listen_address, explorer.proxy_port)
     keys = _given(config) or make_key_file(job.folder / "serve.keys")
     return {
         "SERVE_LISTEN": f"{explorer.listen_address}:{explorer.proxy_port or free_port()}",
         "API_KEYS_FILE": str(keys),
     }
+
+
+def _check_port(host: str, port: int | None) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port or 0), family=family).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            problem = f"explorer.proxy_port: another process listens on {host}:{port}"
+            raise RunError(f"{problem}; choose another port, or leave it out for a free one", 2) from None
 
 
 def _given(config: Config) -> Path | None:
