@@ -27,6 +27,8 @@ def status(place: Path | AnnouncedRun, as_json: AsJson = False) -> str:
 def render_finished(folder: Path, found: dict[str, Any]) -> str:
     """The same for people."""
     lines = [f"{folder}: {found['state']}, no process lives"]
+    if found["reason"] is not None:
+        lines.append(visible(f"  {found['reason']}", layout=True))
     for name, steps in found["checkpoints"].items():
         lines.append(f"  {name if name != '.' else 'checkpoints'}: global_step_{', '.join(map(str, steps))}")
     summary = found["summary"] or {}
@@ -34,7 +36,7 @@ def render_finished(folder: Path, found: dict[str, Any]) -> str:
         if summary.get(key) is not None:
             value = summary[key]
             lines.append(visible(f"  {key}: {value:.3f}" if isinstance(value, float) else f"  {key}: {value}"))
-    if found["state"] == "stopped":
+    if found["state"] != "finished":
         lines.append("  `trinity run` with the same YAML resumes it")
     return "\n".join(lines)
 

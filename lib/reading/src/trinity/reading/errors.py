@@ -46,20 +46,31 @@ def ending_well(action: Callable[[], int]) -> int:
 def _tell(error: BaseException) -> int | None:
     """Prints an expected error and returns the exit code; returns None for an error that keeps its traceback."""
     from trinity.config import ConfigError  # imported late: a command that succeeds does not need them
-    from trinity.runtime.errors import TrinityError
 
     if isinstance(error, ConfigError):
         for problem in error.problems:
             print(visible(f"{error.source}: {problem}"), file=sys.stderr)
         return 2
-    reason = error
-    while isinstance(reason, BaseExceptionGroup):
-        reason = reason.exceptions[0]
-    if isinstance(reason, (RunError, TrinityError)):
-        text = str(reason)
-    elif isinstance(reason, OSError) and reason.strerror:  # as the system says it, of a file or a disk
-        text = f"{reason.filename}: {reason.strerror}" if reason.filename else reason.strerror
-    else:
+    reason = first_of(error)
+    if (text := expected_text(reason)) is None:
         return None
     print(f"trinity: {visible(text, layout=True)}", file=sys.stderr)
     return reason.code if isinstance(reason, RunError) else 1
+
+
+def first_of(error: BaseException) -> BaseException:
+    """The first error of a group, or the error itself."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def expected_text(error: BaseException) -> str | None:
+    """The sentence of an error that a user can act on; None for any other, which keeps its traceback."""
+    from trinity.runtime.errors import TrinityError
+
+    if isinstance(error, (RunError, TrinityError)):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:  # as the system says it, of a file or a disk
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return None

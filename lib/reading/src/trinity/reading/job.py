@@ -7,7 +7,8 @@
 <job>/identity/             tokens of the run's roles, of mode 0600 (docs/security.md)
 <job>/nats/                 store of the embedded nats-server
 <job>/[<stage>/]config.json log/ monitor/ weights/ global_step_<n>/ finished.json
-<job>/summary.json
+<job>/summary.json          results of a run that has finished
+<job>/failed.json           why the run ended before that, unless a signal ended it
 
 Configurations, identities and pydantic are imported where they are used: `trinity status` of a finished run needs none.
 """
@@ -263,18 +264,31 @@ def _is_seconds(value: Any) -> bool:
 
 
 def describe_finished(folder: Path) -> dict[str, Any]:
-    """The state of a run that is not live: its summary, or its checkpoints."""
+    """The state of a run that is not live (finished, failed or stopped), with its summary or the reason, if any."""
     from trinity.weights.checkpoints import complete_steps
 
     read = files.read_json(folder / "summary.json")
     summary = read if isinstance(read, dict) else None
     stages = {str(path.parent.relative_to(folder)): complete_steps(path.parent) for path in stage_configs(folder)}
+    failure = files.read_json(folder / "failed.json")
+    reason = str(failure.get("reason")) if isinstance(failure, dict) else None
     return {
         "job": str(folder),
-        "state": "finished" if summary is not None else "stopped",
+        "state": "finished" if summary is not None else "failed" if reason is not None else "stopped",
+        "reason": reason,
         "checkpoints": {name: steps for name, steps in stages.items() if steps},
         "summary": summary,
     }
+
+
+def begin(folder: Path) -> None:
+    """Remove what says how an earlier command on the same job ended."""
+    for name in ("summary.json", "failed.json"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def mark_failed(folder: Path, reason: str) -> None:
+    files.write_json(folder / "failed.json", {"reason": reason})
 
 
 def mark_finished(stage_folder: Path, step: int, part: dict[str, Any]) -> None:

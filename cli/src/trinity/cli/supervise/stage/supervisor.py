@@ -22,7 +22,7 @@ from trinity.reading import job as jobs
 from trinity.reading import run_record
 from trinity.reading.accounts.budget import Budget
 from trinity.reading.children import Child, stop_all
-from trinity.reading.errors import RunError
+from trinity.reading.errors import RunError, expected_text, first_of
 from trinity.reading.nats import NatsAccess
 from trinity.reading.processes import open_nats
 from trinity.runtime import files
@@ -77,7 +77,14 @@ def run(config: Config, source: str, only: str = "", wait_seconds: float | None 
             raise RunError(budget.text(), EXIT_SPENT)
         run_record.mark_folder(job.folder)
         jobs.identify(job.folder, starts_services=True)
+        jobs.begin(job.folder)
         asyncio.run(_supervise(config, source, job, only))
+    except Interrupted:
+        raise
+    except (Exception, BaseExceptionGroup) as error:
+        reason = first_of(error)
+        jobs.mark_failed(job.folder, expected_text(reason) or f"{type(reason).__name__}: {reason}")
+        raise
     finally:
         lock.release()
 

@@ -1,0 +1,76 @@
+"""`trinity status` of a run that is not live: finished, failed with its reason, or stopped."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from trinity.cli.main import app
+from trinity.cli.supervise.stage import supervisor
+from trinity.config import Config
+from trinity.reading import job as jobs
+from trinity.reading.errors import RunError
+from trinity.runtime import files
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """Of a run whose stages need neither model nor data."""
+    monkeypatch.setattr(supervisor, "_unfinished", lambda config, source: [config.name])
+    monkeypatch.setattr(supervisor, "run_stages", lambda config, source: (config, []))
+    given = {"project": "p", "name": "n", "checkpoint_root_dir": str(tmp_path), "model": {"model_path": "m"}}
+    return Config.model_validate(given)
+
+
+def end(config: Config, monkeypatch: pytest.MonkeyPatch, error: BaseException | None) -> None:
+    async def supervise(config: Config, source: str, job: jobs.Job, only: str) -> None:
+        assert not (job.folder / "summary.json").exists(), "the summary of the run before is gone"
+        (job.folder / "log").mkdir(exist_ok=True)
+        (job.folder / "config.json").write_text("{}")
+        if error is not None:
+            raise error
+        files.write_json(job.folder / "summary.json", {"steps": 160})
+
+    monkeypatch.setattr(supervisor, "_supervise", supervise)
+    supervisor.run(config, "run.yaml")
+
+
+def status(folder: Path) -> tuple[str, dict[str, Any]]:
+    told = [CliRunner().invoke(app, ["status", "--job", str(folder), *more]).stdout for more in ([], ["--json"])]
+    return told[0], json.loads(told[1])
+
+
+def test_a_continued_run_that_stops_is_not_finished(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = jobs.Job(config).folder
+    end(config, monkeypatch, None)
+    assert status(folder)[1]["state"] == "finished"
+    with pytest.raises(supervisor.Interrupted):
+        end(config, monkeypatch, supervisor.Interrupted("ended by SIGINT", 130))
+    text, found = status(folder)
+    assert (found["state"], found["reason"], found["summary"]) == ("stopped", None, None)
+    assert "stopped" in text and "resumes it" in text
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RunError("trainer ended with exit code 1: CUDA out of memory"), "trainer ended with exit code 1: CUDA out of"),
+        (ExceptionGroup("all", [OSError(28, "No space left on device", "/data/log")]), "/data/log: No space left"),
+        (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_failed_run_shows_its_reason_until_it_runs_again(
+    error: Exception, reason: str, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = jobs.Job(config).folder
+    with pytest.raises(type(error)):
+        end(config, monkeypatch, error)
+    text, found = status(folder)
+    assert found["state"] == "failed" and found["reason"].startswith(reason)
+    assert "failed, no process lives" in text and reason in text and "resumes it" in text
+    end(config, monkeypatch, None)
+    assert status(folder)[1]["state"] == "finished"
