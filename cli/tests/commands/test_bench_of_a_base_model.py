@@ -9,6 +9,7 @@ import pytest
 from trinity.cli.commands import bench
 from trinity.config import Config
 from trinity.config.load import parse
+from trinity.plugins import satellites
 from trinity.reading.errors import RunError
 
 pytestmark = pytest.mark.core
@@ -46,3 +47,15 @@ def test_a_bench_of_nothing_names_the_option(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(bench, "check_inputs", lambda plan, source: None)
     with pytest.raises(RunError, match="eval_on_startup: false leaves the base model out"):
         bench.bench(config(tmp_path, "explorer.eval_on_startup=false"), "x.yaml")
+
+
+def test_a_checkpoint_to_convert_names_the_distribution_of_convert(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = config(tmp_path)
+    (tmp_path / given.project / given.name / "global_step_4/actor/deepspeed").mkdir(parents=True)
+    monkeypatch.setattr(bench, "check_inputs", lambda plan, source: None)
+    monkeypatch.setattr(bench, "verify", lambda folder, below: None)
+    monkeypatch.setattr(satellites, "find", lambda hook: None)
+    with pytest.raises(RunError, match=r"not in Hugging Face form: 4; .* by trinity-convert, which is not installed$"):
+        bench.bench(given, "x.yaml")

@@ -121,7 +121,7 @@ def test_the_cluster_of_the_yaml_limits_what_is_used() -> None:
         (1, 80.0, HOST, [], "take 91.3 GiB on each of 1 rank(s), more than GPU 1 (NVIDIA Some, 80.0 GiB) has; with "
                             "trainer.deepspeed.offload_optimizer it is 13.0 GiB a rank and 104.3 GiB of host memory"),
         (2, 48.0, HOST, [], "with trainer.deepspeed.zero_stage 3 it is 45.6 GiB a rank"),
-        (2, 40.0, 64.0, [], "ZeRO 3 needs 3 such GPUs for the trainer; or train adapters alone"),
+        (2, 40.0, 64.0, [], "ZeRO 3 needs 3 such GPUs for the trainer; or train only adapters"),
         (1, 12.0, HOST, ["trainer.deepspeed.offload_optimizer=true"],
          "with trainer.deepspeed.zero_stage 3, offload_optimizer and offload_param it is 0.0 GiB a rank"),
     ],

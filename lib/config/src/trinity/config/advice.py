@@ -15,7 +15,7 @@ from trinity.plugins.declarations import ALGORITHMS
 
 
 def advice(config: Config) -> Iterator[str]:
-    """Sentences of the form `key: what about it`, each once."""
+    """Yields sentences of the form `key: remark`, each once."""
     seen: set[str] = set()
     for stage in expand(config):
         for sentence in _advice(stage):
@@ -95,15 +95,15 @@ def memory(plan: Plan) -> str | None:
     beside = f" and {host:.1f} GiB of host memory" if host else ""
     engine = weights_gib(count, plan.config.explorer.rollout_model)
     least = "" if plan.config.trainer.max_token_len_per_gpu else "at least "
-    rollout = "" if plan.offline else f"; weights of an engine {engine:.1f} GiB a GPU, key-value cache beside"
+    rollout = "" if plan.offline else f"; weights of an engine {engine:.1f} GiB a GPU, plus the key-value cache"
     return (
         f"{count / 1e9:.2f} billion parameters {source}: training states {trainer:.1f} GiB a rank{beside}, "
-        f"activations of {least}{plan.micro_batch_tokens} tokens beside{rollout}"
+        f"activations of {least}{plan.micro_batch_tokens} tokens in addition{rollout}"
     )
 
 
 def algorithm_advice(config: Config) -> Iterator[str]:
-    """Sentences of the form `key: what about it`. The config need not have been checked."""
+    """Yields sentences of the form `key: remark`. The config need not have been checked."""
     if not resolvable(config.algorithm) or config.mode not in ("both", "train"):
         return
     plan = resolve(config.algorithm)

@@ -43,8 +43,8 @@ class Part:
 class AlgorithmPlan:
     """The algorithm with every null filled in. `kl_penalty` is taken from the reward, `kl_loss` added to the loss.
 
-    `critic`: a value model learns too, for the advantage. `max_response_tokens`: of the run's lengths,
-    what seq-mean-token-sum-norm divides by.
+    `critic`: a value model learns too, for the advantage. `max_response_tokens`: the run's
+    length by which seq-mean-token-sum-norm divides.
     """
 
     algorithm_type: str

@@ -33,7 +33,7 @@ _MOST_SEQUENCES = 1024  # that vLLM runs at once on a large GPU
 
 
 def problems(plan: Plan, gpus: Sequence[Gpu], torch: TorchBuild | None, host_memory_gib: float) -> Iterator[Problem]:
-    """Why the plan cannot run on these GPUs; without any, on this machine's CPU."""
+    """Yields the reasons why the plan cannot run on these GPUs; without GPUs, on this machine's CPU."""
     split, trains = plan.gpus, plan.config.mode in ("both", "train")
     if not gpus:
         yield from _check_cpu(plan, host_memory_gib)
@@ -68,13 +68,13 @@ class MemorySplit:
 
 
 def shares(plan: Plan, gpus: int) -> bool:
-    """Whether the trainer shares the engines' GPUs: they need all `gpus` of this machine."""
+    """Tells if the trainer shares the engines' GPUs: they need all `gpus` of this machine."""
     split = plan.gpus
     return plan.config.mode == "both" and split.explorer > 0 and split.explorer + split.auxiliary == gpus
 
 
 def split_memory(plan: Plan, card: Gpu, ranks: int, host_memory_gib: float = 0.0) -> MemorySplit | Problem:
-    """How an engine and a rank divide this GPU; the Problem if both do not fit, with the numbers and what would.
+    """Divides this GPU between an engine and a rank. Returns a Problem with numbers and a fix if both do not fit.
 
     Both get what they need at least. Of the rest the engine gets half, at most what all outstanding rollouts need at
     full length; gpu_memory_utilization in the YAML decides instead.
@@ -121,7 +121,7 @@ def ranks_sharing(plan: Plan) -> int:
 
 
 def describe_sharing(plan: Plan, gpus: Sequence[Gpu]) -> str:
-    """How engine and trainer divide each of these GPUs; empty where they do not share, or do not fit."""
+    """Describes the division of each GPU between engine and trainer; empty where they do not share, or do not fit."""
     cards = list(gpus[: plan.config.cluster.gpu_per_node or len(gpus)])
     if not shares(plan, len(cards)):
         return ""
@@ -169,7 +169,7 @@ def _check_cpu(plan: Plan, host_memory_gib: float) -> Iterator[Problem]:
 
 
 def _check_ranks(plan: Plan, ranks: int) -> Iterator[Problem]:
-    """Where `num_ranks` is given, the YAML's own checks have compared it."""
+    """Checks ranks against GPUs without `num_ranks`; with it the checks of the YAML have compared both."""
     size, trainer = plan.config.trainer.ulysses_sequence_parallel_size, plan.config.trainer
     if plan.config.mode in ("both", "train") and not trainer.num_ranks and ranks % size:
         problem = f"is {size}, which does not divide the {ranks} rank(s) of the trainer here; set trainer.num_ranks"
@@ -207,7 +207,7 @@ def suggest_fix(plan: Plan, count: float, now: Sharding, room_gib: float, host_m
             return f"with {said} it is {gib:.1f} GiB a rank{beside}"
     ranks = next((n for n in range(now.ranks + 1, 1025) if certain_gib(plan, count, Sharding(n, 3)) < room_gib), None)
     more = f"ZeRO 3 needs {ranks} such GPUs for the trainer" if ranks else "no number of such GPUs is enough"
-    return f"{more}; or train adapters alone (model.lora_configs)"
+    return f"{more}; or train only adapters (model.lora_configs)"
 
 
 def _check_engines(plan: Plan, cards: Sequence[Gpu]) -> Iterator[Problem]:

@@ -53,7 +53,7 @@ for _tag, _form in _NUMBERS.items():
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a YAML file; a byte order mark is left out. Raises ConfigError."""
+    """Returns the text of a YAML file without a byte order mark. Raises ConfigError."""
     place, source = Path(path), str(path)
     try:
         info = place.stat()
@@ -73,7 +73,7 @@ def read_text(path: str | Path) -> str:
 
 
 def read_document(text: str, source: str, overrides: Sequence[str]) -> tuple[dict[str, Any], Lines]:
-    """The mapping in a YAML, with ${...} filled in and overrides applied, and the line of every key path.
+    """Returns the mapping in a YAML, with ${...} filled in and overrides applied, and the line of every key path.
 
     Raises ConfigError with all problems of one kind.
     """
@@ -99,7 +99,7 @@ def line_of(path: str, lines: Lines) -> int:
 
 
 def _compose(text: str, source: str) -> yaml.Node | None:
-    """The tree of a text that is within the limits."""
+    """Returns the tree of a text. Raises ConfigError for a text above the limits."""
     try:
         if problem := _over_limits(text):
             raise ConfigError(source, [problem])
@@ -140,7 +140,7 @@ class _Anchors:
 
 
 def _over_limits(text: str) -> Problem | None:
-    """Why a text is not built: too many nodes, too deep, or an alias inside what it stands for."""
+    """Finds too many nodes, too deep a tree, or an alias inside its own anchor."""
     if len(text) > _LARGEST_BYTES:
         return Problem("", _TOO_LARGE)
     stack, anchors = [_Measure()], _Anchors()
@@ -173,7 +173,7 @@ def _over_limits(text: str) -> Problem | None:
 
 
 def _walk(node: yaml.Node, prefix: str, lines: Lines) -> Iterator[Problem]:
-    """Notes the line of every key; yields keys given twice, keys that are no text, tags, and numbers to misread."""
+    """Notes the line of every key. Yields keys given twice, keys that are no text, tags, and ambiguous numbers."""
     line = node.start_mark.line + 1
     if node.tag not in _TAGS:
         name = node.tag.replace("tag:yaml.org,2002:", "!!")
@@ -210,7 +210,7 @@ def _walk_mapping(node: yaml.MappingNode, prefix: str, lines: Lines) -> Iterator
 
 
 def _other_name(path: str, node: yaml.Node) -> str:
-    """A hint, if the second of two equal keys holds what only another, similar key takes."""
+    """Suggests a similar key, if the second of two equal keys has a value that only the similar key takes."""
     is_list, is_mapping = isinstance(node, yaml.SequenceNode), isinstance(node, yaml.MappingNode)
     shape = "mapping" if is_mapping else "list" if is_list else "scalar"
     near = nearest_for_shape(path.split("."), shape)
@@ -218,7 +218,7 @@ def _other_name(path: str, node: yaml.Node) -> str:
 
 
 def _scalar_problem(node: yaml.ScalarNode) -> str:
-    """Why a scalar is not taken; empty if it is."""
+    """Says why a scalar is refused; empty if it is not."""
     if (count := len(_INTERPOLATION.findall(node.value))) > _MOST_INTERPOLATIONS:
         return f"has {count} interpolations, may have {_MOST_INTERPOLATIONS}"
     if node.tag == f"{_YAML}bool" and node.value.lower() not in _Loader.bool_values:
@@ -263,7 +263,7 @@ def _resolved(values: dict[str, Any], lines: Lines, source: str, overrides: Sequ
 
 
 def _no_text(value: Any, path: str) -> Iterator[Problem]:
-    """Bytes of environment variables and of the command line that are not UTF-8: no file takes them."""
+    """Finds bytes of environment variables and of the command line that are not UTF-8, which no file takes."""
     if isinstance(value, dict | list):
         for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _no_text(inner, f"{path}.{name}" if path else str(name))
@@ -293,7 +293,7 @@ def _override(document: Any, override: str, source: str) -> None:
 
 
 def _no_entry(document: Any, key: str) -> str:
-    """Why a key leads to no entry of a list; empty if it does not lead into a list."""
+    """Says why a key leads to no entry of a list; empty if it does not lead into a list."""
     names = key.split(".")
     for depth, name in enumerate(names):
         place = OmegaConf.select(document, ".".join(names[:depth])) if depth else document

@@ -69,7 +69,11 @@ def describe(annotation: Any) -> str:
         names = [str(value) for value in get_args(annotation)]
         return names[0] if len(names) == 1 else f"one of {', '.join(names)}"
     if get_origin(annotation) in (Union, UnionType):
-        kinds = [word for inner in get_args(annotation) for word in _alternative_words(inner)]
+        kinds = [
+            word
+            for inner in get_args(annotation)
+            for word in (("true", "false") if inner is bool else (describe(inner),))
+        ]
         *first, last = dict.fromkeys(kinds)
         return f"{', '.join(first)} or {last}" if first else last
     if get_origin(annotation) is list:
@@ -79,10 +83,6 @@ def describe(annotation: Any) -> str:
     if get_origin(annotation) is tuple:
         return f"a list of {len(get_args(annotation))} numbers"
     return _WORDS.get(annotation, "a mapping")
-
-
-def _alternative_words(annotation: Any) -> list[str]:
-    return ["true", "false"] if annotation is bool else [describe(annotation)]
 
 
 _WORDS = {

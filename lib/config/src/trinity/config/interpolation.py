@@ -18,7 +18,7 @@ _VARIABLE = re.compile(r"Environment variable '([^']*)' not found")
 
 
 def interpolation_problems(document: dict[str, Any]) -> Iterator[Problem]:
-    """Values that name themselves, or that grow beyond a megabyte."""
+    """Finds values that name themselves, or that grow beyond a megabyte."""
     sizes: dict[str, int] = {}
     try:
         for path in document:
@@ -50,7 +50,7 @@ class _Refused(Exception):
 
 
 def _size(document: Any, path: list[str], sizes: dict[str, int], above: list[str]) -> int:
-    """Characters of a value when everything is filled in. `above`: key paths that are being measured."""
+    """Counts the characters of a value with everything filled in. `above`: key paths that are being measured."""
     key = ".".join(path)
     if key in sizes:
         return sizes[key]

@@ -15,7 +15,7 @@ import json
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from typing import Any, TypeVar
@@ -291,13 +291,12 @@ def _fill() -> None:
             elif "alias_of" in row:
                 made = replace(registry[row["alias_of"]], **row)
             else:
-                made = Declaration(**{**row, "args": dict(_arguments(row)), "traits": tuple(row.get("traits", ()))})
+                args = {
+                    name: Argument(**{**given, "choices": tuple(given.get("choices", ()))})
+                    for name, given in row.get("args", {}).items()
+                }
+                made = Declaration(**{**row, "args": args, "traits": tuple(row.get("traits", ()))})
             registry[made.name] = made
-
-
-def _arguments(row: dict[str, Any]) -> Iterator[tuple[str, Argument]]:
-    for name, given in row.get("args", {}).items():
-        yield name, Argument(**{**given, "choices": tuple(given.get("choices", ()))})
 
 
 _fill()

@@ -27,8 +27,8 @@ def modules_of(weights: Iterable[tuple[str, int]]) -> list[str]:
 def select(lora: LoraConfig, modules: Iterable[str]) -> tuple[list[str], list[Problem]]:
     """Picks the modules that get adapters from the linear layers `modules`; returns them and the problems.
 
-    A name stands for every module that it is the end of: q_proj for model.layers.0.self_attn.q_proj and all others.
-    Those of a vision tower are chosen by names or a regex with `visual` in them, and by nothing else.
+    A name stands for every module that ends with it: q_proj for model.layers.0.self_attn.q_proj and all others. Only
+    names or a regex with `visual` in them choose modules of a vision tower.
     """
     known = list(modules)
     problems = [*_unknown("target_modules", lora.targets, known)]
@@ -90,7 +90,7 @@ def choose(lora: LoraConfig, modules: Iterable[str], given: Given | None) -> tup
 
 
 def _unknown(key: str, wanted: str | list[str], known: list[str]) -> Iterator[Problem]:
-    """Names and patterns that are those of no module."""
+    """Finds names and patterns that fit no module."""
     place = f"{PLACE}.{key}"
     if isinstance(wanted, str):
         try:
@@ -144,7 +144,7 @@ def _last(name: str) -> str:
 
 
 def check_lora(config: Config) -> Iterator[Problem]:
-    """Contradictions that show without the model."""
+    """Finds contradictions that show without the model."""
     lora = config.model.lora
     if lora is None:
         return
@@ -160,7 +160,7 @@ def check_lora(config: Config) -> Iterator[Problem]:
 
 
 def check_stages(config: Config) -> Iterator[Problem]:
-    """A later stage begins with the whole model of the one before, in which the adapters are by then."""
+    """Refuses a folder of adapters for a later stage, which begins with the merged model of the stage before."""
     if config.model.lora is not None and config.model.lora.path and len(config.stages) > 1:
         what = "a later stage begins with the merged model of the one before; give each stage a separate YAML"
         yield Problem(f"{PLACE}.path", f"is given with {len(config.stages)} stages: {what}")

@@ -1,4 +1,4 @@
-"""explorer.over_rollout: where a step cannot go without some of its tasks, and where it never would."""
+"""explorer.over_rollout: settings in which a step cannot leave out tasks, or never does."""
 
 from collections.abc import Iterator
 
@@ -14,14 +14,14 @@ _OTHERS = {
 
 
 def check_over_rollout(config: Config) -> Iterator[Problem]:
-    """Policies that wait for no task."""
+    """Refuses it with policies that wait for no task."""
     ratio, policy = config.explorer.over_rollout.ratio, make_plan(config).policy
     if ratio > 0 and policy in _OTHERS:
         yield Problem(_RATIO, f"is {ratio:g} beside {_OTHERS[policy]}: use one of them")
 
 
 def over_rollout_advice(config: Config) -> Iterator[str]:
-    """A ratio of less than one task, or in a YAML that does not decide it."""
+    """Mentions a ratio of less than one task, and a ratio in a YAML that does not decide it."""
     ratio, plan = config.explorer.over_rollout.ratio, make_plan(config)
     if ratio > 0 and config.mode == "explore":
         yield f"{_RATIO}: has no effect in mode explore: the run's buffer decides it, by the YAML of mode train"

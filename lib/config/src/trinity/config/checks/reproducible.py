@@ -11,7 +11,7 @@ KEY = "reproducible"
 
 
 def check_reproducible(config: Config) -> Iterator[Problem]:
-    """Keys whose effect depends on clocks, on the order in which things happen, or on programs elsewhere."""
+    """Refuses keys whose effect depends on clocks, on the order of events, or on programs elsewhere."""
     if not config.reproducible:
         return
     explorer, sync, plan = config.explorer, config.synchronizer, make_plan(config)

@@ -89,7 +89,7 @@ def _check_stage(config: Config, plugins_loaded: bool, others: Iterable[Check]) 
 
 
 def check_algorithm(config: Config) -> Iterator[Problem]:
-    """Unknown names and arguments of the section, values that arguments do not take, parts that do not go together."""
+    """Finds unknown names and arguments, values that arguments do not take, and parts that do not go together."""
     algorithm = config.algorithm
     if algorithm.algorithm_type not in ALGORITHMS:
         yield Problem("algorithm.algorithm_type", _unknown(algorithm.algorithm_type, ALGORITHMS))
@@ -116,7 +116,7 @@ def check_algorithm(config: Config) -> Iterator[Problem]:
 
 
 def check_trainer(trainer: TrainerConfig) -> Iterator[Problem]:
-    """Contradictions between sharding, offload, packing, recomputing and sequence parallelism."""
+    """Finds contradictions between sharding, offload, packing, recomputing and sequence parallelism."""
     sharding, base = trainer.deepspeed, "trainer.deepspeed"
     if sharding.offload_optimizer and sharding.zero_stage == 0:
         yield Problem(f"{base}.offload_optimizer", f"needs {base}.zero_stage 1, 2 or 3, which is 0")
@@ -221,15 +221,15 @@ def _check_offline(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
     if source is not None:
         place = "buffer.trainer_input.experience_buffer.data_selector"
         yield from _check_selector(place, source.data_selector, plugins_loaded)
-        if "rewards" in _selector_traits(source.data_selector):
-            name = source.data_selector.selector_type
+        name = source.data_selector.selector_type
+        if name in SELECTORS and "rewards" in SELECTORS[name].traits:
             yield Problem(f"{place}.selector_type", f"is {name!r}, which learns from rewards; {kind} has none")
     if config.mode == "train":
         yield from _check_gpus(config)
 
 
 def _check_archive(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
-    """Reinforcement learning from an archive of experience."""
+    """Checks reinforcement learning from an archive of experience."""
     source, place = config.buffer.trainer_input.experience_buffer, "buffer.trainer_input.experience_buffer"
     assert source is not None
     if not source.path or not is_archive(source.path):
@@ -290,7 +290,7 @@ def _check_tasksets(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
 
 
 def _check_names(config: Config) -> Iterator[Problem]:
-    """Workflows and reward functions of the input as a whole and of each taskset."""
+    """Checks workflows and reward functions of the whole input and of each taskset."""
     source, base = config.buffer.explorer_input, "buffer.explorer_input"
     places: list[tuple[str, str, str | None]] = [
         (base, "default_workflow_type", source.default_workflow_type),
@@ -327,10 +327,6 @@ def _check_asked(config: Config, workflow: str, taskset: TasksetConfig) -> Itera
         yield Problem(
             "explorer.auxiliary_models", f"{what}; {did_you_mean(asked, known) if known else 'add the model'}"
         )
-
-
-def _selector_traits(selector: SelectorConfig) -> tuple[str, ...]:
-    return SELECTORS[selector.selector_type].traits if selector.selector_type in SELECTORS else ()
 
 
 def _check_selector(place: str, selector: SelectorConfig, plugins_loaded: bool = True) -> Iterator[Problem]:

@@ -18,7 +18,7 @@ def teachers(config: Config) -> set[str]:
 
 
 def check_teacher(config: Config) -> Iterator[Problem]:
-    """Workflows of plugins may ask a teacher, for all that is known here."""
+    """Checks built-in workflows; a workflow of a plugin may call a teacher too."""
     algorithm = config.algorithm
     name = algorithm.advantage_fn or ALGORITHMS[algorithm.algorithm_type].advantage
     if name is None or name not in ADVANTAGES or "teacher" not in ADVANTAGES[name].traits:

@@ -35,7 +35,7 @@ def check_images(config: Config, tasksets: list[tuple[str, TasksetConfig]]) -> I
 
 
 def archives(config: Config) -> list[str]:
-    """Keys that name an archive of experience. Archives hold no images."""
+    """Returns the keys that name an archive of experience. Archives hold no images."""
     pipeline, buffer = config.data_processor.experience_pipeline, config.buffer.trainer_input.experience_buffer
     given = (
         ("data_processor.experience_pipeline.input_save_path", pipeline.input_save_path),

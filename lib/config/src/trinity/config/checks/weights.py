@@ -16,7 +16,7 @@ _KINDS = f"{FOLDER}, {JETSTREAM}, an absolute path, or {S3}bucket/prefix"
 
 
 def check_synchronizer(config: Config, model_parameters: float | None) -> Iterator[Problem]:
-    """Contradictions of stores and sizes. `model_parameters`: None where the size of the model is not known."""
+    """Finds contradictions of stores and sizes. `model_parameters`: None where the size of the model is not known."""
     sync = config.synchronizer
     if not sync.storage:
         yield Problem("synchronizer.storage", f"is empty; explorers that join need a store: {_KINDS}")
@@ -41,7 +41,7 @@ def check_synchronizer(config: Config, model_parameters: float | None) -> Iterat
 
 
 def _entry_problem(entry: str) -> str:
-    """Why an entry of the list is no store, to follow its name; empty if it is one."""
+    """Says why an entry of the list is no store, as the end of a sentence; empty if it is one."""
     if entry in (FOLDER, JETSTREAM):
         return ""
     if entry.startswith(S3):
@@ -56,7 +56,7 @@ def _entry_problem(entry: str) -> str:
 
 
 def weights_advice(config: Config) -> Iterator[str]:
-    """Sentences of the form `key: what about it`."""
+    """Yields sentences of the form `key: remark`."""
     sync = config.synchronizer
     given = sync.model_fields_set
     if not sync.canary:

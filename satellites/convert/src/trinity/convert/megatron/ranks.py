@@ -49,7 +49,9 @@ def open_ranks(folder: Path, shapes: Shapes) -> tuple[str, Tensors]:
     for virtual in range(len(parts[0][0])):
         for stage in range(pipeline_ranks):
             paths = [path(rank, stage) for rank in range(tensor_ranks)]
-            before += _add_stage(tensors, paths, [_virtual(part, virtual) for part in parts[stage]], before)
+            before += _add_stage(
+                tensors, paths, [part[virtual] if virtual < len(part) else {} for part in parts[stage]], before
+            )
     embedding = parts[0][0][0].get("embedding.word_embeddings.weight")
     if embedding is not None and embedding.shape[0] * tensor_ranks < shapes.vocabulary:
         raise CheckpointError(
@@ -60,10 +62,6 @@ def open_ranks(folder: Path, shapes: Shapes) -> tuple[str, Tensors]:
         lost = folder / f"mp_rank_00_{pipeline_ranks:03d}" / _FILE
         raise CheckpointError(f"{lost} is missing: the others hold {before} of {shapes.layers} layers")
     return f"{tensor_ranks} x {pipeline_ranks} ranks (tensor x pipeline)", tensors
-
-
-def _virtual(states: list[_State], index: int) -> _State:
-    return states[index] if index < len(states) else {}
 
 
 def _load(path: Path) -> list[_State]:

@@ -123,17 +123,14 @@ def _cases(task: dict[str, Any], key: str) -> list[Case]:
     elif isinstance(given, list) and all(isinstance(text, str) and text.strip() for text in given):
         cases = [Case(test=_checking(text, task.get("entry_point"), where)) for text in given]
     elif isinstance(given, list) and all(isinstance(one, dict) for one in given):
-        cases = [case for one in given for case in _read_and_written(_of_lists(one), where)]
+        lists = [{**one, "inputs": [one.get("input")], "outputs": [one.get("output")]} for one in given]
+        cases = [case for one in lists for case in _read_and_written(one, where)]
     else:
         forms = "a text, a list of texts, {inputs, outputs}, or a list of {input, output}"
         raise InvalidInput(where, f"is {given!r:.200}, must be {forms}")
     if not 0 < len(cases) <= _MAX_CASES:
         raise InvalidInput(where, f"has {len(cases)} tests, must have from 1 to {_MAX_CASES}")
     return cases
-
-
-def _of_lists(case: dict[str, Any]) -> dict[str, Any]:
-    return {**case, "inputs": [case.get("input")], "outputs": [case.get("output")]}
 
 
 def _read_and_written(given: dict[str, Any], where: str) -> list[Case]:
