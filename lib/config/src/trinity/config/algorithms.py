@@ -17,7 +17,7 @@ from trinity.plugins.declarations import (
     Registry,
 )
 
-# (config key, registry, what the algorithm chooses)
+# (config key, registry, the algorithm's choice)
 PARTS = (
     ("advantage_fn", ADVANTAGES, "advantage"),
     ("policy_loss_fn", POLICY_LOSSES, "policy_loss"),

@@ -27,7 +27,7 @@ from trinity.runtime.devices import Gpu, TorchBuild, mismatch
 
 _ZERO = "trainer.deepspeed.zero_stage"
 _HIGHEST_UTILIZATION = 0.95
-# Of a GPU that engine and trainer share: what neither takes, and the engine's part where the model's size is not known.
+# A GPU that engine and trainer share: the part neither takes, and the engine's part for a model of unknown size.
 _UNUSED_GIB, _PART_OF_UNKNOWN = 1.0, 0.35
 _MOST_SEQUENCES = 1024  # that vLLM runs at once on a large GPU
 

@@ -218,7 +218,7 @@ def activation_bytes(shape: Any, recompute: bool | str, lean: bool = False) -> f
     inner = _largest(getattr(shape, "intermediate_size", None)) or 4 * hidden
     experts = _largest(getattr(shape, "num_experts_per_tok", None))
     inner = max(inner, experts * (_largest(getattr(shape, "moe_intermediate_size", None)) or inner))
-    whole = 24 * hidden + 6 * inner  # with what its backward pass makes
+    whole = 24 * hidden + 6 * inner  # with the tensors of its backward pass
     if recompute is True:
         return float(2 * hidden * layers + whole)
     return float(((16 if lean else 24) * hidden + (0 if recompute == "mlp" else 4 * inner)) * layers + whole)

@@ -50,7 +50,7 @@ _OTHER_NAMES = {
 }
 EXPERIENCE_OPERATORS |= {other: EXPERIENCE_OPERATORS[name] for other, name in _OTHER_NAMES.items()}
 SHAPING_OPERATIONS = ("ADD", "SUB", "MUL", "DIV")
-# the lowest that arguments of operators may be, and what their lists hold
+# the lowest values of arguments of operators, and the entries of their lists
 _LOWEST = {"k": 1, "max_steps": 0, "max_response_length": 1, "cache_length": 1, "penalty_factor": 0}
 _ENTRIES = {
     "required_metrics": "names of metrics",

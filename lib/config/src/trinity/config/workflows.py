@@ -17,7 +17,7 @@ from trinity import plugins
 class ActionForm(StrEnum):
     """The place of the action in a reply."""
 
-    REPLY = "reply"  # the reply as it is
+    REPLY = "reply"  # the whole reply
     ACTION = "action"  # <action>...</action>
     ANSWER = "answer"  # <answer>...</answer>
     FENCE = "fence"  # the last block between triple backticks
@@ -107,7 +107,7 @@ _STEP_ARGUMENTS = {
     **dict.fromkeys((*_GAMES, *_CARD_GAMES), "max_steps"),
     **dict.fromkeys(("math", "countdown"), "max_attempts"),
 }
-# FrozenLake's arguments in Trinity-RFT's YAMLs, and what the environment calls them.
+# FrozenLake's arguments in Trinity-RFT's YAMLs, and the environment's names of them.
 _LAKE_ARGUMENTS = {"env_max_steps": "path_max_steps", "is_slippery": "is_slippery", "desc": "desc"}
 
 
@@ -150,7 +150,7 @@ def _problem(name: str, value: Any, default: Any) -> str:
     return "" if isinstance(value, kind) else f"is {value!r}, must be {words[kind]}"
 
 
-# What R3L plays by: strict replies, and a reply that is none ends the episode.
+# R3L's rules: strict replies, and any other reply ends the episode.
 _STRICT = {"reply_format": "strict", "on_invalid_format": "end"}
 _ALFWORLD = {**_STRICT, "on_invalid_action": "end", "end_penalty": 0.0, "max_repeats": 3, "max_steps": 25}
 _WEBSHOP = {

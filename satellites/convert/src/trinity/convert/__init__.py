@@ -101,7 +101,7 @@ def _convert(checkpoint: Checkpoint, base: Path | None, title: str) -> tuple[str
             path.unlink()
         raise
     except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        # A file can be a sound pickle and still hold what no trainer writes.
+        # A file can be a sound pickle with contents that no trainer writes.
         reason = next(iter(str(error).splitlines()), "")
         raise CheckpointError(
             f"{checkpoint.actor} holds what does not fit together ({type(error).__name__}: {reason})"

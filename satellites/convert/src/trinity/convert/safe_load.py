@@ -87,7 +87,7 @@ _ALLOWED: list[Any] = [
     (StandIn, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
     (StandIn, "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
     (StandIn, "deepspeed.utils.tensor_fragment.fragment_address"),
-    (StandIn, "_io.BytesIO"),  # what Transformer Engine adds to a layer's tensors
+    (StandIn, "_io.BytesIO"),  # Transformer Engine's addition to a layer's tensors
 ]
 
 _DCP = "torch.distributed.checkpoint"

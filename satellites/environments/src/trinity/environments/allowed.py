@@ -15,7 +15,7 @@ from trinity.runtime.errors import InvalidInput
 ADDRESSES_VARIABLE = "TRINITY_ENVIRONMENT_ALLOWED_ADDRESSES"
 MODULES_VARIABLE = "TRINITY_ENVIRONMENT_ALLOWED_MODULES"
 LOOPBACK = "localhost,127.0.0.1,[::1]"
-# No user, no escapes: parsers of URLs differ in what such a name means.
+# No user, no escapes: parsers of URLs read such a name in different ways.
 _NETLOC = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\])(:(\d{1,5}))?", re.ASCII)
 _VISIBLE = re.compile(r"[!-~]+")  # parsers drop or refuse the rest, each in its own way
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 ACTOR = "actor_rollout_ref.actor"
-PROJECT, NAME = "verl_examples", "gsm8k"  # what veRL calls a run without a name
+PROJECT, NAME = "verl_examples", "gsm8k"  # veRL's name of a run without one
 ROLLOUT = "actor_rollout_ref.rollout"
 
 

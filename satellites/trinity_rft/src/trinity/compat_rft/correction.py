@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# key -> what becomes of it
+# key -> its counterpart here
 MEANINGS = {
     "bypass_mode": "`decoupled`: false for true, and true for false",
     "rollout_is": "`token_cap` or `sequence_cap`, for token or sequence",

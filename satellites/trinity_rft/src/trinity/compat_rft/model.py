@@ -19,7 +19,7 @@ from trinity.explorer.workflows.conversation import Conversation
 from trinity.runtime.trust.tls import public_authorities
 
 Messages = Sequence[dict[str, Any]]
-# Trinity-RFT's options of a call that are no sampling parameters of ours; logprobs are always there.
+# Trinity-RFT's options of a call that Trinity has not as sampling parameters; logprobs are always there.
 _WITHOUT_EFFECT = ("logprobs", "prompt_logprobs", "include_stop_str_in_output", "skip_special_tokens")
 _OPTIONS = ("n", "temperature", "top_p", "top_k", "max_tokens", "min_tokens", "repetition_penalty", "stop", "seed")
 _OF_THE_TRAINER = ("temperature", "top_p", "repetition_penalty")

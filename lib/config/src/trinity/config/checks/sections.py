@@ -139,7 +139,7 @@ def check_trainer(trainer: TrainerConfig) -> Iterator[Problem]:
 
 def _check_lengths(config: Config) -> Iterator[Problem]:
     model = config.model
-    joins = config.mode == "explore"  # what it leaves out comes from the run it joins
+    joins = config.mode == "explore"  # the run that it joins gives the missing keys
     if not model.model_path and not joins:
         yield Problem("model.model_path", "is empty; give the folder or hub name of a model")
     total, prompt, response = model.max_model_len, model.max_prompt_tokens, model.max_response_tokens

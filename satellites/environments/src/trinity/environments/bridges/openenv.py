@@ -50,7 +50,7 @@ class OpenEnv(TextGame):
     def play(self, action: str) -> Turn:
         try:
             answer = self.session.ask("step", self._fields(action))
-        except ServerError as error:  # what the policy wrote is no action: no fault of the task or the server
+        except ServerError as error:  # the policy wrote no action; task and server are not at fault
             raise Refused(str(error)) from None
         reward, done = answer.get("reward"), answer.get("done")
         if isinstance(reward, bool) or not isinstance(reward, int | float | None) or not isinstance(done, bool):

@@ -43,7 +43,7 @@ class Verifiers(TextGame):
     description = Description(
         "verifiers", "An environment of verifiers.", step_timeout_seconds=120, reset_timeout_seconds=120
     )
-    # They take over the process's signals, so they need its main thread; what they import is heavy.
+    # They take over the process's signals, so they need its main thread; their imports are heavy.
     isolation = "process"
     episodes_per_process = 8
     memory_limit_mib = 4096

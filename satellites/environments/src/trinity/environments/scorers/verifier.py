@@ -129,7 +129,7 @@ class _Worker:
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
         self._ready = False
         self._started = time.monotonic()
-        # Unbuffered: what a dead worker did not read must not be written again when the pipe is closed.
+        # Unbuffered: closing the pipe must not write the text again that a dead worker did not read.
         self._process = subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=null, env=environment)
         return self._process
 
