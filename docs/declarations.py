@@ -19,7 +19,7 @@ MODULES = (
     "trinity.trainer.algorithms.advantages",
     "trinity.trainer.algorithms.loss",
     "trinity.data.selectors",
-    "trinity.buffer.state.policy",
+    "trinity.buffer.window.policy",
 )
 ROOT = Path(__file__).parents[1]
 BUILTIN = ROOT / "lib/config/src/trinity/plugins/builtin.json"

@@ -13,7 +13,7 @@ from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.log.validator import summarise
 from trinity.buffer.report import Reporter
-from trinity.buffer.state.wire import group_to_proto
+from trinity.buffer.window.wire import group_to_proto
 from trinity.config import make_plan
 from trinity.config.load import parse
 from trinity.data.experience import Experience, Group, Task, TaskKind

@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trinity.buffer.state.context import RunContext
-from trinity.buffer.state.policy import policy_of
-from trinity.buffer.state.window import StoredGroup, Window
 from trinity.buffer.tasks.feeder import Feeder
+from trinity.buffer.window.groups import StoredGroup
+from trinity.buffer.window.policy import policy_of
+from trinity.buffer.window.window import Window
 from trinity.config import Plan, make_plan
 from trinity.config.load import parse
 from trinity.config.plan import Staleness

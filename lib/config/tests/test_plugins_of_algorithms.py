@@ -29,7 +29,7 @@ from trinity.trainer.algorithms.aggregation import Share, Totals
 from trinity.trainer.algorithms.advantages import Rollouts, compute
 from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.loss import compute_loss
-from trinity.buffer.state.policy import Candidate, policy_of
+from trinity.buffer.window.policy import Candidate, policy_of
 from trinity.config import load, make_plan
 from trinity.config.schema.buffer import SelectorConfig
 from trinity.data.selectors import make_selector

@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.buffer.state import window as windows
-from trinity.buffer.state.policy import Policy
-from trinity.buffer.state.window import CUT, FENCED, StoredGroup, Verdict, Window
-from trinity.buffer.state.wire import cursor_of, window_at
+from trinity.buffer.window import window as windows
+from trinity.buffer.window.groups import CUT, FENCED, StoredGroup
+from trinity.buffer.window.policy import Policy
+from trinity.buffer.window.window import Verdict, Window
+from trinity.buffer.window.wire import cursor_of, window_at
 
 pytestmark = pytest.mark.core
 

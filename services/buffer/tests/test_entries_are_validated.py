@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from support.fakes.data.experience import make_group, make_task
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.log.validator import MOST_FENCED, _plausible, check_fence, summarise, without_check
-from trinity.buffer.state.policy import Policy
-from trinity.buffer.state.window import CUT, Verdict, Window
-from trinity.buffer.state.wire import cursor_of
+from trinity.buffer.window.groups import CUT
+from trinity.buffer.window.policy import Policy
+from trinity.buffer.window.window import Verdict, Window
+from trinity.buffer.window.wire import cursor_of
 from trinity.data.experience import Limits
 from trinity.data.wire import encode_outcome, fill_group, group_from_proto
 from trinity.runtime.errors import InvalidInput

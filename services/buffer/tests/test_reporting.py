@@ -11,7 +11,7 @@ from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.evaluation.tally import Tally
 from trinity.buffer.log.validator import without_check
 from trinity.buffer.report import Reporter
-from trinity.buffer.state.wire import group_to_proto
+from trinity.buffer.window.wire import group_to_proto
 from trinity.config import make_plan
 from trinity.config.load import parse
 from trinity.data.experience import Group

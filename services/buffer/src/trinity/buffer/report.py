@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from trinity.buffer.evaluation.tally import Tally
 from trinity.buffer.operators.pipeline import Pipeline
-from trinity.buffer.state.window import StoredGroup
 from trinity.buffer.tasks.source import Mixture
+from trinity.buffer.window.groups import StoredGroup
 from trinity.config import Plan
 from trinity.runtime.monitor import Monitor
 

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from trinity.buffer.operators.pipeline import Pipeline
-from trinity.buffer.state.window import Window
+from trinity.buffer.window.window import Window
 from trinity.config import Plan
 from trinity.data.wire import LONGEST_ERROR
 from trinity.runtime.errors import TrinityError

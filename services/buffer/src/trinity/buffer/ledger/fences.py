@@ -11,7 +11,7 @@ import structlog
 
 from trinity.buffer.ledger.writer import LedgerWriter
 from trinity.buffer.state.context import RunContext
-from trinity.buffer.state.window import FENCED
+from trinity.buffer.window.groups import FENCED
 from trinity.data.wire import encode_fence
 from trinity.runtime.broker import PublishRefused
 from trinity.runtime.errors import Unavailable

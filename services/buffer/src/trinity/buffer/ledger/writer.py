@@ -17,9 +17,10 @@ from trinity.buffer.ledger.failures import Failures, about_drops
 from trinity.buffer.log.dead_letters import letter_in
 from trinity.buffer.log.validator import EntryValidator, without_check
 from trinity.buffer.state.context import RunContext
-from trinity.buffer.state.policy import policy_of
-from trinity.buffer.state.window import Dropped, StoredGroup, Verdict, Window
-from trinity.buffer.state.wire import Pool, cursor_of, dropped_to_proto, group_to_proto, window_at
+from trinity.buffer.window.groups import Dropped, StoredGroup
+from trinity.buffer.window.policy import policy_of
+from trinity.buffer.window.window import Verdict, Window
+from trinity.buffer.window.wire import Pool, cursor_of, dropped_to_proto, group_to_proto, window_at
 from trinity.data.outcome_checks import LONGEST_NAME
 from trinity.data.wire import LONGEST_ERROR
 from trinity.runtime import tracing

@@ -11,7 +11,7 @@ from trinity.api.common.v1 import experience_pb2, task_pb2
 from trinity.buffer.log.reader import LogReader, check_owner
 from trinity.buffer.operators.pipeline import Pipeline, Processed
 from trinity.buffer.state.context import RunContext
-from trinity.buffer.state.window import Kept, StoredGroup
+from trinity.buffer.window.groups import Kept, StoredGroup
 from trinity.data.experience import UNLIMITED, Limits, check_metric_names, is_number
 from trinity.data.json_objects import json_object
 from trinity.data.outcome_checks import check_attempt, check_header, check_rollouts

@@ -1,1 +1,1 @@
-"""What a run is, for every room of the buffer: its context, the window over its log, the streams."""
+"""The state that all rooms of the buffer share about one run: its context, its streams, its record in KV."""

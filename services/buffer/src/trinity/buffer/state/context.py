@@ -9,7 +9,7 @@ from functools import cached_property
 
 import structlog
 
-from trinity.buffer.state.window import Lineage
+from trinity.buffer.window.groups import Lineage
 from trinity.config import Plan
 from trinity.config.memory import vocabulary_of
 from trinity.data.experience import Limits

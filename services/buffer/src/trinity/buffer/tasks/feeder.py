@@ -18,10 +18,10 @@ from google.protobuf.message import DecodeError
 from trinity.api.common.v1 import task_pb2
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.state.streams import append_past_others, newest_of_ours
-from trinity.buffer.state.window import Window
 from trinity.buffer.tasks.given import GivenIds
 from trinity.buffer.tasks.joined import JoinedTasksets, Waiting
 from trinity.buffer.tasks.source import Mixture
+from trinity.buffer.window.window import Window
 from trinity.data.experience import Task
 from trinity.data.wire import parse_outcome, task_from_proto, task_to_proto
 from trinity.runtime import headers, tracing

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from trinity.buffer.log.dead_letters import letter_in
 from trinity.buffer.state.context import RunContext
-from trinity.buffer.state.window import Window
+from trinity.buffer.window.window import Window
 from trinity.data.wire import decode_task, parse_outcome
 from trinity.runtime.broker import on_subject
 from trinity.runtime.errors import InvalidInput

@@ -9,112 +9,15 @@ is the watermark: every task up to it has ended.
 
 import heapq
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import islice
 
-from trinity.buffer.state.policy import Candidate, Policy
-from trinity.weights.pointer import Live
+from trinity.buffer.window.groups import CUT, EVICTED, FENCED, NOTHING_WITHDRAWN, STALE, Dropped, Lineage, StoredGroup
+from trinity.buffer.window.policy import Candidate, Policy
 
-STALE, FENCED, EVICTED, CUT = "stale", "fenced", "evicted", "cut"
 _MOST_CUT = 1024  # whose groups are known to be late; those of older ones pass for duplicates
-Ranges = tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class Lineage:
-    """How old experience is when weights were withdrawn or rejected on the way.
-
-    A version's number is its optimizer step, so between two versions lie as many steps as their numbers differ by.
-    After a rollback the trainer continues from older weights with its step count: what the withdrawn steps had learnt
-    is not in them. `withdrawn`: ranges (after, up to and including) of these steps, apart and in order.
-
-    `rejected`: steps that the LIVE version lacks because every newer one was rejected; nothing newer can be had.
-    """
-
-    withdrawn: Ranges = ()
-    rejected: int = 0
-
-    @classmethod
-    def of(cls, live: Live) -> "Lineage":
-        """As the pointer says it."""
-        ancestors = cls(_joined(live.withdrawn))
-        return cls(ancestors.withdrawn, ancestors.steps(live.step, live.gate_step) if live.step >= 0 else 0)
-
-    def steps(self, version: int, until: int) -> int:
-        """Steps that the weights of step `until` learnt and those of `version` did not; at least 0."""
-        passed = sum(max(0, min(newest, until) - max(after, version)) for after, newest in self.withdrawn)
-        return max(0, until - version - passed)
-
-
-NOTHING_WITHDRAWN = Lineage()
-
-
-def _joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """The same steps, every one in one range alone."""
-    found: list[tuple[int, int]] = []
-    for after, newest in sorted(ranges):
-        if found and after <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], newest)
-        else:
-            found.append((after, newest))
-    return tuple(found)
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """An experience of a group as operators left it. `masked`: none of its tokens enters the loss."""
-
-    index: int
-    reward: float
-    masked: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StoredGroup:
-    """What the ledger needs to know of a group in the log. Versions are the oldest and newest that sampled a token.
-
-    `kept` is empty if all experiences are trained as they were stored; `reusable_at` is Unix time.
-    """
-
-    log_sequence: int
-    task_id: str
-    ordinal: int
-    num_experiences: int
-    oldest_version: int
-    newest_version: int
-    num_response_tokens: int
-    reward_mean: float
-    num_sampled_tokens: int = 0
-    prompt_cut: bool = False  # it was longer than model.max_prompt_tokens
-    moved_episodes: int = 0  # that another explorer continued
-    kept: tuple[Kept, ...] = ()
-    use_count: int = 0
-    reusable_at: float = 0.0
-
-    def staleness(self, step: int, lineage: Lineage = NOTHING_WITHDRAWN) -> int:
-        """Optimizer steps between the weights that sampled its oldest token and those that `step` updates.
-
-        A version's number is its optimizer step; step k updates the weights of step k - 1.
-        """
-        return lineage.steps(self.oldest_version, step - 1)
-
-    def sampled_by(self, versions: Collection[int]) -> bool:
-        if self.newest_version - self.oldest_version < len(versions):
-            return any(version in versions for version in range(self.oldest_version, self.newest_version + 1))
-        return any(self.oldest_version <= version <= self.newest_version for version in versions)
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """A stored group that enters no batch."""
-
-    ordinal: int
-    log_sequence: int
-    reason: str
-    num_response_tokens: int
-    task_id: str = ""
 
 
 class Verdict(StrEnum):

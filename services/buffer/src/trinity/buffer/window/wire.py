@@ -4,8 +4,9 @@ from collections import Counter
 from dataclasses import asdict, fields
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.buffer.state.policy import Policy
-from trinity.buffer.state.window import NOTHING_WITHDRAWN, Dropped, Kept, Lineage, StoredGroup, Window
+from trinity.buffer.window.groups import NOTHING_WITHDRAWN, Dropped, Kept, Lineage, StoredGroup
+from trinity.buffer.window.policy import Policy
+from trinity.buffer.window.window import Window
 
 _PLAIN = tuple(field.name for field in fields(StoredGroup) if field.name not in ("kept", "reusable_at"))
 _COUNTS = tuple(field.name for field in fields(Window) if field.type is int and field.name != "requeued_through")
