@@ -9,11 +9,10 @@ import pytest
 
 from support.fakes.environments.in_process import InProcess
 from support.fakes.explorers.toolbox import Toolbox, make_episode_task
-from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
+from trinity.buffer.ledger.wire import Entry
 from trinity.buffer.log.validator import summarise
 from trinity.buffer.report import Reporter
-from trinity.buffer.window.wire import group_to_proto
 from trinity.config import make_plan
 from trinity.config.load import parse
 from trinity.data.experience import Experience, Group, Task, TaskKind
@@ -170,6 +169,6 @@ async def test_r3ls_second_attempts_are_measured_up_to_the_results_table(tmp_pat
     fill_group(message, group)
     stored = summarise(task.ordinal, message)
     reporter.stored(stored, message)
-    reporter.written(pb.LedgerEntry(step=1, groups=[group_to_proto(stored, step=1)]))
+    reporter.written(Entry("run", 1, "fifo", 0.0, groups=(stored,)))
     found = {(curve.taskset, curve.metric): curve.points for curve in collect([tmp_path / "job"], [])}
     assert found == {("rollout", "second_improve"): ((1, 0.5),), ("rollout", "second_success"): ((1, 0.5),)}

@@ -37,12 +37,13 @@ from trinity.api.common.v1 import experience_pb2, task_pb2
 from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc
 from trinity.config import load
 from trinity.config.run_record import Addresses, RunRecord
-from trinity.data.wire import fill_group, task_from_proto
+from trinity.data.wire import encode_reference, fill_group, task_from_proto
 from trinity.reading import run_record
 from trinity.reading.job import read_records
 from trinity.runtime import headers, names, rpc
 from trinity.runtime.broker import Broker, Bucket, Message, PullConsumer, blobs, connect
 from trinity.runtime.errors import PermissionDenied
+from trinity.runtime.messages import to_message
 from trinity.runtime.trust import nats_users
 from trinity.runtime.trust.identity import Identity
 from trinity.runtime.trust.roles import Role
@@ -226,7 +227,8 @@ class Target:
 
     async def stored_blob(self, change: Callable[[experience_pb2.BlobReference], None], content: bytes) -> Counted:
         """A reference to chunks that are there, changed."""
-        reference = await blobs.store(self.broker, self.names, OWNER, content)
+        stored = await blobs.store(self.broker, self.names, OWNER, content)
+        reference = to_message(stored, experience_pb2.BlobReference)
         change(reference)
         return await self.blob(reference)
 
@@ -249,7 +251,7 @@ class Target:
 
 async def _blob_in_a_blob(target: Target) -> Counted:
     inner = await blobs.store(target.broker, target.names, OWNER, b"the inner one")
-    outer = experience_pb2.Outcome(blob=inner).SerializeToString()
+    outer = encode_reference(inner)
     return await target.stored_blob(lambda _: None, outer)
 
 

@@ -5,7 +5,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.buffer.window import window as windows
 from trinity.buffer.window.groups import CUT, FENCED, StoredGroup
 from trinity.buffer.window.policy import Policy
@@ -143,7 +142,7 @@ class Machine(RuleBasedStateMachine):
         assert self.window.cut <= self.window.unqueued, "they may still lie in the queue"
 
     def _rebuilt(self) -> Window:
-        window = window_at(pb.LedgerCursor.FromString(self.cursor.SerializeToString()), POLICY)
+        window = window_at(self.cursor, POLICY)
         for sequence in range(window.log_sequence + 1, len(self.log) + 1):
             self._read(window, sequence)
         return window

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.fakes.data.experience import make_group, make_task
+from trinity.api.buffer.v1.buffer_pb2 import LedgerCursor
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.log.validator import MOST_FENCED, _plausible, check_fence, summarise, without_check
 from trinity.buffer.window.groups import CUT
@@ -260,7 +261,7 @@ def test_a_late_group_of_a_cut_task_may_say_anything_and_is_counted_by_what_it_h
         experience.prompt_length = -(2**31)
         experience.reward = float("nan")
     assert window.group(without_check(2, group)) is Verdict.LATE
-    (drop,) = cursor_of(window).fresh_drops
+    (drop,) = LedgerCursor.FromString(cursor_of(window)).fresh_drops
     assert (drop.reason, drop.num_response_tokens) == (CUT, 48)
 
 

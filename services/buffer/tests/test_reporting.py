@@ -1,17 +1,18 @@
 """What the monitor's explorer run is told: of each step's groups, after a restart, and of evaluations."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
 from support.fakes.data.experience import make_group, make_task
-from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.evaluation.tally import Tally
+from trinity.buffer.ledger.wire import CutTask, Entry
 from trinity.buffer.log.validator import without_check
 from trinity.buffer.report import Reporter
-from trinity.buffer.window.wire import group_to_proto
+from trinity.buffer.window.groups import StoredGroup
 from trinity.config import make_plan
 from trinity.config.load import parse
 from trinity.data.experience import Group
@@ -57,14 +58,18 @@ def group_of(ordinal: int, rewards: list[float], seconds: float = 1.0, version: 
     )
 
 
-def store(reporter: Reporter | None, group: Group) -> pb.LedgerGroup:
+def entry(step: int, groups: Sequence[StoredGroup], **fields: Any) -> Entry:
+    return Entry("run", step, "fifo", 0.0, groups=tuple(groups), **fields)
+
+
+def store(reporter: Reporter | None, group: Group) -> StoredGroup:
     """The group is in the log; the member its ledger entry will have. None: it was stored before a restart."""
     message = experience_pb2.Group()
     fill_group(message, group)
     stored = without_check(group.task.ordinal, message)
     if reporter is not None:
         reporter.stored(stored, message)
-    return group_to_proto(stored, step=5)
+    return dataclasses.replace(stored, staleness_steps=stored.staleness(5))
 
 
 def test_a_step_is_told_with_mean_max_and_min_over_its_rollouts() -> None:
@@ -74,7 +79,7 @@ def test_a_step_is_told_with_mean_max_and_min_over_its_rollouts() -> None:
         store(reporter, group_of(2, [0.5, 0.5], seconds=4.0, version=4, response_tokens=30.0)),
     ]
     store(reporter, group_of(3, [-9.0, 9.0]))  # of a later step
-    reporter.written(pb.LedgerEntry(step=5, groups=members, cut=[pb.CutTask(ordinal=4)]))
+    reporter.written(entry(5, members, cut=(CutTask(4, ""),)))
     ((step, found),) = monitor.lines
     expected = {
         "rollout/reward/mean": 0.5,
@@ -103,14 +108,14 @@ def test_a_step_is_told_with_mean_max_and_min_over_its_rollouts() -> None:
 def test_a_group_is_told_once() -> None:
     reporter, monitor = reporter_of()
     first, second = store(reporter, group_of(1, [1.0, 1.0])), store(reporter, group_of(2, [0.0, 0.0]))
-    reporter.written(pb.LedgerEntry(step=1, groups=[first]))
-    reporter.written(pb.LedgerEntry(step=2, groups=[second]))
+    reporter.written(entry(1, [first]))
+    reporter.written(entry(2, [second]))
     assert [(step, line["rollout/reward/mean"]) for step, line in monitor.lines] == [(1, 1.0), (2, 0.0)]
 
 
 def test_a_part_of_the_reward_that_is_named_reward_does_not_mix_with_the_whole() -> None:
     reporter, monitor = reporter_of()
-    reporter.written(pb.LedgerEntry(step=1, groups=[store(reporter, group_of(1, [1.25, 0.25], reward=9.0))]))
+    reporter.written(entry(1, [store(reporter, group_of(1, [1.25, 0.25], reward=9.0))]))
     ((_, found),) = monitor.lines
     assert (found["rollout/reward/mean"], found["rollout/reward/max"]) == (0.75, 1.25)
 
@@ -118,7 +123,7 @@ def test_a_part_of_the_reward_that_is_named_reward_does_not_mix_with_the_whole()
 def test_groups_of_before_a_restart_are_counted_and_not_averaged() -> None:
     reporter, monitor = reporter_of()
     members = [store(None, group_of(1, [1.0, 1.0], version=2)), store(reporter, group_of(2, [0.0, 0.5], version=1))]
-    reporter.written(pb.LedgerEntry(step=5, groups=members))
+    reporter.written(entry(5, members))
     ((_, found),) = monitor.lines
     assert (found["rollout/finished_task_count"], found["experience_count"]) == (2, 4)
     assert (found["rollout/model_version"], found["rollout/staleness/mean"]) == (2, 2.5)
@@ -127,7 +132,7 @@ def test_groups_of_before_a_restart_are_counted_and_not_averaged() -> None:
 
 def test_a_step_whose_groups_are_all_of_before_a_restart_has_counts_alone() -> None:
     reporter, monitor = reporter_of()
-    reporter.written(pb.LedgerEntry(step=5, groups=[store(None, group_of(1, [1.0, 1.0]))]))
+    reporter.written(entry(5, [store(None, group_of(1, [1.0, 1.0]))]))
     ((_, found),) = monitor.lines
     assert set(found) == {
         "rollout/finished_task_count", "rollout/model_version", "rollout/staleness/mean", "experience_count",
@@ -166,10 +171,10 @@ def test_detailed_statistics_are_told_where_they_are_asked_for() -> None:
 def test_without_a_monitor_nothing_is_told_and_nothing_kept() -> None:
     reporter, _ = reporter_of()
     reporter.monitor = None
-    reporter.written(pb.LedgerEntry(step=1, groups=[store(reporter, group_of(1, [1.0, 1.0]))]))
+    reporter.written(entry(1, [store(reporter, group_of(1, [1.0, 1.0]))]))
     reporter.evaluated(Tally(1, "test", 1))
     reporter.monitor = monitor = FakeMonitor()
-    reporter.written(pb.LedgerEntry(step=2, groups=[store(reporter, group_of(2, [0.0, 0.0]))]))
+    reporter.written(entry(2, [store(reporter, group_of(2, [0.0, 0.0]))]))
     assert [line["rollout/reward/mean"] for _, line in monitor.lines] == [0.0]
 
 
@@ -179,7 +184,7 @@ def test_what_led_to_a_rollout_is_trained_and_is_none() -> None:
     reflection = dataclasses.replace(group.experiences[2], info_json='{"group": "reflect_0"}')
     told = dataclasses.replace(group.experiences[1], info_json='{"distilled": true, "text": "\\"group\\""}')
     group = dataclasses.replace(group, experiences=(group.experiences[0], told, reflection))
-    reporter.written(pb.LedgerEntry(step=1, groups=[store(reporter, group)]))
+    reporter.written(entry(1, [store(reporter, group)]))
     (_, metrics), *_ = monitor.lines
     assert metrics["rollout/reward/mean"] == 0.5
     assert metrics["experience_count"] == 3
@@ -190,5 +195,5 @@ def test_whatever_an_info_holds_a_step_is_told(info: str) -> None:
     reporter, monitor = reporter_of()
     group = group_of(1, [0.0, 1.0])
     odd = tuple(dataclasses.replace(experience, info_json=info) for experience in group.experiences)
-    reporter.written(pb.LedgerEntry(step=1, groups=[store(reporter, dataclasses.replace(group, experiences=odd))]))
+    reporter.written(entry(1, [store(reporter, dataclasses.replace(group, experiences=odd))]))
     assert monitor.lines[0][1]["rollout/reward/mean"] == 0.5

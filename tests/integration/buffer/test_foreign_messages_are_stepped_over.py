@@ -4,6 +4,7 @@ import asyncio
 import random
 import zlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2, task_pb2
 from trinity.buffer.state.streams import stream_specs
 from trinity.data.experience import AttemptFailure
-from trinity.data.wire import encode_outcome, fill_group, task_from_proto
+from trinity.data.wire import encode_outcome, encode_reference, fill_group, task_from_proto
 from trinity.runtime import headers, names
 from trinity.runtime.broker import Broker, Bucket, StreamSpec, blobs, check_stream, connect, ensure_streams
 from trinity.runtime.errors import Conflict, FailureCause, NotFound
@@ -134,18 +135,14 @@ async def test_blobs_that_contradict_their_reference_are_dead_letters(
     tasks = [task_pb2.Task.FromString((await broker.get(one.tasks_stream, s)).data) for s in range(1, 9)]
     good = encode_outcome(make_group(task_from_proto(tasks[0])))
     sound = await blobs.store(broker, one, TESTER, good)
-    inner = await blobs.store(broker, one, TESTER, experience_pb2.Outcome(blob=sound).SerializeToString())
+    inner = await blobs.store(broker, one, TESTER, encode_reference(sound))
     fence = experience_pb2.Outcome(fence=experience_pb2.Fence(versions=[1]))
     fenced = await blobs.store(broker, one, TESTER, fence.SerializeToString())
-    under_control = experience_pb2.Outcome(blob=sound).SerializeToString()
+    under_control = encode_reference(sound)
     await broker.publish(one.control, under_control, message_id="of-no-explorer")
 
-    def changed(**values: Any) -> experience_pb2.BlobReference:
-        reference = experience_pb2.BlobReference()
-        reference.CopyFrom(sound)
-        for name, value in values.items():
-            setattr(reference, name, value)
-        return reference
+    def changed(**values: Any) -> names.BlobReference:
+        return replace(sound, **values)
 
     wrong = [
         ("another checksum", changed(crc32=1)), ("blob.chunks", changed(chunks=3_000_000)),
@@ -154,7 +151,7 @@ async def test_blobs_that_contradict_their_reference_are_dead_letters(
         ("is not there", changed(key="0" * 32)),
     ]  # fmt: skip
     for task, (_, reference) in zip(tasks, wrong, strict=True):
-        data = experience_pb2.Outcome(blob=reference).SerializeToString()
+        data = encode_reference(reference)
         header = {headers.ORDINAL: str(task.ordinal), headers.CRC32: str(zlib.crc32(data))}
         subject = one.experience(TESTER, 0, "sums", blob=True)
         await broker.publish(subject, data, message_id=f"b{task.ordinal}", headers=header)
@@ -217,7 +214,7 @@ async def test_entries_under_the_subject_of_another_explorer_are_dead_letters(
     tasks = [task_pb2.Task.FromString((await broker.get(one.tasks_stream, s)).data) for s in range(1, 5)]
     group = encode_outcome(make_group(task_from_proto(tasks[0])))
     in_blob = encode_outcome(make_group(task_from_proto(tasks[1])))
-    reference = experience_pb2.Outcome(blob=await blobs.store(broker, one, other, in_blob)).SerializeToString()
+    reference = encode_reference(await blobs.store(broker, one, other, in_blob))
     failed = AttemptFailure(task_from_proto(tasks[2]), 1, "tester", FailureCause.TIMEOUT, "late", False, 1.0)
     requeue = experience_pb2.Outcome(requeue=experience_pb2.Requeue(task=tasks[3])).SerializeToString()
     sent = [

@@ -15,6 +15,7 @@ from support.fakes.data.experience import make_group
 from support.fakes.peers import FakeTrainer
 from support.servers.buffer_run import BufferRun
 from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.buffer.ledger.wire import Entry
 from trinity.buffer.run import Run
 from trinity.buffer.settings import BufferSettings
 from trinity.buffer.state.context import RunContext
@@ -204,7 +205,7 @@ async def test_a_buffer_that_dies_around_the_entry_cuts_once(
         assert dying.writer is not None and dying.feeder is not None
         append = dying.ledger.append
 
-        async def append_and_die(entry: pb.LedgerEntry) -> None:
+        async def append_and_die(entry: Entry) -> None:
             assert [task.ordinal for task in entry.cut] == [2]
             if written:
                 await append(entry)

@@ -27,6 +27,7 @@ from trinity.data.images import PlacedImage, digest
 from trinity.data.outcome_checks import LATEST_SECONDS
 from trinity.runtime.errors import FailureCause, InvalidInput
 from trinity.runtime.messages import from_message, to_message
+from trinity.runtime.names import BlobReference
 
 _KINDS = {TaskKind.TRAIN: task_pb2.TASK_KIND_TRAIN, TaskKind.EVALUATION: task_pb2.TASK_KIND_EVALUATION}
 _KINDS_BACK = {number: kind for kind, number in _KINDS.items()}
@@ -231,9 +232,14 @@ def encode_fence(versions: Iterable[int]) -> bytes:
     return experience_pb2.Outcome(fence=experience_pb2.Fence(versions=sorted(versions))).SerializeToString()
 
 
-def encode_reference(blob: experience_pb2.BlobReference) -> bytes:
-    """An entry of the experience log whose outcome is in the object store."""
-    return experience_pb2.Outcome(blob=blob).SerializeToString()
+def encode_reference(blob: BlobReference) -> bytes:
+    """An entry of the experience log whose outcome is in a blob."""
+    return experience_pb2.Outcome(blob=to_message(blob, experience_pb2.BlobReference)).SerializeToString()
+
+
+def reference_in(outcome: experience_pb2.Outcome) -> BlobReference:
+    """The reference of an outcome that lies in a blob."""
+    return from_message(BlobReference, outcome.blob)
 
 
 def parse_outcome(data: bytes) -> experience_pb2.Outcome:

@@ -68,6 +68,16 @@ class _OfRun:
 
 
 @dataclass(frozen=True)
+class BlobReference:
+    """A payload in the stream of blobs. Fields as in common.v1.BlobReference."""
+
+    key: str
+    size_bytes: int
+    chunks: int
+    crc32: int
+
+
+@dataclass(frozen=True)
 class RunNames:
     """Streams, subjects and keys of one run."""
 

@@ -4,14 +4,10 @@ It opens what is there and makes nothing, on the broker or in the job folder. It
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
-import grpc.aio
-
-from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.buffer.ledger.auxiliary import Auxiliary
 from trinity.buffer.ledger.batches import BatchServer
 from trinity.buffer.ledger.entries import Ledger
@@ -19,26 +15,15 @@ from trinity.buffer.ledger.offline import OfflineSource
 from trinity.buffer.log.dead_letters import DeadLetters
 from trinity.buffer.log.reader import LogReader
 from trinity.buffer.run import Run
-from trinity.buffer.servicer import BufferServicer, stats_of
 from trinity.buffer.settings import BufferSettings
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.tasks.feeder import newest_fed
+from trinity.buffer.window.policy import Policy
+from trinity.buffer.window.window import Window
+from trinity.buffer.window.wire import window_at
 from trinity.runtime import headers
 from trinity.runtime.broker import StreamSpec, check_stream
-from trinity.runtime.errors import Conflict, DataLoss, NotFound
-
-_COUNTS = (
-    "stored",
-    "dead_letters",
-    "duplicates_dropped",
-    "failed_attempts",
-    "sampled_tokens",
-    "prompts_cut",
-    "moved_episodes",
-    "refused",
-    "cut_tasks",
-    "late_groups",
-)
+from trinity.runtime.errors import DataLoss, NotFound
 
 
 class _WhenAsked:
@@ -108,38 +93,8 @@ class ReadOnlyRun(Run):
                 break
         return lowest
 
-    async def count(self, response: pb.StatsResponse) -> None:
-        """Fill in the counts as they were at the newest ledger entry; tasks fed up to now."""
-        cursor = await self.ledger.cursor()
-        for name in _COUNTS:
-            setattr(response, name, getattr(cursor, name))
-        response.dropped.update(cursor.dropped)
-        response.waiting_by_version.update(Counter(group.newest_version for group in cursor.pending))
-        if (newest := await newest_fed(self.context)) is not None:
-            response.fed = int(newest.headers[headers.FED]) - len(cursor.requeued)
-        response.outstanding = response.fed - response.stored - response.dead_letters - response.cut_tasks
-
-
-class ReadOnlyServicer(BufferServicer):
-    """Refuses what would change the run, a skipped step excepted, and does not wait for steps that are not there."""
-
-    async def StreamBatches(
-        self, request: pb.StreamBatchesRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[pb.BatchPart]:
-        newest = self._of(request.run).ledger.newest_step
-        if request.from_step > newest:
-            raise NotFound(f"from_step: {request.from_step} has no ledger entry; the newest is {newest}")
-        async for part in super().StreamBatches(request, context):
-            yield part
-
-    async def Stats(self, request: pb.StatsRequest, context: grpc.aio.ServicerContext) -> pb.StatsResponse:
-        run = self._of(request.run)
-        response = await stats_of(run)
-        if isinstance(run, ReadOnlyRun):
-            await run.count(response)
-        return response
-
-    async def _refuse(self, request: Any, context: grpc.aio.ServicerContext) -> NoReturn:
-        raise Conflict("this buffer only reads (TRINITY_BUFFER_READ_ONLY); call the buffer of a live run")
-
-    PublishTasks = CommitStep = RetryDeadLetters = DropDeadLetters = Fence = _refuse
+    async def counts(self) -> tuple[Window, int]:
+        """The window at the newest ledger entry, and the tasks fed up to now, requeued ones included."""
+        window = window_at(await self.ledger.cursor(), Policy(self.context.plan.groups_per_step))
+        newest = await newest_fed(self.context)
+        return window, len(window.requeued) if newest is None else int(newest.headers[headers.FED])

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from trinity.buffer.evaluation.tally import Tally
+from trinity.buffer.ledger.wire import Entry
 from trinity.buffer.operators.pipeline import Pipeline
 from trinity.buffer.tasks.source import Mixture
 from trinity.buffer.window.groups import StoredGroup
@@ -14,7 +15,6 @@ from trinity.config import Plan
 from trinity.runtime.monitor import Monitor
 
 if TYPE_CHECKING:
-    from trinity.api.buffer.v1 import buffer_pb2 as pb
     from trinity.api.common.v1 import experience_pb2
 
 # Metrics of one group's rollouts, by name.
@@ -44,7 +44,7 @@ class Reporter:
         if self._tasks is not None:
             self._tasks.observe(group.task_id, group.reward_mean)
 
-    def written(self, entry: "pb.LedgerEntry") -> None:
+    def written(self, entry: Entry) -> None:
         """The groups of a step are known. Those stored before a restart are missing from its rollout metrics."""
         groups = [self._pending.pop(g.ordinal) for g in entry.groups if g.ordinal in self._pending]
         for drop in entry.dropped:
@@ -79,7 +79,7 @@ def _is_rollout(info_json: str) -> bool:
     return not (isinstance(info, dict) and info.get("group"))
 
 
-def _dropped_metrics(entry: "pb.LedgerEntry") -> dict[str, float]:
+def _dropped_metrics(entry: Entry) -> dict[str, float]:
     """How many groups were dropped since the step before, by reason, and how long they were beside the kept ones."""
     found = {"filtered_count": float(len(entry.dropped))}
     for reason in sorted({drop.reason for drop in entry.dropped}):

@@ -7,7 +7,6 @@ from typing import Any
 
 import structlog
 
-from trinity.api.buffer.v1.buffer_pb2 import LedgerEntry
 from trinity.api.common.v1 import task_pb2
 from trinity.buffer.evaluation.evaluator import EVALUATIONS, Evaluator
 from trinity.buffer.ledger.auxiliary import Auxiliary
@@ -16,6 +15,7 @@ from trinity.buffer.ledger.entries import Ledger
 from trinity.buffer.ledger.fences import Fences
 from trinity.buffer.ledger.offline import OfflineSource
 from trinity.buffer.ledger.retention import Retention
+from trinity.buffer.ledger.wire import Entry
 from trinity.buffer.ledger.writer import LedgerWriter
 from trinity.buffer.log.archives import open_mirrors
 from trinity.buffer.log.dead_letters import DeadLetters
@@ -197,7 +197,7 @@ class Run:
             return 1
         return await self.retention.released(oldest_kept_step) + 1
 
-    async def skip(self, step: int, reason: str) -> LedgerEntry:
+    async def skip(self, step: int, reason: str) -> Entry:
         """The entry of a step that the trainer passes from now on. Conflict if it is too late for that."""
         if step <= self.context.committed_step:
             held = f"a checkpoint of step {self.context.committed_step} holds it"

@@ -8,9 +8,9 @@ import structlog
 
 from trinity.buffer.ledger.retention import limits_of
 from trinity.buffer.metrics import watch
-from trinity.buffer.readonly import ReadOnlyRun, ReadOnlyServicer
+from trinity.buffer.readonly import ReadOnlyRun
 from trinity.buffer.run import Run
-from trinity.buffer.servicer import BufferServicer
+from trinity.buffer.servicer import BufferServicer, ReadOnlyServicer
 from trinity.buffer.settings import BufferSettings
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.state.streams import stream_specs

@@ -4,17 +4,20 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc.aio
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.buffer.v1 import buffer_pb2_grpc
 from trinity.api.common.v1 import task_pb2
+from trinity.buffer.ledger.wire import entry_to_proto, part_to_proto
 from trinity.buffer.log.validator import check_fence
+from trinity.buffer.readonly import ReadOnlyRun
 from trinity.buffer.run import Run
 from trinity.buffer.tasks.feeder import Feeder
 from trinity.buffer.tasks.joined import why_not_joined
+from trinity.buffer.window.window import Window
 from trinity.data.experience import Task
 from trinity.data.wire import task_from_proto
 from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, Unavailable
@@ -25,6 +28,11 @@ _DEFAULT_LIMIT = 100
 _HEADER_BYTES = 16_384  # more than a task's message has besides the task
 _INJECT_SECONDS = 30.0
 _LONGEST_REASON = 500
+# Fields of a window that StatsResponse has under the same name.
+_COUNTS = (
+    "stored", "dead_letters", "duplicates_dropped", "failed_attempts", "sampled_tokens", "prompts_cut",
+    "moved_episodes", "refused", "cut_tasks", "late_groups",
+)  # fmt: skip
 
 
 class BufferServicer(buffer_pb2_grpc.BufferServiceServicer):
@@ -74,7 +82,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServiceServicer):
         by_trainer = caller is None or caller.role is Role.TRAINER
         waits = request.waits if request.HasField("waits") else None
         async for part in self._of(request.run).batches.parts(request.from_step, by_trainer, waits):
-            yield part
+            yield part_to_proto(part)
 
     async def CommitStep(
         self, request: pb.CommitStepRequest, context: grpc.aio.ServicerContext
@@ -96,14 +104,14 @@ class BufferServicer(buffer_pb2_grpc.BufferServiceServicer):
     async def GetLedgerEntry(
         self, request: pb.GetLedgerEntryRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetLedgerEntryResponse:
-        return pb.GetLedgerEntryResponse(entry=await self._of(request.run).ledger.get(request.step))
+        return pb.GetLedgerEntryResponse(entry=entry_to_proto(await self._of(request.run).ledger.get(request.step)))
 
     async def SkipStep(self, request: pb.SkipStepRequest, context: grpc.aio.ServicerContext) -> pb.SkipStepResponse:
         run = self._of(request.run)
         if not 1 <= len(request.reason) <= _LONGEST_REASON:
             problem = f"has {len(request.reason)} characters, must have 1 to {_LONGEST_REASON}"
             raise InvalidInput("reason", problem)
-        return pb.SkipStepResponse(entry=await run.skip(request.step, request.reason))
+        return pb.SkipStepResponse(entry=entry_to_proto(await run.skip(request.step, request.reason)))
 
     async def Stats(self, request: pb.StatsRequest, context: grpc.aio.ServicerContext) -> pb.StatsResponse:
         return await stats_of(self._of(request.run))
@@ -134,6 +142,31 @@ class BufferServicer(buffer_pb2_grpc.BufferServiceServicer):
         run = self._of(request.run)
         check_fence(request.versions)
         return pb.FenceResponse(dropped=await run.fence(request.versions))
+
+
+class ReadOnlyServicer(BufferServicer):
+    """Refuses what would change the run, a skipped step excepted, and does not wait for steps that are not there."""
+
+    async def StreamBatches(
+        self, request: pb.StreamBatchesRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.BatchPart]:
+        newest = self._of(request.run).ledger.newest_step
+        if request.from_step > newest:
+            raise NotFound(f"from_step: {request.from_step} has no ledger entry; the newest is {newest}")
+        async for part in super().StreamBatches(request, context):
+            yield part
+
+    async def Stats(self, request: pb.StatsRequest, context: grpc.aio.ServicerContext) -> pb.StatsResponse:
+        run = self._of(request.run)
+        response = await stats_of(run)
+        if isinstance(run, ReadOnlyRun):
+            _count(response, *await run.counts())
+        return response
+
+    async def _refuse(self, request: Any, context: grpc.aio.ServicerContext) -> NoReturn:
+        raise Conflict("this buffer only reads (TRINITY_BUFFER_READ_ONLY); call the buffer of a live run")
+
+    PublishTasks = CommitStep = RetryDeadLetters = DropDeadLetters = Fence = _refuse
 
 
 def _training_task(run: Run, message: task_pb2.Task, **fields: Any) -> Task:
@@ -190,6 +223,16 @@ async def _stored(run: Run, waits: "list[asyncio.Future[bool]]", seconds: float)
             wait.cancel()
 
 
+def _count(response: pb.StatsResponse, window: Window, fed: int) -> None:
+    """Fill in the counts of a window; `fed`: tasks fed, requeued ones included."""
+    response.fed = fed - len(window.requeued)
+    response.outstanding = fed - window.num_ended
+    for name in _COUNTS:
+        setattr(response, name, getattr(window, name))
+    response.dropped.update(window.dropped)
+    response.waiting_by_version.update(Counter(group.newest_version for group in window.unused.values()))
+
+
 async def stats_of(run: Run) -> pb.StatsResponse:
     """Counts of one run."""
     shared, newest = run.context, run.ledger.newest
@@ -210,21 +253,7 @@ async def stats_of(run: Run) -> pb.StatsResponse:
     if run.ledger.newest_step < shared.last_step:
         response.waiting_for = run.batches.waiting(run.ledger.newest_step + 1).reason
     if run.writer is not None and run.feeder is not None:
-        window = run.writer.window
-        response.fed = run.feeder.fed - len(window.requeued)
-        response.stored = window.stored
-        response.dead_letters = window.dead_letters
-        response.outstanding = run.feeder.fed - window.num_ended
-        response.duplicates_dropped = window.duplicates_dropped
-        response.failed_attempts = window.failed_attempts
-        response.sampled_tokens = window.sampled_tokens
-        response.prompts_cut = window.prompts_cut
-        response.moved_episodes = window.moved_episodes
-        response.cut_tasks = window.cut_tasks
-        response.late_groups = window.late_groups
-        response.dropped.update(window.dropped)
-        response.waiting_by_version.update(Counter(group.newest_version for group in window.unused.values()))
-        response.refused = window.refused
+        _count(response, run.writer.window, run.feeder.fed)
         response.failure_causes.update(run.writer.failures.causes)
         response.last_failure = run.writer.failures.newest
     if run.retention is not None:

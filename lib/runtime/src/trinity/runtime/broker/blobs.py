@@ -10,10 +10,9 @@ import re
 import zlib
 from collections.abc import Callable
 
-from trinity.api.common.v1 import experience_pb2
 from trinity.runtime.broker import Broker
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.names import RunNames
+from trinity.runtime.names import BlobReference, RunNames
 from trinity.runtime.rpc import MAX_MESSAGE_BYTES
 
 CHUNK_BYTES = 512 * 1024
@@ -25,7 +24,7 @@ _KEY = re.compile(r"[0-9a-f]{32}")
 
 async def store(
     broker: Broker, names: RunNames, owner: str, data: bytes, on_refused: Callable[[str], None] | None = None
-) -> experience_pb2.BlobReference:
+) -> BlobReference:
     """Store `data` under a key derived from its content; again changes nothing. Raises as Broker.publish does."""
     key = hashlib.sha256(data).hexdigest()[:32]
     chunks = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
@@ -37,10 +36,10 @@ async def store(
             await broker.publish(subject, chunk, message_id=f"{owner}/{key}/{index}", on_refused=on_refused)
 
     await asyncio.gather(*(put(index, chunk) for index, chunk in enumerate(chunks)))
-    return experience_pb2.BlobReference(key=key, size_bytes=len(data), chunks=len(chunks), crc32=zlib.crc32(data))
+    return BlobReference(key=key, size_bytes=len(data), chunks=len(chunks), crc32=zlib.crc32(data))
 
 
-async def fetch(broker: Broker, names: RunNames, owner: str, reference: experience_pb2.BlobReference) -> bytes:
+async def fetch(broker: Broker, names: RunNames, owner: str, reference: BlobReference) -> bytes:
     """The payload of a reference. NotFound if a chunk is gone; InvalidInput if it is not what the reference says."""
     check(reference)
     gate = asyncio.Semaphore(_IN_FLIGHT)
@@ -56,7 +55,7 @@ async def fetch(broker: Broker, names: RunNames, owner: str, reference: experien
     return data
 
 
-def check(reference: experience_pb2.BlobReference) -> None:
+def check(reference: BlobReference) -> None:
     """Raise InvalidInput unless `store` can have made this reference. Nothing is fetched before."""
     if not _KEY.fullmatch(reference.key):
         raise InvalidInput("blob.key", f"is {reference.key[:80]!r}, must be 32 hexadecimal digits")

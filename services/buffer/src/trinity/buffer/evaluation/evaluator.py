@@ -22,10 +22,11 @@ from trinity.buffer.state.context import RunContext
 from trinity.buffer.state.streams import append_past_others, newest_of_ours
 from trinity.data.experience import AttemptFailure, Group, Outcome, Task, TaskKind
 from trinity.data.task_source import TaskSource
-from trinity.data.wire import outcome_from_proto, parse_outcome, task_from_proto, task_to_proto
+from trinity.data.wire import outcome_from_proto, parse_outcome, reference_in, task_from_proto, task_to_proto
 from trinity.runtime import headers, tracing
 from trinity.runtime.broker import Message, SequenceConflict, StoredMessage, blobs, tail
 from trinity.runtime.errors import FailureCause, InvalidInput, NotFound
+from trinity.runtime.names import BlobReference
 
 log = structlog.get_logger(__name__)
 
@@ -33,7 +34,7 @@ EVALUATIONS = "evaluations"  # field of the commit record
 _LONGEST_MARK = 16  # digits
 _LONGEST_REFERENCE = 1024  # bytes
 
-_Blob = tuple[str, experience_pb2.BlobReference]  # with its owner
+_Blob = tuple[str, BlobReference]  # with its owner
 
 
 class Evaluator:
@@ -287,8 +288,9 @@ class Evaluator:
         with contextlib.suppress(InvalidInput):
             outcome = parse_outcome(message.data) if len(message.data) <= _LONGEST_REFERENCE else None
             if owner and outcome is not None and outcome.WhichOneof("outcome") == "blob":
-                blobs.check(outcome.blob)
-                return owner, outcome.blob
+                reference = reference_in(outcome)
+                blobs.check(reference)
+                return owner, reference
         return None
 
     async def _is_gone(self, message: Message) -> bool:

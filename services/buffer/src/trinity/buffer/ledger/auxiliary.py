@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 
-from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.buffer.ledger.wire import AuxiliaryRow, Example
 from trinity.config import Plan
 from trinity.data.datasets import Row, read_buffer, sft_format, sft_messages
 from trinity.data.selectors import make_selector
@@ -23,11 +23,11 @@ class Auxiliary:
         self._selector = make_selector(config.data_selector, self._rows)
         self._format = sft_format(config.format, self._rows[0])
 
-    def rows(self, step: int) -> list[pb.AuxiliaryRow]:
+    def rows(self, step: int) -> list[AuxiliaryRow]:
         """The expert rows of a step."""
         positions = range((step - 1) * self._per_step, step * self._per_step)
-        return [pb.AuxiliaryRow(buffer=self._name, row=self._selector.select(at)) for at in positions]
+        return [AuxiliaryRow(self._name, self._selector.select(at)) for at in positions]
 
-    def example(self, row: pb.AuxiliaryRow) -> pb.Example:
+    def example(self, row: AuxiliaryRow) -> Example:
         messages = sft_messages(self._rows[row.row], self._format, row.row)
-        return pb.Example(row=row.row, messages_json=json.dumps(messages), buffer=row.buffer)
+        return Example(row.row, row.buffer, json.dumps(messages))

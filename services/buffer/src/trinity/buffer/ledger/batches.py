@@ -3,12 +3,13 @@
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 
-from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.buffer.ledger.auxiliary import Auxiliary
 from trinity.buffer.ledger.entries import Ledger
 from trinity.buffer.ledger.offline import OfflineSource
+from trinity.buffer.ledger.wire import BatchEnd, BatchGroup, Entry, Part, Waiting
 from trinity.buffer.ledger.writer import LedgerWriter
 from trinity.buffer.log.reader import LogReader
 from trinity.buffer.state.context import RunContext
@@ -36,7 +37,7 @@ class BatchServer:
         self._auxiliary = auxiliary
         self._streams = self._sent = 0
 
-    async def parts(self, from_step: int, by_trainer: bool, waits: bool | None = None) -> AsyncIterator[pb.BatchPart]:
+    async def parts(self, from_step: int, by_trainer: bool, waits: bool | None = None) -> AsyncIterator[Part]:
         """The parts of every batch from `from_step` to the run's last step. Others than the trainer only look.
 
         `waits`: as in StreamBatchesRequest.
@@ -70,13 +71,13 @@ class BatchServer:
         since = self._context.wanted_since()
         return time.monotonic() - since if since is not None else 0.0
 
-    async def _parts(self, from_step: int, by_trainer: bool, waits: bool | None = None) -> AsyncIterator[pb.BatchPart]:
+    async def _parts(self, from_step: int, by_trainer: bool, waits: bool | None = None) -> AsyncIterator[Part]:
         step = from_step
         while not self._context.last_step or step <= self._context.last_step:
             ahead = waits is not None and not (waits and step == from_step)
             async with self._context.wanted(step, ahead) if by_trainer else contextlib.nullcontext():
                 while not await self._context.changed.wait_for(partial(self._has, step), _HEARTBEAT_SECONDS):
-                    yield pb.BatchPart(waiting=self.waiting(step))
+                    yield self.waiting(step)
             async with self._ledger.skipping:
                 entry = await self._ledger.get(step)
                 if by_trainer:
@@ -88,27 +89,24 @@ class BatchServer:
     def _has(self, step: int) -> bool:
         return self._ledger.newest_step >= step
 
-    async def _batch(self, entry: pb.LedgerEntry) -> AsyncIterator[pb.BatchPart]:
-        head = pb.LedgerEntry()
-        head.CopyFrom(entry)
-        head.ClearField("cursor")  # of no use to the trainer, and long
-        yield pb.BatchPart(entry=head)
+    async def _batch(self, entry: Entry) -> AsyncIterator[Part]:
+        yield replace(entry, cursor=b"")  # of no use to the trainer, and long
         if entry.skip_reason:
-            yield pb.BatchPart(end=pb.BatchEnd(step=entry.step))
+            yield BatchEnd(entry.step)
             return
         for member in entry.groups if self._offline is None else ():
             outcome, traceparent = await self._reader.payload(member.log_sequence)
-            yield pb.BatchPart(group=pb.BatchGroup(outcome=outcome, traceparent=traceparent, ordinal=member.ordinal))
+            yield BatchGroup(outcome, member.ordinal, traceparent)
         for row in entry.rows:
             assert self._offline is not None
             yield self._offline.part(row)
         for expert in entry.auxiliary:
-            yield pb.BatchPart(example=self._auxiliary.example(expert))
-        yield pb.BatchPart(end=pb.BatchEnd(step=entry.step))
+            yield self._auxiliary.example(expert)
+        yield BatchEnd(entry.step)
 
-    def waiting(self, step: int) -> pb.Waiting:
+    def waiting(self, step: int) -> Waiting:
         if self._writer is None:
-            return pb.Waiting(step=step, reason="the dataset's batch is being written")
+            return Waiting(step, "the dataset's batch is being written")
         missing, window = self._writer.window.missing(), self._writer.window
         if self._context.live_step < 0:
             reason = "no weights are LIVE yet"
@@ -122,4 +120,4 @@ class BatchServer:
         scarce = self._context.capacity.is_low
         if scarce:
             reason += "; the log is full, and a newer checkpoint would make room"
-        return pb.Waiting(step=step, missing_groups=missing, reason=reason, checkpoint_wanted=scarce)
+        return Waiting(step, reason, missing, checkpoint_wanted=scarce)

@@ -5,13 +5,11 @@ A message counts if it is an entry of this run under its step's subject, the fir
 """
 
 import asyncio
-import contextlib
 import time
 from collections import OrderedDict
+from dataclasses import replace
 
-from google.protobuf.message import DecodeError
-
-from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.buffer.ledger.wire import Entry, Skip, decode_entry, decode_skip, encode_entry, encode_skip
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.state.streams import append_past_others, newest_of_ours
 from trinity.runtime.broker import StoredMessage, on_subject
@@ -30,8 +28,8 @@ class Ledger:
         self._context = context
         self._stream = context.names.batches_stream
         self._sequence = 0
-        self._cache: OrderedDict[int, pb.LedgerEntry] = OrderedDict()
-        self.newest: pb.LedgerEntry | None = None
+        self._cache: OrderedDict[int, Entry] = OrderedDict()
+        self.newest: Entry | None = None
         self.skipped: dict[int, str] = {}  # step -> reason
         self.skipping = asyncio.Lock()  # no batch is sent while one may be skipped
 
@@ -51,33 +49,29 @@ class Ledger:
 
     async def _read_skips(self) -> None:
         async for message in on_subject(self._context.broker, self._stream, self._context.names.skips):
-            with contextlib.suppress(DecodeError):
-                skip = pb.SkippedStep.FromString(message.data)
-                if skip.run == self._context.run and message.subject == self._context.names.skip(skip.step):
-                    self.skipped.setdefault(skip.step, skip.reason)
+            skip = decode_skip(message.data)
+            if skip and skip.run == self._context.run and message.subject == self._context.names.skip(skip.step):
+                self.skipped.setdefault(skip.step, skip.reason)
 
-    async def skip(self, step: int, reason: str) -> pb.LedgerEntry:
+    async def skip(self, step: int, reason: str) -> Entry:
         """Have the trainer pass a step, in every replay too; the first reason stays. NotFound without an entry."""
         await self.get(step)
         if step not in self.skipped:
             now = time.time()
-            skip = pb.SkippedStep(run=self._context.run, step=step, reason=reason, skipped_at_seconds=now)
-            await self._context.broker.publish(
-                self._context.names.skip(step), skip.SerializeToString(), message_id=f"skip/{step}/{now}"
-            )
+            skip = encode_skip(Skip(self._context.run, step, reason, now))
+            await self._context.broker.publish(self._context.names.skip(step), skip, message_id=f"skip/{step}/{now}")
             await self._read_skips()
         return await self.get(step)
 
-    def _entry(self, message: StoredMessage) -> pb.LedgerEntry | None:
+    def _entry(self, message: StoredMessage) -> Entry | None:
         """The entry in a message, if it is one of this run that may stand where it does."""
-        try:
-            entry = pb.LedgerEntry.FromString(message.data)
-        except DecodeError:
+        entry = decode_entry(message.data)
+        if entry is None:
             return None
         fits = entry.run == self._context.run and 1 <= entry.step <= message.sequence  # every earlier step lies below
         return entry if fits and message.subject == self._context.names.batch(entry.step) else None
 
-    async def _first(self, step: int) -> tuple[StoredMessage, pb.LedgerEntry] | None:
+    async def _first(self, step: int) -> tuple[StoredMessage, Entry] | None:
         """The entry of a step, and its message. What came later under the same subject does not count."""
         async for message in on_subject(self._context.broker, self._stream, self._context.names.batch(step)):
             if (entry := self._entry(message)) is not None:
@@ -98,26 +92,25 @@ class Ledger:
         entry = self._entry(message)
         return entry is not None and entry.step == self.newest_step + 1
 
-    async def cursor(self) -> pb.LedgerCursor:
-        """Where the reader of the log stood at the newest entry."""
+    async def cursor(self) -> bytes:
+        """The cursor of the newest entry: where the reader of the log stood. Empty without an entry."""
         if self.newest is None:
-            return pb.LedgerCursor()
+            return b""
         if not self.newest.cursor_sequence:
             return self.newest.cursor
         stream = self._context.names.cursors_stream
         try:
-            message = await self._context.broker.get(stream, self.newest.cursor_sequence)
-            return pb.LedgerCursor.FromString(message.data)
-        except (NotFound, DecodeError):
+            return (await self._context.broker.get(stream, self.newest.cursor_sequence)).data
+        except NotFound:
             raise DataLoss(f"{stream}: the cursor of step {self.newest_step} is gone") from None
 
-    async def append(self, entry: pb.LedgerEntry) -> None:
+    async def append(self, entry: Entry) -> None:
         """Write the entry of the next step. SequenceConflict if another buffer wrote meanwhile."""
         if entry.step != self.newest_step + 1:
             raise ValueError(f"step {entry.step} cannot follow step {self.newest_step}")
-        if entry.cursor.ByteSize() > _LONG_CURSOR_BYTES:
-            await self._put_cursor_aside(entry)
-        data = entry.SerializeToString()
+        if len(entry.cursor) > _LONG_CURSOR_BYTES:
+            entry = await self._with_cursor_aside(entry)
+        data = encode_entry(entry)
         self._sequence = await append_past_others(
             self._context.broker,
             self._context.names.batch(entry.step),
@@ -129,19 +122,17 @@ class Ledger:
         )
         if entry.cursor_sequence:
             await self._context.broker.purge_below(self._context.names.cursors_stream, entry.cursor_sequence)
-        # Decoded again: a message that held a long cursor keeps its memory.
-        self.newest = pb.LedgerEntry.FromString(data)
-        self._remember(self.newest)
+        self.newest = entry
+        self._remember(entry)
 
-    async def _put_cursor_aside(self, entry: pb.LedgerEntry) -> None:
-        """The entry names the sequence it got, so a cursor of another buffer is never taken for it."""
+    async def _with_cursor_aside(self, entry: Entry) -> Entry:
+        """The entry names the sequence that its cursor got, so a cursor of another buffer is never taken for it."""
         stored = await self._context.broker.publish(
             self._context.names.cursor,
-            entry.cursor.SerializeToString(),
+            entry.cursor,
             message_id=f"cursor/{entry.step}/{entry.created_at_seconds}",
         )
-        entry.cursor_sequence = stored.sequence
-        entry.ClearField("cursor")
+        return replace(entry, cursor=b"", cursor_sequence=stored.sequence)
 
     async def task_ids(self) -> set[str]:
         """Of every task whose group a step has or was dropped before it, or that a step did not wait for."""
@@ -153,13 +144,11 @@ class Ledger:
                 found |= {drop.task_id for drop in entry.dropped}
         return found
 
-    async def get(self, step: int) -> pb.LedgerEntry:
+    async def get(self, step: int) -> Entry:
         """NotFound if the step has no entry yet; DataLoss if it had one and it is gone."""
-        entry = await self._get(step)
-        entry.skip_reason = self.skipped.get(step, "")
-        return entry
+        return replace(await self._get(step), skip_reason=self.skipped.get(step, ""))
 
-    async def _get(self, step: int) -> pb.LedgerEntry:
+    async def _get(self, step: int) -> Entry:
         if step in self._cache:
             return self._cache[step]
         if step < 1 or step > self.newest_step:
@@ -170,7 +159,7 @@ class Ledger:
         self._remember(found[1])
         return found[1]
 
-    def _remember(self, entry: pb.LedgerEntry) -> None:
+    def _remember(self, entry: Entry) -> None:
         self._cache[entry.step] = entry
         while len(self._cache) > _CACHED_ENTRIES:
             self._cache.popitem(last=False)

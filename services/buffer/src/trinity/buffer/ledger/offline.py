@@ -7,9 +7,10 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.buffer.ledger.entries import Ledger
+from trinity.buffer.ledger.wire import BatchGroup, Entry, Example
 from trinity.buffer.state.context import RunContext
+from trinity.buffer.window.groups import StoredGroup
 from trinity.config import Plan
 from trinity.config.schema.buffer import ExperienceBufferConfig
 from trinity.data.archive import Experiences, holds_experiences, read_experiences
@@ -25,9 +26,9 @@ class _Source(Protocol):
     @property
     def rows(self) -> Sequence[Any]: ...
 
-    def members(self, rows: Iterable[int]) -> list[pb.LedgerGroup]: ...
+    def members(self, rows: Iterable[int]) -> list[StoredGroup]: ...
 
-    def part(self, row: int) -> pb.BatchPart: ...
+    def part(self, row: int) -> Example | BatchGroup: ...
 
 
 class _Examples:
@@ -37,11 +38,11 @@ class _Examples:
         self.rows: Sequence[Row] = read_buffer(config)
         self._example = reader(kind, config.format, self.rows[0])
 
-    def members(self, rows: Iterable[int]) -> list[pb.LedgerGroup]:
+    def members(self, rows: Iterable[int]) -> list[StoredGroup]:
         return []
 
-    def part(self, row: int) -> pb.BatchPart:
-        return pb.BatchPart(example=pb.Example(row=row, **self._example(self.rows[row], row)))
+    def part(self, row: int) -> Example:
+        return Example(row, **self._example(self.rows[row], row))
 
 
 class _Recorded:
@@ -51,19 +52,28 @@ class _Recorded:
         assert config.path
         self.rows: Experiences = read_experiences(config.path, config.name)
 
-    def members(self, rows: Iterable[int]) -> list[pb.LedgerGroup]:
+    def members(self, rows: Iterable[int]) -> list[StoredGroup]:
         found = []
         for row in rows:
             group = self.rows[row]
-            member = pb.LedgerGroup(task_id=group.task.task_id, ordinal=row + 1, num_experiences=len(group.experiences))
-            member.oldest_version, member.newest_version = group.versions
-            member.num_response_tokens, member.reward_mean = group.response_tokens, group.reward_mean
-            member.num_sampled_tokens = group.sampled_tokens
-            found.append(member)
+            oldest, newest = group.versions
+            found.append(
+                StoredGroup(
+                    log_sequence=0,
+                    task_id=group.task.task_id,
+                    ordinal=row + 1,
+                    num_experiences=len(group.experiences),
+                    oldest_version=oldest,
+                    newest_version=newest,
+                    num_response_tokens=group.response_tokens,
+                    reward_mean=group.reward_mean,
+                    num_sampled_tokens=group.sampled_tokens,
+                )
+            )
         return found
 
-    def part(self, row: int) -> pb.BatchPart:
-        return pb.BatchPart(group=pb.BatchGroup(outcome=encode_outcome(self.rows[row]), ordinal=row + 1))
+    def part(self, row: int) -> BatchGroup:
+        return BatchGroup(encode_outcome(self.rows[row]), row + 1)
 
 
 class OfflineSource:
@@ -89,22 +99,22 @@ class OfflineSource:
         """Entries are written up to a few beyond the step that the trainer asks for."""
         return min(self._context.wanted_step + _AHEAD, self._context.last_step)
 
-    def _entry(self, step: int) -> pb.LedgerEntry:
+    def _entry(self, step: int) -> Entry:
         size = self._context.plan.groups_per_step
         rows = [self._selector.select(position) for position in range((step - 1) * size, step * size)]
         groups = self._source.members(rows)
         experiences = sum(group.num_experiences for group in groups)
-        return pb.LedgerEntry(
+        return Entry(
             run=self._context.run,
             step=step,
-            rows=rows,
-            groups=groups,
+            rows=tuple(rows),
+            groups=tuple(groups),
             created_at_seconds=time.time(),
             policy="dataset",
             reward_mean=sum(g.reward_mean * g.num_experiences for g in groups) / max(1, experiences),
         )
 
-    def part(self, row: int) -> pb.BatchPart:
+    def part(self, row: int) -> Example | BatchGroup:
         """A row as the trainer gets it."""
         return self._source.part(row)
 

@@ -16,7 +16,7 @@ from trinity.buffer.log.archives import Mirror
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.state.streams import TURNS, stream_specs
 from trinity.buffer.tasks.feeder import Feeder
-from trinity.data.wire import parse_outcome
+from trinity.data.wire import parse_outcome, reference_in
 from trinity.runtime.broker import Broker, blobs, ensure_streams, on_subject
 from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound
 from trinity.runtime.metrics import Gauge
@@ -203,7 +203,7 @@ class Retention:
             if message.sequence >= floor:
                 return
             with contextlib.suppress(InvalidInput):
-                reference = parse_outcome(message.data).blob
+                reference = reference_in(parse_outcome(message.data))
                 blobs.check(reference)  # its key is part of a filter
                 await broker.purge_subject(
                     names.blobs_stream, names.blob_chunks(names.owner_in(message.subject), reference.key)

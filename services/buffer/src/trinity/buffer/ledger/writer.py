@@ -3,24 +3,24 @@
 import asyncio
 import math
 import time
-from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 import structlog
 
-from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.ledger.auxiliary import Auxiliary
 from trinity.buffer.ledger.entries import Ledger
 from trinity.buffer.ledger.failures import Failures, about_drops
+from trinity.buffer.ledger.wire import CutTask, Entry
 from trinity.buffer.log.dead_letters import letter_in
 from trinity.buffer.log.validator import EntryValidator, without_check
 from trinity.buffer.state.context import RunContext
-from trinity.buffer.window.groups import Dropped, StoredGroup
+from trinity.buffer.window.groups import StoredGroup
 from trinity.buffer.window.policy import policy_of
 from trinity.buffer.window.window import Verdict, Window
-from trinity.buffer.window.wire import Pool, cursor_of, dropped_to_proto, group_to_proto, window_at
+from trinity.buffer.window.wire import Pool, cursor_of, window_at
 from trinity.data.outcome_checks import LONGEST_NAME
 from trinity.data.wire import LONGEST_ERROR
 from trinity.runtime import tracing
@@ -43,7 +43,7 @@ class Observer(Protocol):
 
     def stored(self, group: StoredGroup, message: experience_pb2.Group) -> None: ...
 
-    def written(self, entry: pb.LedgerEntry) -> None: ...
+    def written(self, entry: Entry) -> None: ...
 
 
 class LedgerWriter:
@@ -206,7 +206,7 @@ class LedgerWriter:
                 self._enough_since = None
         return self._ledger.newest_step > before
 
-    async def _append(self, entry: pb.LedgerEntry) -> None:
+    async def _append(self, entry: Entry) -> None:
         with tracing.span("buffer.batch", step=entry.step):
             await self._ledger.append(entry)
             self._observer.written(entry)
@@ -218,7 +218,7 @@ class LedgerWriter:
         fed, after = self._context.fed, window_at(cursor_of(self.window), self._policy)
         groups, ordinals = after.short_batch(fed)
         ids = [(await self._validator.task(ordinal)).task_id for ordinal in ordinals]
-        cut = [pb.CutTask(ordinal=ordinal, task_id=name) for ordinal, name in zip(ordinals, ids, strict=True)]
+        cut = tuple(map(CutTask, ordinals, ids))
         await self._append(self._entry(step, after, groups, cut=cut))
         self.window.short_batch(fed)
         self.window.fresh_drops.clear()
@@ -246,7 +246,7 @@ class LedgerWriter:
         has_had = now - self._enough_since >= self._policy.wait_after_min_seconds
         return has_had and self._context.wanted_since(step) is not None and self.window.may_cut(fed)
 
-    def _say(self, entry: pb.LedgerEntry) -> None:
+    def _say(self, entry: Entry) -> None:
         facts = {"step": entry.step, "groups": len(entry.groups), "reward_mean": round(entry.reward_mean, 4)}
         if entry.partial:
             log.error("buffer.ledger.partial", **facts, wanted=self._policy.groups_per_step, reason="max_read_timeout")
@@ -261,28 +261,27 @@ class LedgerWriter:
         groups: list[StoredGroup],
         *,
         partial: bool = False,
-        cut: Iterable[pb.CutTask] = (),
-    ) -> pb.LedgerEntry:
+        cut: tuple[CutTask, ...] = (),
+    ) -> Entry:
         """`after`: the window without the groups, whose fresh drops the entry takes."""
         experiences = sum(len(group.kept) or group.num_experiences for group in groups)
-        drops: list[Dropped] = after.fresh_drops
-        entry = pb.LedgerEntry(
+        lineage, drops = self._context.lineage, tuple(after.fresh_drops)
+        after.fresh_drops.clear()
+        return Entry(
             run=self._context.run,
             step=step,
-            groups=[group_to_proto(group, step, self._context.lineage) for group in groups],
+            groups=tuple(replace(group, staleness_steps=group.staleness(step, lineage)) for group in groups),
             created_at_seconds=time.time(),
             policy=self._policy.kind,
             reward_mean=sum(g.reward_mean * (len(g.kept) or g.num_experiences) for g in groups) / experiences,
-            operators=self._validator.pipeline.names,
-            dropped=[dropped_to_proto(drop) for drop in drops],
-            auxiliary=self._auxiliary.rows(step),
+            operators=tuple(self._validator.pipeline.names),
+            dropped=drops,
+            auxiliary=tuple(self._auxiliary.rows(step)),
             partial=partial,
             cut=cut,
             floor_sequence=after.floor(),
+            cursor=cursor_of(after, self._pool),
         )
-        drops.clear()
-        entry.cursor.CopyFrom(cursor_of(after, self._pool))
-        return entry
 
 
 def _maker(outcome: experience_pb2.Outcome) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.state.context import RunContext
 from trinity.data.outcome_checks import LONGEST_NAME
-from trinity.data.wire import parse_outcome
+from trinity.data.wire import parse_outcome, reference_in
 from trinity.runtime import headers
 from trinity.runtime.broker import Message, StoredMessage, blobs
 from trinity.runtime.errors import DataLoss, InvalidInput, NotFound
@@ -78,7 +78,7 @@ async def whole_outcome(context: RunContext, subject: str, data: bytes) -> tuple
     if not (owner := context.names.owner_in(subject)):
         raise InvalidInput("subject", f"is {subject}; a blob is an explorer's and lies under the explorer's subjects")
     try:
-        data = await blobs.fetch(context.broker, context.names, owner, outcome.blob)
+        data = await blobs.fetch(context.broker, context.names, owner, reference_in(outcome))
     except NotFound as error:
         raise InvalidInput("blob", f"{outcome.blob.key} is not there: {error}") from None
     outcome = parse_outcome(data)

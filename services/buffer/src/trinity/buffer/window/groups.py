@@ -80,6 +80,7 @@ class StoredGroup:
     kept: tuple[Kept, ...] = ()
     use_count: int = 0
     reusable_at: float = 0.0
+    staleness_steps: int = 0  # at the step that trains it; 0 before
 
     def staleness(self, step: int, lineage: Lineage = NOTHING_WITHDRAWN) -> int:
         """Optimizer steps between the weights that sampled its oldest token and those that `step` updates.

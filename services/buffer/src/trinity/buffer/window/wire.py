@@ -3,22 +3,20 @@
 from collections import Counter
 from dataclasses import asdict, fields
 
+from google.protobuf.message import DecodeError
+
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.buffer.window.groups import NOTHING_WITHDRAWN, Dropped, Kept, Lineage, StoredGroup
+from trinity.buffer.window.groups import Dropped, Kept, StoredGroup
 from trinity.buffer.window.policy import Policy
 from trinity.buffer.window.window import Window
+from trinity.runtime.errors import DataLoss
 
 _PLAIN = tuple(field.name for field in fields(StoredGroup) if field.name not in ("kept", "reusable_at"))
 _COUNTS = tuple(field.name for field in fields(Window) if field.type is int and field.name != "requeued_through")
 
 
-def group_to_proto(group: StoredGroup, step: int = 0, lineage: Lineage = NOTHING_WITHDRAWN) -> pb.LedgerGroup:
-    """With its staleness at `step`, if one is given."""
-    message = pb.LedgerGroup(
-        **{name: getattr(group, name) for name in _PLAIN},
-        staleness_steps=group.staleness(step, lineage) if step else 0,
-        reusable_at_seconds=group.reusable_at,
-    )
+def group_to_proto(group: StoredGroup) -> pb.LedgerGroup:
+    message = pb.LedgerGroup(**{name: getattr(group, name) for name in _PLAIN}, reusable_at_seconds=group.reusable_at)
     for kept in group.kept:
         message.experiences.add(index=kept.index, reward=kept.reward, masked=kept.masked)
     return message
@@ -59,8 +57,8 @@ def _pending(group: StoredGroup) -> bytes:
     return pb.LedgerCursor(pending=[group_to_proto(group)]).SerializeToString()
 
 
-def cursor_of(window: Window, pool: Pool | None = None) -> pb.LedgerCursor:
-    """The window's whole state, so that a restart reads the log from here. `pool`: the same window's."""
+def cursor_of(window: Window, pool: Pool | None = None) -> bytes:
+    """The window's whole state as an encoded LedgerCursor, from which a restart reads the log. `pool`: the window's."""
     cursor = pb.LedgerCursor(
         **{name: getattr(window, name) for name in _COUNTS},
         ended=sorted(window.ended),
@@ -73,12 +71,15 @@ def cursor_of(window: Window, pool: Pool | None = None) -> pb.LedgerCursor:
         cut=sorted(window.cut),
         fresh_drops=[dropped_to_proto(dropped) for dropped in window.fresh_drops],
     )
-    cursor.MergeFromString((pool or Pool()).encode(window))
-    return cursor
+    return cursor.SerializeToString(deterministic=True) + (pool or Pool()).encode(window)
 
 
-def window_at(cursor: pb.LedgerCursor, policy: Policy) -> Window:
-    """Inverse of cursor_of."""
+def window_at(data: bytes, policy: Policy) -> Window:
+    """Inverse of cursor_of. Raises DataLoss for data that holds no cursor."""
+    try:
+        cursor = pb.LedgerCursor.FromString(data)
+    except DecodeError:
+        raise DataLoss("the cursor of the newest ledger entry cannot be read") from None
     window = Window(
         policy,
         **{name: getattr(cursor, name) for name in _COUNTS},

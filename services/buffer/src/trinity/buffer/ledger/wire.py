@@ -1,0 +1,147 @@
+"""Entries of the ledger and parts of batches, and their protobuf messages."""
+
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.buffer.window.groups import Dropped, StoredGroup
+from trinity.buffer.window.wire import dropped_to_proto, group_from_proto, group_to_proto
+from trinity.runtime.messages import from_message, to_message
+
+
+@dataclass(frozen=True, slots=True)
+class CutTask:
+    """A task that its step did not wait for. `task_id` is empty if the task is gone from the queue."""
+
+    ordinal: int
+    task_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuxiliaryRow:
+    """An expert row of an auxiliary buffer."""
+
+    buffer: str
+    row: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One optimizer step's batch. Fields as in buffer.v1.LedgerEntry; `cursor` is an encoded LedgerCursor or empty."""
+
+    run: str
+    step: int
+    policy: str
+    created_at_seconds: float
+    reward_mean: float = 0.0
+    groups: tuple[StoredGroup, ...] = ()
+    rows: tuple[int, ...] = ()
+    operators: tuple[str, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
+    auxiliary: tuple[AuxiliaryRow, ...] = ()
+    partial: bool = False
+    floor_sequence: int = 0
+    cursor: bytes = b""
+    cursor_sequence: int = 0
+    skip_reason: str = ""
+    cut: tuple[CutTask, ...] = ()
+
+
+@dataclass(frozen=True)
+class Skip:
+    run: str
+    step: int
+    reason: str
+    skipped_at_seconds: float
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A step whose entry is not there yet, and why."""
+
+    step: int
+    reason: str
+    missing_groups: int = 0
+    checkpoint_wanted: bool = False
+
+
+@dataclass(frozen=True)
+class BatchGroup:
+    """A group of a batch; `outcome` is encoded as the log holds it."""
+
+    outcome: bytes
+    ordinal: int
+    traceparent: str = ""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A row of a dataset, in the fields that its kind has."""
+
+    row: int
+    buffer: str = ""
+    messages_json: str = ""
+    rejected_json: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class BatchEnd:
+    step: int
+
+
+Part = Entry | BatchGroup | Example | BatchEnd | Waiting
+
+
+def entry_to_proto(entry: Entry) -> pb.LedgerEntry:
+    message = to_message(
+        entry,
+        pb.LedgerEntry,
+        groups=[group_to_proto(group) for group in entry.groups],
+        dropped=[dropped_to_proto(group) for group in entry.dropped],
+        cursor=None,
+    )
+    if entry.cursor:
+        message.cursor.MergeFromString(entry.cursor)
+    return message
+
+
+def encode_entry(entry: Entry) -> bytes:
+    return entry_to_proto(entry).SerializeToString()
+
+
+def decode_entry(data: bytes) -> Entry | None:
+    """None if the data holds no entry."""
+    try:
+        message = pb.LedgerEntry.FromString(data)
+    except DecodeError:
+        return None
+    groups = tuple(map(group_from_proto, message.groups))
+    return from_message(Entry, message, groups=groups, cursor=message.cursor.SerializeToString())
+
+
+def encode_skip(skip: Skip) -> bytes:
+    return to_message(skip, pb.SkippedStep).SerializeToString()
+
+
+def decode_skip(data: bytes) -> Skip | None:
+    """None if the data holds no skipped step."""
+    try:
+        return from_message(Skip, pb.SkippedStep.FromString(data))
+    except DecodeError:
+        return None
+
+
+def part_to_proto(part: Part) -> pb.BatchPart:
+    match part:
+        case Entry():
+            return pb.BatchPart(entry=entry_to_proto(part))
+        case BatchGroup():
+            return pb.BatchPart(group=to_message(part, pb.BatchGroup))
+        case Example():
+            return pb.BatchPart(example=to_message(part, pb.Example))
+        case BatchEnd():
+            return pb.BatchPart(end=pb.BatchEnd(step=part.step))
+        case Waiting():
+            return pb.BatchPart(waiting=to_message(part, pb.Waiting))
