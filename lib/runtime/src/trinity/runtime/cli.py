@@ -12,7 +12,7 @@ from trinity.runtime.version import installed_version
 
 
 def service_app(name: str, summary: str, settings: type[ServiceSettings], service: str) -> typer.Typer:
-    """The app of one service; `service` is "package.module:Class", imported by `serve` alone."""
+    """The app of one service; `service` is "package.module:Class", which only `serve` imports."""
     hide_unusable_companions()  # not in serve: vLLM's children import a service's main without running it
     app = typer.Typer(
         help=f"trinity-{name}: {summary}", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False

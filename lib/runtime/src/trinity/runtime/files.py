@@ -59,7 +59,7 @@ def read_json(path: Path) -> Any | None:
 
 
 def json_lines(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
-    """The objects among JSON lines. What a crash cut off, and what is no object, is left out."""
+    """Yields the objects among JSON lines; skips lines that a crash cut off, and other values."""
     for line in lines:
         with contextlib.suppress(ValueError, RecursionError):
             value = _parsed(line)

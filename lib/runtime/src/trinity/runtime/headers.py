@@ -1,4 +1,4 @@
-"""Names of the headers Trinity puts on its messages, beside NATS's own and `traceparent`."""
+"""Names of the headers that Trinity adds to its messages, besides NATS's own and `traceparent`."""
 
 CRC32 = "Trinity-Crc32"  # of the payload, decimal
 ORDINAL = "Trinity-Ordinal"  # of the task, decimal

@@ -1,4 +1,4 @@
-"""`trinity-<service> health`: whether the service with this environment is SERVING, for health checks of containers."""
+"""`trinity-<service> health` checks that the service with this environment is SERVING, for containers."""
 
 import contextlib
 
@@ -18,9 +18,9 @@ _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def problem(settings: ServiceSettings, own: Identity | None) -> str:
-    """Why the service with these settings is not SERVING; empty: it is. It is asked with its own identity.
+    """The reason why the service with these settings is not SERVING; empty if it is. The call shows its identity.
 
-    InvalidInput if the settings do not say where it listens.
+    Raises InvalidInput if the settings name no address.
     """
     address = _address(settings)
     with contextlib.closing(_channel(address, own)) as channel:

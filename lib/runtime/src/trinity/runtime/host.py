@@ -44,7 +44,7 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Service(Protocol):
-    """What a service brings: its name, its servicers, its work, and how it stops."""
+    """The interface of a service: its name, its servicers, its work, its drain."""
 
     name: str
     run_id: str
@@ -97,7 +97,7 @@ def _exit_code(reason: BaseException, plugin_dirs: str) -> int:
 
 
 def _passes(reason: BaseException, folders: str) -> bool:
-    """Whether a line of a file in these folders raised it, or called what did."""
+    """Returns True if a file in these folders is in the error's traceback."""
     places = [Path(folder).expanduser().resolve() for folder in folders.split(os.pathsep) if folder]
     files_passed = {Path(frame.filename) for frame in traceback.extract_tb(reason.__traceback__)}
     return any(file.is_relative_to(place) for file in files_passed for place in places)
@@ -111,7 +111,7 @@ def _first_cause(error: BaseException) -> BaseException:
 
 
 async def _serve(service: Service, settings: ServiceSettings) -> bool:
-    """Whether the work is finished; else it was stopped."""
+    """Returns True if the work finished, False if it was stopped."""
     host, _ = split_address(settings.listen, "listen")
     server = grpc.aio.server(interceptors=[rpc.Edge(_gate(settings, host))], options=rpc.SERVER_OPTIONS)
     checks = health.aio.HealthServicer()
@@ -191,10 +191,10 @@ def identity_of(name: str, settings: ServiceSettings) -> Identity | None:
 
 
 def _gate(settings: ServiceSettings, host: str) -> Gate | None:
-    """What callers must show. None, nothing, on the loopback alone, or where the settings say so."""
+    """The check of callers; None on the loopback, or where the settings allow calls without an identity."""
     local = is_loopback(host)
     prefix = str(settings.model_config.get("env_prefix", ""))
-    if settings.tls_ca is not None:  # certificates alone
+    if settings.tls_ca is not None:  # only certificates
         path = settings.tls_revoked or settings.tls_ca.with_name(revoked.FILE)
         must_exist = settings.tls_revoked is not None
         return Gate(None, revoked.RevokedList(path, f"{prefix}TLS_REVOKED", must_exist=must_exist))

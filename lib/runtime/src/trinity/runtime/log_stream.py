@@ -71,7 +71,7 @@ def start(settings: NatsSettings, service: str, run: str, process: str) -> None:
 
 
 def stop() -> None:
-    """Send what is queued, for a second at most."""
+    """Sends the queued lines, for a second at most."""
     while _senders:
         _senders.pop().stop()
 

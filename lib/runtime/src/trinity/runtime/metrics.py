@@ -84,7 +84,7 @@ class _OfRun(CollectorRegistry):
 
 
 async def sample(measure: Callable[[], Awaitable[None]]) -> NoReturn:
-    """Call `measure` every five seconds, for ever. It sets gauges from a state that its event loop alone may read."""
+    """Calls `measure` every five seconds, for ever, in the event loop that owns the measured state."""
     while True:
         await measure()
         await asyncio.sleep(_SAMPLE_SECONDS)

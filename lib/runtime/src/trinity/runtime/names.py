@@ -58,7 +58,7 @@ def owner_of(explorer_id: str) -> str:
 
 
 class _OfRun:
-    """A name that depends on the run alone."""
+    """A name that depends only on the run."""
 
     def __init__(self, form: str) -> None:
         self._form = form

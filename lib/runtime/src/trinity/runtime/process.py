@@ -186,7 +186,7 @@ def loopback_interface() -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process with this id exists and is no zombie."""
+    """Returns True if a process with this id exists and is no zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
         return stat.rpartition(")")[2].split()[0] != "Z"

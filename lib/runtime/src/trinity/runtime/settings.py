@@ -24,7 +24,7 @@ _SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|
 
 
 class ServiceSettings(BaseSettings):
-    """What every service process needs to know. Prefix: TRINITY_<SERVICE>_."""
+    """Settings of every service process. Prefix: TRINITY_<SERVICE>_."""
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True)
 
@@ -74,7 +74,7 @@ class ServiceSettings(BaseSettings):
 
 
 class NatsSettings(ServiceSettings):
-    """Of a service that uses NATS."""
+    """Settings of a service that uses NATS."""
 
     nats_url: str = Field("nats://127.0.0.1:4222", description="NATS with JetStream; servers of a cluster: by commas")
     nats_creds: Path | None = Field(
@@ -90,7 +90,7 @@ class NatsSettings(ServiceSettings):
 
     @property
     def sends_lines(self) -> bool:
-        """Whether the log lines go to NATS."""
+        """True if the log lines go to NATS."""
         return bool(self.nats_url) and self.log_run != NO_RUN
 
 
@@ -133,7 +133,7 @@ def split_address(address: str, field: str) -> tuple[str, int]:
 
 
 def reached_at(settings: ServiceSettings, port: int) -> str:
-    """Address by which others reach a server that listens on a port. InvalidInput for one that is none."""
+    """Address by which others reach a server that listens on a port. Raises InvalidInput for an invalid address."""
     host, _ = split_address(settings.listen, "listen")
     if not settings.advertise:
         return f"{socket.gethostname() if host in ('0.0.0.0', '::') else host}:{port}"
@@ -143,7 +143,7 @@ def reached_at(settings: ServiceSettings, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there. A name other than localhost counts as no."""
+    """Returns True if only this machine reaches the address; False for any name other than localhost."""
     if host == "localhost":
         return True
     with contextlib.suppress(ValueError):

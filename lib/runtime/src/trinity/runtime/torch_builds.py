@@ -1,4 +1,4 @@
-"""Packages that come along with vLLM and were built for another torch than the one that is installed."""
+"""Hides packages that vLLM installs and that were built for another torch than the installed one."""
 
 import importlib.metadata
 import os

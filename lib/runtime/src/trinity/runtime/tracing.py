@@ -32,7 +32,7 @@ def configure(service: str, run: str) -> None:
 
 
 def shutdown() -> None:
-    """Send what is still buffered."""
+    """Sends the buffered spans."""
     provider = trace.get_tracer_provider()
     if isinstance(provider, TracerProvider):
         provider.shutdown()

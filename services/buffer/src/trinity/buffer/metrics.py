@@ -1,4 +1,4 @@
-"""What operators watch of a run: its counts, how long the trainer waits, and the run's streams in NATS."""
+"""Prometheus metrics of a run: its counts, the trainer's waiting time, the run's streams in NATS."""
 
 import asyncio
 import contextlib
@@ -56,7 +56,7 @@ async def _measure_run(run: Run) -> None:
 
 
 async def _measure_nats(broker: Broker, run: names.RunNames) -> None:
-    """As far as NATS answers: what it does not say keeps its last value, and CONNECTED says whether it can."""
+    """Measures while NATS answers. Otherwise values stay as they were, and CONNECTED is 0."""
     streams = {
         "tasks": run.tasks_stream,
         "experiences": run.experiences_stream,

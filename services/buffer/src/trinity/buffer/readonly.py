@@ -1,6 +1,6 @@
-"""A buffer that only reads: what commands look at a run with, or train its steps again with, beside it or after it.
+"""A read-only buffer, by which commands look at a run or train its steps again, during the run or after it.
 
-It opens what is there and makes nothing, on the broker or in the job folder. Its ledger is the one of its start.
+It creates nothing on the broker or in the job folder. Its ledger is the one of its start.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class _WhenAsked:
 
 
 class ReadOnlyRun(Run):
-    """What is in the streams of a run: ledger, log, dead letters. Nothing is fed, released or evaluated."""
+    """The streams of a run: ledger, log, dead letters. Feeds, releases and evaluates nothing."""
 
     def __init__(self, context: RunContext, settings: BufferSettings) -> None:
         plan = context.plan
@@ -69,7 +69,7 @@ class ReadOnlyRun(Run):
         await asyncio.Event().wait()
 
     async def rewind(self, step: int) -> None:
-        """As of a buffer that owns the run; DataLoss says where one can begin instead."""
+        """As in Run; the DataLoss also names the lowest step from which the run can be trained again."""
         try:
             await super().rewind(step)
         except DataLoss:

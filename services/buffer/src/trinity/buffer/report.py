@@ -69,7 +69,7 @@ class Reporter:
 
 
 def _is_rollout(info_json: str) -> bool:
-    """Not what led to one, such as a reflection: that names a group of its own, and its reward is not the task's."""
+    """Returns False for a preliminary turn such as a reflection: it names its own group, and has no task reward."""
     if '"group"' not in info_json:
         return True
     try:
@@ -80,7 +80,7 @@ def _is_rollout(info_json: str) -> bool:
 
 
 def _dropped_metrics(entry: Entry) -> dict[str, float]:
-    """How many groups were dropped since the step before, by reason, and how long they were beside the kept ones."""
+    """Counts the groups dropped since the previous step by reason, and compares their length with the kept ones."""
     found = {"filtered_count": float(len(entry.dropped))}
     for reason in sorted({drop.reason for drop in entry.dropped}):
         lengths = [drop.num_response_tokens for drop in entry.dropped if drop.reason == reason]

@@ -44,7 +44,7 @@ log = structlog.get_logger(__name__)
 
 
 class Run:
-    """open -> run for ever. State is rebuilt from NATS alone."""
+    """open -> run for ever. All state is rebuilt from NATS."""
 
     def __init__(self, context: RunContext, versions: Bucket, runs: Bucket, settings: BufferSettings) -> None:
         plan: Plan = context.plan
@@ -81,7 +81,7 @@ class Run:
         self.batches = BatchServer(context, self.ledger, self.reader, self.writer, self.offline, auxiliary)
 
     def _make_keeper(self, tasks: Mixture, auxiliary: Auxiliary, settings: BufferSettings) -> None:
-        """What a run with explorers has: they read and write the same log."""
+        """Builds the parts of a run with explorers, which read and write the same log."""
         context, operators = self.context, self.context.plan.config.data_processor.experience_pipeline.operators
         feeder = Feeder(context, tasks, lambda: writer.window, self.ledger.task_ids)
         pipeline = Pipeline(operators)

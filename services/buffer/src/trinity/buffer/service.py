@@ -59,7 +59,7 @@ class BufferService:
                 await run.run()
 
     async def _owner(self, context: RunContext) -> Run:
-        """The buffer of a live run; makes what is missing on the broker."""
+        """Opens the buffer of a live run and creates missing streams on the broker."""
         settings, broker = self._settings, context.broker
         limits = await limits_of(broker, context.names, int(settings.log_gib * 2**30))
         log_bytes, blobs_bytes = context.capacity.limit_bytes, context.capacity.blobs_limit_bytes = limits
@@ -84,7 +84,7 @@ class BufferService:
 
 
 def record(plan: Plan, run: str, address: str, settings: BufferSettings) -> RunRecord:
-    """What the run says of itself. `address`: the buffer's, as others reach it."""
+    """The record by which commands find the run. `address`: the buffer's, as others reach it."""
     return RunRecord(
         version=installed_version("trinity-buffer"),
         run=run,

@@ -213,7 +213,7 @@ async def _join(run: Run, feeder: Feeder, request: pb.PublishTasksRequest, secon
 
 
 async def _stored(run: Run, waits: "list[asyncio.Future[bool]]", seconds: float) -> tuple[int, bool]:
-    """How many tasks of a call were stored by it, and whether none was still waiting when its time was over."""
+    """Waits for the tasks of a call. Returns the number stored by it, and False if time ended before the last."""
     done = lambda: all(wait.done() for wait in waits)  # noqa: E731
     try:
         is_all = await run.context.changed.wait_for(done, max(0.1, seconds - 0.5))

@@ -16,7 +16,7 @@ from trinity.runtime.names import BlobReference, RunNames
 from trinity.runtime.rpc import MAX_MESSAGE_BYTES
 
 CHUNK_BYTES = 512 * 1024
-# A stored group travels to the trainer in one message of its batch, with a few fields beside it.
+# A stored group travels to the trainer in one message of its batch, together with a few fields.
 LARGEST_BYTES = MAX_MESSAGE_BYTES - 64 * 1024
 _IN_FLIGHT = 16
 _KEY = re.compile(r"[0-9a-f]{32}")

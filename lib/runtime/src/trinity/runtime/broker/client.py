@@ -75,7 +75,7 @@ class Client(nats.aio.client.Client):
             return await super().request(subject, *args, **kwargs)
 
     async def note_error(self, error: Exception) -> None:
-        """What went wrong with a connection. Raises Unauthenticated while the first one is made."""
+        """Handles an error of a connection. Raises Unauthenticated while the first connection is made."""
         if _REFUSED.search(str(error)):
             reason = f"NATS at {self._url} refuses {self.user}: {without_credentials(str(error))}"
             if not self.was_connected:

@@ -32,7 +32,7 @@ _identity = _Identity()
 
 
 def configure(creds: Path | None, ca: Path | None) -> None:
-    """Who this process is to NATS, for every connection from now on: see `connect`."""
+    """Sets this process's identity for all later connections to NATS: see `connect`."""
     _identity.creds, _identity.ca = creds, ca
 
 

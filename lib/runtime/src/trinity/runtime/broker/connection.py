@@ -70,7 +70,7 @@ class StoredMessage:
 
 @dataclass(frozen=True)
 class StreamState:
-    """What is in a stream, and how much may be, in bytes; max_bytes -1: without a limit."""
+    """Contents and limit of a stream, in bytes; max_bytes -1: no limit."""
 
     first_sequence: int
     last_sequence: int
@@ -90,7 +90,7 @@ class ConsumerState:
 
 
 def is_cancelled() -> bool:
-    """Whether this task was cancelled: nats-py forgets it if a message comes at the same moment."""
+    """Returns True if this task was cancelled: nats-py forgets it if a message comes at the same moment."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -139,7 +139,7 @@ def _refuse(answer: "asyncio.Future[Msg]", reason: str) -> None:
 
 
 def _stored(message: Msg) -> Stored:
-    """What JetStream answered. Raises APIError, or NoStreamResponseError if no stream listens on the subject."""
+    """Returns JetStream's answer. Raises APIError, or NoStreamResponseError if no stream listens on the subject."""
     if (message.headers or {}).get(Header.STATUS.value) == "503":
         raise nats.js.errors.NoStreamResponseError
     answer = json.loads(message.data)
@@ -277,7 +277,7 @@ class Broker:
 
     @property
     def most_bytes(self) -> int:
-        """Of one message with its headers, as the server says."""
+        """The server's limit of one message with its headers, in bytes."""
         return self.client.max_payload
 
     async def last(self, stream: str, subject: str) -> StoredMessage:

@@ -97,7 +97,7 @@ class _Pull:
         self._arrived: asyncio.Queue[Msg] = asyncio.Queue()
 
     async def open(self) -> None:
-        # The bound lies in what is asked for; the client's own limits must not drop messages silently.
+        # The size of each request is the bound; the client's own limits must not drop messages silently.
         self._subscription = await self._broker.client.subscribe(
             f"{self._inbox}.*", cb=self._arrived.put, pending_msgs_limit=-1, pending_bytes_limit=-1
         )

@@ -33,13 +33,13 @@ async def return_undelivered(broker: Broker, stream: str, durable: str) -> None:
     await broker.client.subscribe(f"{queue.subject}.>", cb=queue.hear)
     jsm = broker.client.jsm(timeout=_ANSWER_SECONDS)
     while True:
-        with contextlib.suppress(TimeoutError, nats.errors.Error, nats.js.errors.Error, OSError):  # asked again
+        with contextlib.suppress(TimeoutError, nats.errors.Error, nats.js.errors.Error, OSError):  # repeated later
             await queue.look(await jsm.consumer_info(stream, durable))
         await asyncio.sleep(_LOOK_SECONDS)
 
 
 class _Queue:
-    """What was heard of the messages of one consumer."""
+    """The reports on the messages of one consumer."""
 
     def __init__(self, broker: Broker, stream: str, durable: str) -> None:
         self.subject = f"$JS.ACK.{stream}.{durable}"

@@ -1,4 +1,4 @@
-"""Where the metrics of a run go: <job>/monitor/<role>.jsonl always, and TensorBoard, wandb, MLflow or SwanLab.
+"""Writes the metrics of a run to <job>/monitor/<role>.jsonl, and to TensorBoard, wandb, MLflow or SwanLab.
 
 A monitor never hurts the run: what fails is logged as `runtime.monitor.failed` and counted, and the lines are written
 all the same. Services behind a network are called from a thread of their own, so `log` does not wait for them.

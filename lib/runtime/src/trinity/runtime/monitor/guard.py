@@ -68,7 +68,7 @@ class Guarded:
 
 
 class Background:
-    """A backend opened, called and closed in a thread of its own; `log` never waits.
+    """A backend opened, called and closed in its own thread; `log` never waits.
 
     At most `queue_calls` calls wait; the oldest gives way. Opening is tried until it succeeds, first again after
     `retry_seconds`.

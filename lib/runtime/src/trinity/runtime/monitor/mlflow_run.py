@@ -1,4 +1,4 @@
-"""MLflow: the experiment is the project; the run's id is kept beside the metrics and used again after a restart."""
+"""MLflow: the experiment is the project; the run's id is kept next to the metrics and used again after a restart."""
 
 import importlib.util
 import os
@@ -93,7 +93,7 @@ class MlflowRun:
 
 
 def safe_name(name: str) -> str:
-    """`eval/mean@4` as `eval/mean_at_4`: MLflow takes letters, digits and _ - . / and spaces alone."""
+    """`eval/mean@4` as `eval/mean_at_4`: MLflow takes only letters, digits, spaces and _ - . /."""
     return re.sub(r"[^\w\-./ ]", "_", name.replace("@", "_at_"), flags=re.ASCII)[:_NAME_CHARACTERS]
 
 

@@ -20,7 +20,7 @@ class WandbRun:
 
         args = options.args
         settings: dict[str, Any] = {
-            "console": "off",  # the service has a log of its own
+            "console": "off",  # the service has its own log
             "disable_git": True,
             # The key is for this process: wandb.login would write it to ~/.netrc.
             "api_key": args.get("api_key") or None,
@@ -29,7 +29,7 @@ class WandbRun:
             # History has retries of its own.
             "x_graphql_retry_max": 2,
             "x_graphql_timeout_seconds": 10,
-            "finish_timeout": CLOSE_SECONDS - 2,  # at the end of the process too; what is unsent stays on disk
+            "finish_timeout": CLOSE_SECONDS - 2,  # at the end of the process too; unsent values stay on disk
         }
         known = {name: value for name, value in settings.items() if value and name in wandb.Settings.model_fields}
         tags = args.get("tags") or None

@@ -48,7 +48,7 @@ def make_authority(days: float) -> Pair:
 
 
 def issue(authority: Pair, name: str, *, role: str = "", hosts: Sequence[str] = (), days: float) -> Pair:
-    """A certificate for `name`, signed by the authority, for servers at `hosts` and for clients.
+    """Returns a certificate for `name`, signed by the authority, for servers at `hosts` and for clients.
 
     Without a role it identifies a host alone (nats-server): no Trinity service takes it for a caller. InvalidInput for
     a name or a host that cannot be in a certificate, and where there is neither role nor host.
@@ -119,7 +119,7 @@ def hosts_of(certificate: x509.Certificate) -> list[str]:
 
 
 def expires_soon(certificate: x509.Certificate) -> bool:
-    """Whether less than 30 days are left, or less than a third of a lifetime that is shorter than 90."""
+    """Returns True if less than 30 days are left, or less than a third of a lifetime shorter than 90 days."""
     last = certificate.not_valid_after_utc
     return last - datetime.datetime.now(datetime.UTC) < min(_WARN, (last - certificate.not_valid_before_utc) / 3)
 

@@ -1,4 +1,4 @@
-"""What a server demands of a caller: an identity, and a role that may call the method."""
+"""Admits callers that show an identity whose role may call the method."""
 
 from collections.abc import Container, Iterable
 
@@ -18,7 +18,7 @@ class Gate:
         self._tokens, self._revoked = tokens, revoked
 
     def admit(self, method: str, context: "grpc.aio.ServicerContext[object, object]") -> Caller:
-        """Who calls `method` ("/package.Service/Method"). Raises Unauthenticated and PermissionDenied."""
+        """Returns the caller of `method` ("/package.Service/Method"). Raises Unauthenticated and PermissionDenied."""
         shown = caller_of_certificate(context.auth_context(), self._revoked)
         caller = shown or self._caller_of_token(method, context.invocation_metadata() or ())
         return self._allowed(method, caller)

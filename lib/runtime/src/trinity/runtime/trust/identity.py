@@ -1,4 +1,4 @@
-"""Who this process is to others, and who a caller is to it."""
+"""Identities: this process's own, and the callers'."""
 
 import contextvars
 from collections.abc import Container, Iterable, Mapping
@@ -38,7 +38,7 @@ class Identity:
         return OwnToken(self.folder, self.role) if self.folder is not None and self.tls is None else None
 
     def metadata(self) -> list[tuple[str, str]]:
-        """What a call carries to show the identity."""
+        """The metadata by which a call shows the identity."""
         token = self._token.read() if self._token is not None else ""
         return [("authorization", f"Bearer {token}")] if token else []
 

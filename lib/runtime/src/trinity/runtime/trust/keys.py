@@ -23,7 +23,7 @@ class KeyFile:
             raise InvalidInput(field, f"{path} cannot be read: {reason}") from None
 
     def allows(self, authorization: str) -> bool:
-        """Whether an Authorization header carries one of the keys; never while the file cannot be read."""
+        """Returns True if an Authorization header carries one of the keys, False while the file cannot be read."""
         scheme, _, key = authorization.partition(" ")
         try:
             known = self._digests()
@@ -38,12 +38,12 @@ class KeyFile:
 
 
 def make_key_file(path: Path) -> Path:
-    """A file with a new key of 256 random bits that its owner alone can read, unless there is one."""
+    """Creates a file with a new key of 256 random bits, readable only by its owner, unless it exists."""
     if not path.exists():
         files.write_atomic(path, f"{secrets.token_urlsafe(32)}\n".encode(), mode=0o600)
     return path
 
 
 def _digest(key: str) -> bytes:
-    """Of equal length for all keys: hmac.compare_digest leaks lengths."""
+    """Returns a digest, equally long for all keys: hmac.compare_digest leaks lengths."""
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()

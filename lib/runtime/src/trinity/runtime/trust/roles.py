@@ -1,4 +1,4 @@
-"""Who may call what: the roles of a run, and the one table of gRPC methods.
+"""The roles of a run, and the table of gRPC methods that each may call.
 
 A process has one role. A caller's role comes from its token or certificate, never from what a message says.
 """
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """What a process is for the others. Services have the role of their name."""
+    """The role of a process. Services have the role of their name."""
 
     BUFFER = "buffer"
     EXPLORER = "explorer"
@@ -63,7 +63,7 @@ _SERVICES: Mapping[str, Mapping[str, frozenset[Role]]] = {
         "Leave": _EXPLORER,
         "Claim": _TRAINER,
         "Release": _TRAINER,
-        "Publish": _TRAINER | _OPERATOR,  # mode bench; while a trainer has the run, sync takes versions of it alone
+        "Publish": _TRAINER | _OPERATOR,  # mode bench; while a trainer has the run, sync takes versions only from it
         "GetVersion": _LOOKS | _TRAINER | _EXPLORER,
         "Pin": _OPERATOR,
         "Rollback": _OPERATOR,

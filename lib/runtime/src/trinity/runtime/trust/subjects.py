@@ -29,7 +29,7 @@ class Grants:
 
 
 def inbox(role: str, name: str) -> str:
-    """What the inboxes of a user begin with."""
+    """The prefix of a user's inboxes."""
     return f"_INBOX_{role}_{token(name)}"
 
 
@@ -58,7 +58,7 @@ def _granted(role: Role, run: str, owner: str, own_inbox: str) -> Grants:
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """Whether NATS counts a subject without wildcards to a pattern."""
+    """Returns True if a pattern matches a subject without wildcards, as NATS does."""
     wanted, found = pattern.split("."), subject.split(".")
     if wanted[-1] == ">":
         wanted, found = wanted[:-1], found[: len(wanted) - 1] if len(found) >= len(wanted) else []

@@ -141,7 +141,7 @@ class TlsIdentity:
         self._warn_near_expiry()
 
     def current(self) -> Material:
-        """What the files hold now, or held when they were last usable. Does not raise; for any thread."""
+        """The material in the files, or the last usable one. Does not raise; for any thread."""
         with self._lock:
             stamp = self.files.stamp()
             if stamp != self._stamp:
@@ -183,7 +183,7 @@ def server_credentials(identity: TlsIdentity) -> grpc.ServerCredentials:
 
 @dataclass(frozen=True)
 class Peer:
-    """Who a caller's certificate says it is."""
+    """The identity in a caller's certificate."""
 
     role: str
     name: str

@@ -39,7 +39,7 @@ def make_tokens(folder: Path) -> None:
 
 
 def has_tokens(identity_folder: Path) -> bool:
-    """Whether tokens are there, and this user may look."""
+    """Returns True if tokens are there and this user may read them."""
     return os.path.exists(_folder_of(identity_folder))
 
 
@@ -101,7 +101,7 @@ class KnownTokens:
 
 
 def _token_of(path: Path) -> str:
-    """What a file holds; empty for bytes that no header can carry, which are no token. Raises OSError."""
+    """Returns the token in a file; empty for bytes that no header can carry. Raises OSError."""
     text = path.read_bytes().decode("ascii", "replace").strip()
     return text if text.isascii() and text.isprintable() else ""
 

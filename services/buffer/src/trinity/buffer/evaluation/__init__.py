@@ -1,1 +1,1 @@
-"""Evaluations beside the training tasks: fed when a version is due, tallied as results come."""
+"""Evaluations: fed when a version is due, tallied as results come."""

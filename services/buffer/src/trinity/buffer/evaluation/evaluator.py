@@ -1,4 +1,4 @@
-"""Evaluations: every row of every evaluation taskset, once for a version that is due, beside the training tasks.
+"""Evaluations: every row of every evaluation taskset, once for each version that is due.
 
 Results above NATS's message size lie in blobs. Once an evaluation with such results is reported, KV has its metrics,
 and its blobs go; a process that starts later takes the metrics from there.
@@ -38,7 +38,7 @@ _Blob = tuple[str, BlobReference]  # with its owner
 
 
 class Evaluator:
-    """Feeds evaluation tasks and tallies their results. State is in the two streams and the commit record alone."""
+    """Feeds evaluation tasks and tallies their results. All state is in the two streams and the commit record."""
 
     def __init__(
         self, context: RunContext, sources: list[TaskSource], record: CommitRecord, on_complete: Callable[[Tally], None]
@@ -78,7 +78,7 @@ class Evaluator:
 
     @property
     def _is_read(self) -> bool:
-        """Whether all results are read that there were when this process began."""
+        """True once all results stored before this process began are read."""
         return self.read_through >= self._stored_before
 
     @property
@@ -88,7 +88,7 @@ class Evaluator:
 
     @property
     def blob_bytes(self) -> int:
-        """Of the blobs with results that are still needed."""
+        """Total size of the blobs whose results are still needed."""
         return sum(sum(tally.blobs.values()) for tally in self.tallies.values())
 
     @property
@@ -191,14 +191,14 @@ class Evaluator:
         return self.tallies.setdefault((step, taskset), Tally(step, taskset, expected))
 
     async def _is_fed(self, message: StoredMessage) -> bool:
-        """Whether it is a task that a buffer of this run fed."""
+        """Returns True for a task that a buffer of this run fed."""
         marks = [message.headers.get(name, "") for name in (headers.EVALUATION_STEP, headers.EVALUATION_INDEX)]
         task = _task_in(message.data)
         is_here = message.subject == self._context.names.evaluation_task(task.taskset) and task.run == self._context.run
         return is_here and all(mark.isdecimal() and len(mark) < _LONGEST_MARK for mark in marks)
 
     async def _read(self, message: Message) -> Outcome | None:
-        """A result; one that cannot be used is a failure of its task for good; None if it is of no task."""
+        """Returns the result. An unusable result becomes a final failure of its task, or None without a task."""
         found = experience_pb2.Outcome()
         try:
             found, _ = await whole_outcome(self._context, message.subject, message.data)
@@ -283,7 +283,7 @@ class Evaluator:
         await self._context.broker.purge_subject(names.blobs_stream, names.blob_chunks(owner, key))
 
     def _blob_of(self, message: Message) -> _Blob | None:
-        """Where a result lies that is not in its message; None too for a reference that no explorer can have made."""
+        """Returns owner and reference of a result in a blob; None for other messages and impossible references."""
         owner = self._context.names.owner_in(message.subject)
         with contextlib.suppress(InvalidInput):
             outcome = parse_outcome(message.data) if len(message.data) <= _LONGEST_REFERENCE else None
@@ -294,7 +294,7 @@ class Evaluator:
         return None
 
     async def _is_gone(self, message: Message) -> bool:
-        """Whether a result's blob is gone or may go: the metrics of the evaluation of the task it names are kept."""
+        """True if a result's blob is gone or may go, because the metrics of its evaluation are kept."""
         ordinal = message.headers.get(headers.ORDINAL, "")
         if not ordinal.isdecimal() or len(ordinal) >= _LONGEST_MARK:
             return False

@@ -48,7 +48,7 @@ class Tally:
         self.values.clear()
 
     def to_record(self) -> dict[str, Any]:
-        """Of a tally that is kept, for JSON."""
+        """The record of a kept tally, for JSON."""
         return {name: getattr(self, name) for name in _RECORDED}
 
     @classmethod

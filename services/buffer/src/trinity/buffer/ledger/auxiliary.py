@@ -1,4 +1,4 @@
-"""Expert rows beside the rolled-out groups of every batch (sample_strategy mix): a function of the step."""
+"""Expert rows that join the groups of every batch (sample_strategy mix): a function of the step."""
 
 import json
 from collections.abc import Sequence

@@ -59,15 +59,15 @@ class BatchServer:
                 self._sent = 0
 
     def is_read(self, step: int) -> bool:
-        """Whether a trainer has this step's batch, or is about to get it.
+        """Returns True if a trainer has this step's batch or is about to get it.
 
-        One that broke its stream off has none. One that begins again has those before the step that it begins with.
+        A disconnected trainer has none. A trainer that reconnects has the batches before its first step.
         """
         return step <= self._sent
 
     @property
     def waiting_seconds(self) -> float:
-        """How long a connected trainer has waited for a batch that is not there; 0 if none does."""
+        """Seconds for which a connected trainer has waited for a missing batch; 0 if no trainer waits."""
         since = self._context.wanted_since()
         return time.monotonic() - since if since is not None else 0.0
 

@@ -17,7 +17,7 @@ from trinity.runtime.errors import DataLoss, NotFound
 
 _CACHED_ENTRIES = 64
 _READ_AHEAD = 256
-# A cursor longer than this is kept in a stream of its own: only the newest one is ever read again.
+# A longer cursor goes into a separate stream: only the newest cursor is ever read again.
 _LONG_CURSOR_BYTES = 32 * 1024
 
 
@@ -79,7 +79,7 @@ class Ledger:
         return None
 
     async def _is_in_the_chain(self, message: StoredMessage) -> bool:
-        """Whether it is the first entry of its step, and follows that of the step before."""
+        """Returns True for the first entry of its step, if it follows the entry of the step before."""
         entry = self._entry(message)
         if entry is None:
             return False
@@ -135,7 +135,7 @@ class Ledger:
         return replace(entry, cursor=b"", cursor_sequence=stored.sequence)
 
     async def task_ids(self) -> set[str]:
-        """Of every task whose group a step has or was dropped before it, or that a step did not wait for."""
+        """Ids of all tasks in the ledger: trained, dropped or cut."""
         found: set[str] = set()
         subject = self._context.names.subjects("batches")
         async for message in on_subject(self._context.broker, self._stream, subject, read_ahead=_READ_AHEAD):

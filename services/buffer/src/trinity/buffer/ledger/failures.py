@@ -18,7 +18,7 @@ class TasksFail(TrinityError):
 
 
 class Failures:
-    """What has failed since this process began to follow the log, and the limits to it."""
+    """Failures since this process began to follow the log, and their limits."""
 
     def __init__(self, plan: Plan) -> None:
         self._most_dead = plan.config.explorer.max_dead_letters_in_a_row
@@ -73,7 +73,7 @@ class Failures:
 
 
 def about_drops(window: Window, pipeline: Pipeline) -> str:
-    """How many groups were dropped and why, as in "dapo dropped 279 of 300 groups: no reward variance"."""
+    """Describes the dropped groups, as in "dapo dropped 279 of 300 groups: no reward variance"."""
     found = []
     for name, count in sorted(window.dropped.items()):
         if name in pipeline.names:

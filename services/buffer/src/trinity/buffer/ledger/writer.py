@@ -85,11 +85,11 @@ class LedgerWriter:
             async with self._writing:
                 verdict = await self._take(message)
             written = await self._write_batches()
-            if written or verdict is not Verdict.STORED:  # a group alone changes nothing that anybody waits for
+            if written or verdict is not Verdict.STORED:  # no waiter depends on a single stored group
                 await self._context.changed.notify()
 
     async def _write_what_is_asked_for(self) -> None:
-        """What the log does not bring about: the trainer asks, a time limit is over, a used group has rested."""
+        """Writes entries due without a log entry: the trainer asks, a time limit is over, a used group has rested."""
         while True:
             asked = self._context.wanted_step
             await self._context.changed.wait_for(partial(self._asked_beyond, asked), _CLOCK_SECONDS)
@@ -97,7 +97,7 @@ class LedgerWriter:
                 await self._context.changed.notify()
 
     def about_drops(self) -> str:
-        """What is dropped and why, as text; empty if nothing was."""
+        """Returns the dropped groups and the reasons as text; empty without any."""
         return about_drops(self.window, self._validator.pipeline)
 
     def _asked_beyond(self, step: int) -> bool:
@@ -232,12 +232,12 @@ class LedgerWriter:
         return (not last or step <= last) and step <= self._context.wanted_step + _AHEAD[self._policy.kind]
 
     def _time_is_over(self, step: int) -> bool:
-        """Whether the trainer has waited for this very step for longer than max_read_timeout."""
+        """Returns True if the trainer has waited for this step for longer than max_read_timeout."""
         since = self._context.wanted_since(step)
         return since is not None and time.monotonic() - since > self._read_timeout_seconds
 
     def _has_waited_enough(self, step: int) -> bool:
-        """Whether the step has had its fewest groups for wait_after_min, is waited for, and may be cut."""
+        """Returns True if the step has had its fewest groups for wait_after_min, a trainer waits, and it may be cut."""
         fed, now = self._context.fed, time.monotonic()
         if not self.window.has_fewest(fed):
             self._enough_since = None

@@ -89,7 +89,7 @@ class Mirror:
                     return
                 group = group.as_kept(stored.kept)
         except InvalidInput:
-            return  # the ledger's writer reports what is wrong with it
+            return  # the ledger's writer reports the problem
         self._seen[key] = None
         if len(self._seen) > _REMEMBERED:
             self._seen.popitem(last=False)
@@ -130,7 +130,7 @@ async def _with_pauses(context: RunContext, after: int) -> AsyncIterator[Message
 
 
 def open_mirrors(context: RunContext, reader: LogReader) -> list[Mirror]:
-    """What the YAML asks for: the log as operators left it, and as it came."""
+    """Opens the archives of the YAML: the log after the operators, and before them."""
     source, pipeline = context.plan.experience_buffer, context.plan.config.data_processor.experience_pipeline
     folder, mirrors = context.plan.job_dir / "buffer", []
     if source.path is not None:
@@ -141,7 +141,7 @@ def open_mirrors(context: RunContext, reader: LogReader) -> list[Mirror]:
 
 
 def in_folder(path: str, folder: Path) -> str:
-    """An archive's path or sqlite URL; a relative one lies in the job folder, so that every job has its own."""
+    """Resolves an archive's path or sqlite URL; a relative path is below the job folder, so every job has its own."""
     scheme, found, rest = path.partition("://")
     if not found:
         place = Path(path).expanduser()

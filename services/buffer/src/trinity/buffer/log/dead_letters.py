@@ -32,7 +32,7 @@ class DeadLetters:
         self._changes: dict[_Change, asyncio.Task[list[int]]] = {}  # of all letters, that have not begun
 
     async def show(self, limit: int, ordinal: int = 0) -> list[experience_pb2.AttemptFailure]:
-        """Oldest first, without images; of one task alone if an ordinal is given. NotFound if that has none."""
+        """Oldest first, without images; with an ordinal only that task's. Raises NotFound if the task has no letter."""
         found = [await self._of(ordinal)] if ordinal else (await self._all(limit))[:limit]
         return [_without_images(letter) for _, letter in found]
 
@@ -113,7 +113,7 @@ class DeadLetters:
             return await self._read(self._context.names.subjects("deadletters"), most)
 
     async def _read(self, subject: str, most: float = math.inf) -> list[_Found]:
-        """Those of a subject. What is no letter is stepped over."""
+        """Reads the letters of a subject and skips other messages."""
         found: list[_Found] = []
         async for message in on_subject(self._context.broker, self._stream, subject, read_ahead=_READ_AHEAD):
             if (letter := letter_in(self._context.names, message)) is not None:

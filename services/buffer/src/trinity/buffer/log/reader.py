@@ -90,7 +90,7 @@ async def whole_outcome(context: RunContext, subject: str, data: bytes) -> tuple
 def check_owner(names: RunNames, subject: str, outcome: experience_pb2.Outcome) -> None:
     """Raises InvalidInput unless the outcome is of the explorer below whose subjects it lies, or of the buffer.
 
-    NATS lets an explorer publish below its own subjects alone.
+    NATS lets an explorer publish only below its own subjects.
     """
     kind = outcome.WhichOneof("outcome")
     if kind not in ("group", "failure"):

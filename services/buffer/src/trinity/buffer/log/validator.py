@@ -1,4 +1,4 @@
-"""What is in a log entry, and whether it may be used: bytes, fields, versions, and what the operators make of it."""
+"""Validates log entries: bytes, fields, versions; and runs the operators on them."""
 
 import json
 from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -53,7 +53,7 @@ class EntryValidator:
         return await self._reader.take(message)
 
     def check_kind(self, message: Message, outcome: experience_pb2.Outcome) -> str:
-        """Which kind of entry it is. Raises InvalidInput for one that is not of this log, or not of its explorer."""
+        """Returns the kind of an entry. Raises InvalidInput unless it belongs to this log and to its explorer."""
         kind = outcome.WhichOneof("outcome")
         if kind is None:
             raise InvalidInput("outcome", "holds nothing")
@@ -64,7 +64,7 @@ class EntryValidator:
         task = getattr(outcome, kind).task
         if task.run != self._context.run:
             raise InvalidInput("task.run", f"is {_shortened(task.run)}, this log is of {self._context.run!r}")
-        if task.ordinal < 1:  # else it would pass for one that has ended
+        if task.ordinal < 1:  # else it would count as ended
             raise InvalidInput("task.ordinal", f"is {task.ordinal}; no such task was fed")
         if task.kind != task_pb2.TASK_KIND_TRAIN:
             raise InvalidInput("task.kind", f"is {task.kind}; only training tasks enter this log")
@@ -100,7 +100,7 @@ class EntryValidator:
         return ordinal if ordinal <= self._context.fed else 0
 
     async def task(self, ordinal: int) -> task_pb2.Task:
-        """The task as it was fed; if it is gone from the queue, what is known of it."""
+        """Returns the task as it was fed, or only its ordinal if it is gone from the queue."""
         try:
             return await self._fed_task(task_pb2.Task(ordinal=ordinal))
         except NotFound:
@@ -145,7 +145,7 @@ def _shortened(value: object) -> str:
 
 
 def processed(group: StoredGroup, result: Processed) -> tuple[StoredGroup, str]:
-    """A group as the operators left it, and the one that left nothing of it."""
+    """Returns the group after the operators, and the operator that dropped it or ""."""
     if result.is_unchanged or not result.drafts:
         return group, result.dropped_by
     kept = tuple(Kept(draft.index, draft.reward, draft.masked) for draft in result.drafts)
@@ -155,11 +155,11 @@ def processed(group: StoredGroup, result: Processed) -> tuple[StoredGroup, str]:
 def summarise(
     sequence: int, message: experience_pb2.Group, limits: Limits = UNLIMITED, task_is_sound: bool = False
 ) -> StoredGroup:
-    """What the ledger must know of a group, read off the message itself: a few numpy calls for all rollouts together.
+    """Summarises a group for the ledger, read in place: a few numpy calls for all rollouts together.
 
     Raises InvalidInput naming the first field that cannot be right (see Group.check).
 
-    `task_is_sound`: it is word for word what the buffer fed.
+    `task_is_sound`: the task equals the fed one.
     """
     if not task_is_sound:
         task_from_proto(message.task)
@@ -171,7 +171,7 @@ def summarise(
 
 
 def without_check(sequence: int, message: experience_pb2.Group) -> StoredGroup:
-    """Of a group that failed validation, with any content."""
+    """Summarises a group with any content, also one that failed validation."""
     experiences = message.experiences
     versions = [span.version for experience in experiences for span in experience.version_spans] or [0]
     return StoredGroup(
@@ -190,7 +190,7 @@ def without_check(sequence: int, message: experience_pb2.Group) -> StoredGroup:
 
 
 def _moved(info_json: str) -> bool:
-    """Whether another explorer continued the episode."""
+    """Returns True if another explorer continued the episode."""
     try:
         return '"moved"' in info_json and bool(json.loads(info_json).get("moved"))
     except (ValueError, AttributeError, RecursionError):
@@ -198,7 +198,7 @@ def _moved(info_json: str) -> bool:
 
 
 def _plausible(message: experience_pb2.Group, limits: Limits) -> bool:
-    """Whether every experience surely passes Experience.check; never raises."""
+    """Returns True only if every experience passes Experience.check; never raises."""
     if message.images:
         return False
     all_tokens, all_logprobs, all_masks = [], [], []
@@ -257,7 +257,7 @@ def _are_names(metrics: Collection[str]) -> bool:
 
 
 def _covers(spans: Iterable[experience_pb2.VersionSpan], response: int) -> bool:
-    """Whether the spans follow each other over all response tokens, with versions that do not fall."""
+    """Returns True if the spans cover all response tokens in order, with versions that never fall."""
     at, newest = 0, 0
     for span in spans:
         if span.start != at or span.end <= at or span.version < newest:

@@ -1,4 +1,4 @@
-"""What an experience operator is given, and what it may do with it."""
+"""The interface of experience operators: their input, and the changes that they may make."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ class Operator(Protocol):
     """May have an attribute `drops`: what it drops groups for, as users read it beside the number of dropped groups."""
 
     def __call__(self, drafts: list[Draft], task: Task) -> dict[str, float] | None:
-        """Change the drafts of one group in place; returns metrics of this group.
+        """Changes the drafts of one group in place and returns the group's metrics.
 
         `drafts` are those still in, at least one, in the order of their indices. A draft taken out of the list is
         dropped as well; one that is added repeats an experience of the group.

@@ -38,7 +38,7 @@ class Processed:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether it is trained as it was stored."""
+        """True if the group is trained as it was stored."""
         return not self.dropped and all(d.reward == d.experience.reward and not d.masked for d in self.drafts)
 
 
@@ -102,7 +102,7 @@ class Pipeline:
         self._interval = {name: Counts() for name in self.names}
 
     def run(self, group: Group) -> Processed:
-        """Put a group through all operators. Raises InvalidInput naming the one that fails; nothing is counted then."""
+        """Runs all operators on a group. Raises InvalidInput naming a failing operator; nothing is counted then."""
         drafts = [Draft(experience, index, experience.reward) for index, experience in enumerate(group.experiences)]
         originals, dropped = set(drafts), list[Draft]()
         counted: dict[str, Counts] = {}
@@ -127,11 +127,11 @@ class Pipeline:
         return Processed(tuple(drafts), metrics, dropped_by, tuple(dropped))
 
     def why_drops(self, name: str) -> str:
-        """What the operator of this name drops groups for; empty if it does not say."""
+        """The reason for which an operator drops groups; empty if it declares none."""
         return str(getattr(self._operators[self.names.index(name)], "drops", ""))
 
     def metrics(self) -> dict[str, float]:
-        """What every operator did since the last call; nothing of one that saw no group."""
+        """Metrics of every operator since the last call, without operators that saw no group."""
         seen, self._interval = self._interval, {name: Counts() for name in self.names}
         found: dict[str, float] = {}
         for name, counts in seen.items():
@@ -163,7 +163,7 @@ def _call(function: Callable[..., Any], args: dict[str, Any], drafts: list[Draft
 def _apply(
     operator: Operator, drafts: list[Draft], originals: set[Draft], group: Group
 ) -> tuple[list[Draft], list[Draft], Counts]:
-    """The drafts that are still in, those that are not, and what that comes to."""
+    """Returns the kept drafts, the dropped drafts, and their counts."""
     before: _State = {draft: (draft.reward, draft.masked) for draft in drafts}
     given = list(drafts)
     found = operator(given, group.task)

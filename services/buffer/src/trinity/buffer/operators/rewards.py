@@ -1,4 +1,4 @@
-"""Operators that look at rewards alone."""
+"""Operators that read only rewards."""
 
 import math
 import statistics

@@ -1,4 +1,4 @@
-"""What RAFT and OPMD learn from."""
+"""Operators that select the experiences of RAFT and OPMD."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What KV keeps of a run beside its streams: which checkpoints there are, and evaluations whose blobs are gone."""
+"""The record of a run in KV: its checkpoints, and the evaluations whose blobs are gone."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ from trinity.runtime.broker import Bucket
 
 log = structlog.get_logger(__name__)
 
-# Of what one message takes: the rest is for what is added meanwhile.
+# Part of the broker's message limit that new fields may take; the rest is for fields added meanwhile.
 _PART = 0.5
 
 

@@ -1,4 +1,4 @@
-"""What the parts of the buffer share about one run: who it is, what is LIVE, and an event for every change."""
+"""The context of one run, shared by the parts of the buffer: its names, its LIVE version, an event for every change."""
 
 import asyncio
 import contextlib
@@ -51,10 +51,10 @@ class ChangeEvent:
 
 @dataclass
 class LogCapacity:
-    """How full the log was when it was last looked at. `ended`: tasks that had ended by then.
+    """Fill of the log at the last look. `ended`: tasks that had ended by then.
 
-    `is_low`: tasks wait until a newer checkpoint, or an archive, lets the log be cut. `blobs_limit_bytes`: of the blobs
-    beside the log, with those of evaluations, which do not count as log.
+    `is_low`: tasks wait until a newer checkpoint or an archive lets the log be cut. `blobs_limit_bytes`: limit of all
+    blobs; blobs of evaluations do not count as log.
     """
 
     limit_bytes: int = 0
@@ -65,16 +65,16 @@ class LogCapacity:
     is_low: bool = False
 
     def has_room_for(self, fed: int, longest: int) -> bool:
-        """Whether the groups of so many fed tasks fit, if they are as long as those before, and a quarter longer.
+        """Returns True if the groups of `fed` tasks fit, assuming 1.25 times the usual length.
 
-        `longest`: bytes of a group at most, for as long as there is none to judge by.
+        `longest`: most bytes of a group, used until the first group is stored.
         """
         usual = self._usual if self.entries else longest
         return self.bytes + (fed - self.ended) * usual <= _SAFE * self.limit_bytes
 
     @property
     def is_full(self) -> bool:
-        """Whether not even one further group fits."""
+        """True if not even one further group fits."""
         return self.entries > 0 and self.bytes + self._usual > self.limit_bytes
 
     @property
@@ -87,7 +87,7 @@ class RunContext:
     """One run in this process. `last_step` is where it ends; `fed` counts training tasks.
 
     `live` is the pointer of its versions as this process heard of it last; rollbacks up to number `fenced_through` are
-    fenced. `wanted_step` is the newest step that the trainer asked for.
+    fenced. `wanted_step` is the newest step that the trainer requested.
     """
 
     broker: Broker
@@ -131,7 +131,7 @@ class RunContext:
 
     @cached_property
     def limits(self) -> Limits:
-        """What a group of this run may hold. Reads the model's config.json once, if this machine has it."""
+        """Limits of a group of this run. Reads the model's config.json once, if this machine has it."""
         advantage = self.plan.algorithm.advantage
         read = advantage.args.get("step_reward_key") if advantage is not None else None
         vocabulary = vocabulary_of(self.plan.config.model.model_path)
@@ -199,7 +199,7 @@ class LiveVersions:
         await self._context.changed.notify()
 
     async def was_live(self, version: int) -> bool:
-        """Whether a version may have sampled tokens: it is not newer than all that ever were LIVE."""
+        """Returns True if a version may have sampled tokens: it is no newer than the newest version ever LIVE."""
         if version <= self._context.newest_live_step:
             return True
 
@@ -213,9 +213,9 @@ class LiveVersions:
         return self._context
 
     async def meets(self, version: int, gate_step: int) -> bool:
-        """Whether a task with this gate may be started by a version.
+        """Returns True if a version may start a task with this gate.
 
-        An older one may if the gate's own version was rejected or withdrawn.
+        An older version may, if the gate's own version was rejected or withdrawn.
         """
         if version >= gate_step or self._passed_over(gate_step):
             return True
@@ -227,9 +227,9 @@ class LiveVersions:
         return await self._is_soon(is_passed_over)
 
     async def _is_soon(self, holds: Callable[[], Awaitable[bool]]) -> bool:
-        """Whether something that KV says holds. Any replica answers, and one may be behind until there is a leader.
+        """Returns True if a condition on KV holds now or soon: a replica may be behind until there is a leader.
 
-        Waits at most once for each write to the bucket: groups that are refused do not hold up the log.
+        Waits at most once per write to the bucket, so refused groups do not delay the log.
         """
         if await holds():
             return True
@@ -249,7 +249,7 @@ class LiveVersions:
         return live.is_withdrawn(gate_step) or live.step < gate_step <= live.gate_step
 
     async def _was_rejected(self, version: int) -> bool:
-        """Whether the version of a gate was rejected, long ago perhaps: sync's record says so for ever."""
+        """Returns True if the version of a gate was ever rejected: sync keeps the record for ever."""
         if version not in self._rejected:
             entry = await self._versions.get(self._context.names.version_key(version))
             with contextlib.suppress(DataLoss):

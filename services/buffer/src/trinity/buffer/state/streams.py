@@ -1,4 +1,4 @@
-"""The streams of a run, as code; and writing into those that the buffer alone writes, past what others put there."""
+"""Specifies the streams of a run, and appends to the buffer's own streams past messages of other writers."""
 
 from collections.abc import Awaitable, Callable
 
@@ -15,14 +15,14 @@ log = structlog.get_logger(__name__)
 TURNS, _TURNS_SECONDS, _TURNS_REPEATED_SECONDS = 0.125, 86400.0, 30.0
 _SETTING = "TRINITY_BUFFER_LOG_GIB"
 
-# Whether a message is one that a buffer of this run wrote.
+# Returns True for a message that a buffer of this run wrote.
 IsOurs = Callable[[StoredMessage], Awaitable[bool]]
 
 
 def stream_specs(names: RunNames, *, log_bytes: int, replicas: int, blobs_bytes: int = 0) -> list[StreamSpec]:
-    """What must exist on the broker. The dedupe window of the log is longer than any retry of a publish.
+    """The streams that must exist on the broker. The log's dedupe window is longer than any retry of a publish.
 
-    `blobs_bytes`: what the blobs may take, if that is more than the log.
+    `blobs_bytes`: limit of the blobs, if larger than the log's.
     """
     log_spec = StreamSpec(
         names.experiences_stream,
@@ -87,10 +87,10 @@ async def append_past_others(
     is_same: IsOurs | None = None,
     headers: dict[str, str] | None = None,
 ) -> int:
-    """As Broker.append, behind what others put into the stream meanwhile; `data` is made for the sequence it gets.
+    """Appends behind messages that other writers put into the stream; `data` is built for the sequence it gets.
 
-    SequenceConflict only if another buffer of this run wrote there, or this run stored this message id before:
-    `is_same` says it of the message that has the id, `is_ours` if there is no `is_same`.
+    Raises SequenceConflict only if another buffer of this run wrote there, or this run stored this message id before:
+    `is_same` judges the message with the id, or `is_ours` without an `is_same`.
     """
     name = message_id
     while True:

@@ -138,7 +138,7 @@ class Feeder:
         return batches * self._context.plan.groups_per_step + self._window.lost
 
     def left(self) -> int:
-        """Training tasks that will be fed until the run ends, besides those that were asked for."""
+        """Training tasks that will be fed until the run ends, without those already requested."""
         end = self._context.last_step * self._context.plan.groups_per_step + self._window.lost
         injected = sum(not waiting.stored.done() for waiting in self._injected)
         return max(0, end - self.fed - len(self._window.to_requeue) - injected)
@@ -244,7 +244,7 @@ class Feeder:
         self.given.add(given.task.task_id)
 
     def _is_over(self, waiting: Waiting) -> bool:
-        """Whether its caller is gone, or another caller's task of its id was fed meanwhile."""
+        """Returns True if the caller is gone, or another caller's task of the same id was fed meanwhile."""
         if waiting.task.task_id in self.given and not waiting.stored.done():
             waiting.stored.set_result(False)
         return waiting.stored.done()
@@ -311,7 +311,7 @@ class Feeder:
         FED.set(self.fed)
 
     async def _is_fed(self, message: StoredMessage) -> bool:
-        """Whether it is a task that a buffer of this run fed, and not a copy of an earlier one."""
+        """Returns True for a task that a buffer of this run fed, unless it is a copy of an earlier one."""
         return is_fed(self._context, message) and int(message.headers[headers.FED]) >= self.fed
 
 
@@ -326,7 +326,7 @@ def task_in(context: RunContext, message: StoredMessage) -> task_pb2.Task | None
 
 
 def is_fed(context: RunContext, message: StoredMessage) -> bool:
-    """Whether a buffer of this run fed it: its counts are part of the message."""
+    """Returns True if a buffer of this run fed the task: its counts are part of the message."""
     task, counts = task_in(context, message), [message.headers.get(name, "") for name in _COUNTS]
     if task is None or not all(map(_is_count, counts)):
         return False

@@ -1,4 +1,4 @@
-"""Ids of the tasks that callers give to the run (PublishTasks): one that is sent again is not fed again.
+"""Ids of the tasks that callers give to the run (PublishTasks), so that a repeated task is not fed again.
 
 NATS knows an id for two minutes, and an ended task leaves the queue. After a restart, ledger and dead letters say which
 ids there were.
@@ -33,7 +33,7 @@ class GivenIds:
         self._reading = asyncio.Lock()
 
     def is_own(self, task_id: str) -> bool:
-        """Whether it is an id that only tasks of the run's own tasksets may have."""
+        """Returns True for an id reserved for the run's own tasksets."""
         return task_id.startswith(self._own)
 
     def __contains__(self, task_id: str) -> bool:
@@ -43,7 +43,7 @@ class GivenIds:
         self._ids.add(task_id)
 
     async def read(self) -> None:
-        """What the streams of the run know, once."""
+        """Reads the ids from the streams of the run, once."""
         async with self._reading:
             if not self._is_read:
                 self._ids |= {task_id for task_id in await self._stored() if not self.is_own(task_id)}

@@ -19,7 +19,7 @@ _LONGEST_HEADER = 32_768
 
 
 def why_not_joined(plan: Plan) -> str:
-    """Why an explorer cannot bring tasks of its own to a run; empty if it can."""
+    """The reason why explorers cannot bring tasks to a run; empty if they can."""
     if plan.config.reproducible:
         return "the run is reproducible, and tasks that come at any time make its batches depend on the time"
     if plan.staleness.bound == 0:

@@ -77,7 +77,7 @@ def _spread(shares: Sequence[int]) -> list[int]:
 
 
 def _ranks(turns: Sequence[int]) -> list[int]:
-    """How many turns of the same taskset come before each, within the cycle."""
+    """For each turn, the number of earlier turns of the same taskset within the cycle."""
     seen: dict[int, int] = {}
     ranks = []
     for turn in turns:

@@ -1,8 +1,8 @@
-"""Tasks that were acknowledged without a result are offered again: else the run would wait for them without end.
+"""Offers tasks again that were acknowledged without a result; otherwise the run would wait for them for ever.
 
-An explorer acknowledges a task when its result is in the log. One that does it before, by a fault or on purpose, takes
-the task out of the queue, and NATS does not say which explorer it was. It shows where the queue is empty, no task is
-leased, and the whole log is read. A task that is offered again may bring a second result; the log drops that.
+An explorer acknowledges a task when its result is in the log. An earlier acknowledgement, by a fault or on purpose,
+removes the task from the queue, and NATS does not name the explorer. Such a task is found when the queue is empty, no
+task is leased, and the whole log is read. The log drops a second result of a task.
 """
 
 import asyncio
@@ -34,13 +34,13 @@ async def offer_unreported(
     outstanding: Callable[[], Iterable[_Task]],
     offer_again: Callable[[_Task], Awaitable[None]],
 ) -> None:
-    """Offer again, without end, what is outstanding and that no explorer had for so many seconds."""
+    """Offers outstanding tasks again, for ever, once no explorer had them for `seconds`."""
     looks: dict[_Task, int] = {}
     while True:
         await asyncio.sleep(seconds / _LOOKS)
-        fed = set(outstanding())  # before the queue is asked: what is fed meanwhile is in it
+        fed = set(outstanding())  # before the look at the queue, which then holds later tasks
         broker = context.broker
-        with contextlib.suppress(NotFound, Unavailable):  # asked again
+        with contextlib.suppress(NotFound, Unavailable):  # repeated later
             queue = await broker.consumer(tasks_stream, names.TASKS_CONSUMER)
             newest = (await broker.state(results_stream)).last_sequence
             is_idle = not queue.queued and not queue.leased and read_through() >= newest

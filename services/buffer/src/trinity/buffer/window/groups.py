@@ -12,13 +12,13 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Lineage:
-    """How old experience is when weights were withdrawn or rejected on the way.
+    """Computes the age of experience when weights were withdrawn or rejected meanwhile.
 
-    A version's number is its optimizer step, so between two versions lie as many steps as their numbers differ by.
-    After a rollback the trainer continues from older weights with its step count: what the withdrawn steps had learnt
-    is not in them. `withdrawn`: ranges (after, up to and including) of these steps, apart and in order.
+    A version's number is its optimizer step, so the steps between two versions are the difference of their numbers.
+    After a rollback the trainer continues from older weights and keeps counting steps: the withdrawn steps are not in
+    its weights. `withdrawn`: disjoint ranges (after, up to and including) of these steps, in order.
 
-    `rejected`: steps that the LIVE version lacks because every newer one was rejected; nothing newer can be had.
+    `rejected`: steps that the LIVE version lacks because every newer version was rejected.
     """
 
     withdrawn: Ranges = ()
@@ -26,7 +26,7 @@ class Lineage:
 
     @classmethod
     def of(cls, live: Live) -> "Lineage":
-        """As the pointer says it."""
+        """The lineage in the pointer of the LIVE version."""
         ancestors = cls(_joined(live.withdrawn))
         return cls(ancestors.withdrawn, ancestors.steps(live.step, live.gate_step) if live.step >= 0 else 0)
 
@@ -40,7 +40,7 @@ NOTHING_WITHDRAWN = Lineage()
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """The same steps, every one in one range alone."""
+    """Merges overlapping ranges."""
     found: list[tuple[int, int]] = []
     for after, newest in sorted(ranges):
         if found and after <= found[-1][1]:
@@ -61,7 +61,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """What the ledger needs to know of a group in the log. Versions are the oldest and newest that sampled a token.
+    """A group of the log as the ledger knows it. Versions are the oldest and newest that sampled a token.
 
     `kept` is empty if all experiences are trained as they were stored; `reusable_at` is Unix time.
     """
@@ -83,7 +83,7 @@ class StoredGroup:
     staleness_steps: int = 0  # at the step that trains it; 0 before
 
     def staleness(self, step: int, lineage: Lineage = NOTHING_WITHDRAWN) -> int:
-        """Optimizer steps between the weights that sampled its oldest token and those that `step` updates.
+        """Optimizer steps between the weights that sampled the oldest token and the weights that `step` updates.
 
         A version's number is its optimizer step; step k updates the weights of step k - 1.
         """

@@ -1,4 +1,4 @@
-"""How stored groups become batches, as the YAML says it.
+"""The policy of the YAML by which stored groups become batches.
 
 fifo: in the order of tasks; a batch waits for its slowest task, so nothing is dropped by age or by length. With
 explorer.over_rollout it may go without some: they are cut.
@@ -25,7 +25,7 @@ _NAMES = ("linear_decay", "linear_decay_use_count_control_randomization")
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a sample strategy knows of a stored group that a step might train.
+    """A stored group that a step might train, as a sample strategy sees it.
 
     staleness_steps: as docs/staleness.md counts it, without the steps whose versions were rejected.
     """
@@ -55,7 +55,7 @@ def mix(
     expert_data_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.5,
     sft_dataset_name: str = "sft_dataset",
 ) -> bool:
-    """As default, beside expert rows of an auxiliary buffer (ledger.auxiliary)."""
+    """As default, mixed with expert rows of an auxiliary buffer (ledger.auxiliary)."""
     return True
 
 
@@ -88,7 +88,7 @@ class Priority:
         return version - self.decay * use_count + noise
 
     def allows(self, use_count: int) -> bool:
-        """Whether a group may be used again after so many uses."""
+        """Returns True if a group may be used again after `use_count` uses."""
         return self.use_count_limit is None or use_count < self.use_count_limit
 
 

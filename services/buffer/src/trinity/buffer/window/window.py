@@ -1,10 +1,10 @@
-"""What counts in the experience log, and which groups are the next batch. A pure state machine: same log, same batches.
+"""Judges the entries of the experience log and chooses the groups of the next batch. Pure: same log, same batches.
 
 Every task has an ordinal, counted from 1 in the order of feeding. A log entry ends its task (a group, or a final
-failure), reports a failed attempt, comes too late, or is one of the buffer's own (a dead task is fed again under a new
-ordinal, versions are withdrawn). A stored group waits in the pool until a batch takes it or it is dropped, with a
-reason; nothing else can become of it. A batch that does not wait for a task ends it: the task is cut. `ended_through`
-is the watermark: every task up to it has ended.
+failure), reports a failed attempt, comes too late, or is the buffer's own (a dead task is fed again under a new
+ordinal, versions are withdrawn). A stored group waits in the pool until a batch takes it or it is dropped with a
+reason. A batch that does not wait for a task ends it: the task is cut. `ended_through` is the watermark: every task
+up to it has ended.
 """
 
 import heapq
@@ -21,7 +21,7 @@ _MOST_CUT = 1024  # whose groups are known to be late; those of older ones pass 
 
 
 class Verdict(StrEnum):
-    """What a log entry meant. Also the metric key."""
+    """The meaning of a log entry. Also the metric key."""
 
     STORED = "stored"
     DROPPED = "dropped"
@@ -169,24 +169,24 @@ class Window:
         return [self._take(ordinal) for ordinal in order[:wanted]]
 
     def next_tasks(self, fed: int) -> tuple[list[int], list[int]]:
-        """The first P tasks that no batch has and one may have: those with a group, and those that have not ended.
+        """Ordinals of the first P tasks that a batch may still take: tasks with a group, and tasks that have not ended.
 
-        Ordinals. With fifo they are the next batch, once all have a group; fewer than P where fewer are fed.
+        With fifo they are the next batch, once all have a group; fewer than P where fewer are fed.
         """
         tasks = list(islice(heapq.merge(sorted(self.unused), self.outstanding(fed)), self.policy.groups_per_step))
         return [o for o in tasks if o in self.unused], [o for o in tasks if o not in self.unused]
 
     def has_fewest(self, fed: int) -> bool:
-        """Whether the next batch has the groups that it must have, where it may go without some."""
+        """Returns True if the next batch may go without some groups and has its minimum."""
         fewest = self.policy.fewest_groups
         return fewest is not None and len(self.next_tasks(fed)[0]) >= fewest
 
     def may_cut(self, fed: int) -> bool:
-        """The same, and all its tasks are fed: none is cut before."""
+        """As has_fewest, and all tasks of the batch are fed: no task is cut before."""
         return self.has_fewest(fed) and sum(map(len, self.next_tasks(fed))) == self.policy.groups_per_step
 
     def short_batch(self, fed: int) -> tuple[list[StoredGroup], list[int]]:
-        """The groups of the next tasks that are there. The others are cut: their ordinals."""
+        """Takes the stored groups of the next tasks and cuts the others. Returns the groups and the cut ordinals."""
         there, missing = self.next_tasks(fed)
         groups = [self._take(ordinal) for ordinal in there]
         for ordinal in missing:
@@ -245,7 +245,7 @@ class Window:
         self.fresh_drops.append(Dropped(group.ordinal, group.log_sequence, reason, tokens, task_id))
 
     def _drop_refused(self, step: int, lineage: Lineage) -> None:
-        """By the sample strategy. Steps without a version that may sample do not count: the same would be sampled."""
+        """Drops the groups that the sample strategy refuses. Rejected steps do not count: the same would be sampled."""
         for group in list(self.unused.values()):
             steps = group.staleness(step, lineage) - lineage.rejected
             known = Candidate(steps, group.num_experiences, group.num_response_tokens, group.reward_mean)
