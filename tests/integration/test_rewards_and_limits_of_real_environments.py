@@ -11,7 +11,7 @@ from support.fakes.environments.in_process import InProcess
 from support.fakes.explorers.toolbox import Toolbox, make_episode_task
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.ledger.wire import Entry
-from trinity.buffer.log.validator import summarise
+from trinity.buffer.log.validator import rollout_values, summarise
 from trinity.buffer.report import Reporter
 from trinity.config import make_plan
 from trinity.config.load import parse
@@ -168,7 +168,7 @@ async def test_r3ls_second_attempts_are_measured_up_to_the_results_table(tmp_pat
     message = experience_pb2.Group()
     fill_group(message, group)
     stored = summarise(task.ordinal, message)
-    reporter.stored(stored, message)
+    reporter.stored(stored, rollout_values(message))
     reporter.written(Entry("run", 1, "fifo", 0.0, groups=(stored,)))
     found = {(curve.taskset, curve.metric): curve.points for curve in collect([tmp_path / "job"], [])}
     assert found == {("rollout", "second_improve"): ((1, 0.5),), ("rollout", "second_success"): ((1, 0.5),)}

@@ -1,10 +1,8 @@
 """Metrics of exploration and evaluation, for the monitor's run `<name>_explorer`."""
 
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from trinity.buffer.evaluation.tally import Tally
 from trinity.buffer.ledger.wire import Entry
@@ -13,9 +11,6 @@ from trinity.buffer.tasks.source import Mixture
 from trinity.buffer.window.groups import StoredGroup
 from trinity.config import Plan
 from trinity.runtime.monitor import Monitor
-
-if TYPE_CHECKING:
-    from trinity.api.common.v1 import experience_pb2
 
 # Metrics of one group's rollouts, by name.
 _Values = dict[str, list[float]]
@@ -31,15 +26,8 @@ class Reporter:
         self.pipeline: Pipeline | None = None
         self._pending: dict[int, _Values] = {}
 
-    def stored(self, group: StoredGroup, message: "experience_pb2.Group") -> None:
-        values: _Values = defaultdict(list)
-        everything = list(message.experiences)
-        for experience in [e for e in everything if _is_rollout(e.info_json)] or everything:
-            values["reward"].append(experience.reward)
-            for name, value in experience.metrics.items():
-                if name != "reward":  # a part of the reward may have the name of the whole
-                    values[name].append(value)
-        values["time/task_execution"] = [message.finished_at_seconds - message.started_at_seconds]
+    def stored(self, group: StoredGroup, values: dict[str, list[float]]) -> None:
+        """`values`: of log.validator.rollout_values."""
         self._pending[group.ordinal] = values
         if self._tasks is not None:
             self._tasks.observe(group.task_id, group.reward_mean)
@@ -66,17 +54,6 @@ class Reporter:
         found = tally.metrics(self._plan.config.monitor.detailed_stats)
         if self.monitor is not None:
             self.monitor.log({f"{prefix}/{tally.taskset}/{name}": v for name, v in found.items()}, tally.step)
-
-
-def _is_rollout(info_json: str) -> bool:
-    """Returns False for a preliminary turn such as a reflection: it names its own group, and has no task reward."""
-    if '"group"' not in info_json:
-        return True
-    try:
-        info = json.loads(info_json)
-    except (ValueError, RecursionError):
-        return True
-    return not (isinstance(info, dict) and info.get("group"))
 
 
 def _dropped_metrics(entry: Entry) -> dict[str, float]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import structlog
 
-from trinity.api.common.v1 import task_pb2
 from trinity.buffer.evaluation.evaluator import EVALUATIONS, Evaluator
 from trinity.buffer.ledger.auxiliary import Auxiliary
 from trinity.buffer.ledger.batches import BatchServer
@@ -132,7 +131,7 @@ class Run:
             self._tasks.observe(group.task_id, group.reward_mean)
         for ordinal in window.outstanding(self.feeder.fed):
             with contextlib.suppress(NotFound):  # dead tasks are not in the queue any more
-                self._tasks.observe((await self.feeder.task(task_pb2.Task(ordinal=ordinal))).task_id, None)
+                self._tasks.observe((await self.feeder.task(ordinal)).task_id, None)
 
     async def run(self) -> None:
         """Until something fails; what ends by itself is a failure too."""

@@ -12,9 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import structlog
-from google.protobuf.message import DecodeError
 
-from trinity.api.common.v1 import experience_pb2, task_pb2
 from trinity.buffer.evaluation.tally import Tally
 from trinity.buffer.log.reader import check_owner, whole_outcome
 from trinity.buffer.state.commit import CommitRecord
@@ -22,7 +20,14 @@ from trinity.buffer.state.context import RunContext
 from trinity.buffer.state.streams import append_past_others, newest_of_ours
 from trinity.data.experience import AttemptFailure, Group, Outcome, Task, TaskKind
 from trinity.data.task_source import TaskSource
-from trinity.data.wire import outcome_from_proto, parse_outcome, reference_in, task_from_proto, task_to_proto
+from trinity.data.wire import (
+    decode_task,
+    outcome_from_proto,
+    parse_outcome,
+    reference_in,
+    task_from_proto,
+    task_to_proto,
+)
 from trinity.runtime import headers, tracing
 from trinity.runtime.broker import Message, SequenceConflict, StoredMessage, blobs, tail
 from trinity.runtime.errors import FailureCause, InvalidInput, NotFound
@@ -193,13 +198,14 @@ class Evaluator:
     async def _is_fed(self, message: StoredMessage) -> bool:
         """Returns True for a task that a buffer of this run fed."""
         marks = [message.headers.get(name, "") for name in (headers.EVALUATION_STEP, headers.EVALUATION_INDEX)]
-        task = _task_in(message.data)
+        if (task := _task_in(message.data)) is None:
+            return False
         is_here = message.subject == self._context.names.evaluation_task(task.taskset) and task.run == self._context.run
         return is_here and all(mark.isdecimal() and len(mark) < _LONGEST_MARK for mark in marks)
 
     async def _read(self, message: Message) -> Outcome | None:
         """Returns the result. An unusable result becomes a final failure of its task, or None without a task."""
-        found = experience_pb2.Outcome()
+        found = None
         try:
             found, _ = await whole_outcome(self._context, message.subject, message.data)
             outcome = outcome_from_proto(found)
@@ -210,11 +216,11 @@ class Evaluator:
             return outcome
         except InvalidInput as error:
             log.warning("buffer.evaluation.refused", sequence=message.sequence, reason=str(error))
-            kind, cause = found.WhichOneof("outcome"), FailureCause.INVALID_EXPERIENCE
             with contextlib.suppress(InvalidInput):
-                task = task_from_proto(getattr(found, kind).task if kind in ("group", "failure") else task_pb2.Task())
-                await self._check_fed(task)
-                return AttemptFailure(task, 1, "", cause, str(error), True, time.time())
+                if found is not None and (kind := found.WhichOneof("outcome")) in ("group", "failure"):
+                    await self._check_fed(task := task_from_proto(getattr(found, kind).task))
+                    cause = FailureCause.INVALID_EXPERIENCE
+                    return AttemptFailure(task, 1, "", cause, str(error), True, time.time())
             return None
 
     async def _check_fed(self, task: Task) -> None:
@@ -230,7 +236,7 @@ class Evaluator:
         stream = self._context.names.evaluation_tasks_stream  # fed by an earlier process, which had more rows perhaps
         with contextlib.suppress(NotFound):
             fed = _task_in((await self._context.broker.get(stream, max(1, task.ordinal))).data)
-            if (fed.run, fed.task_id) == (task.run, task.task_id):
+            if fed is not None and (fed.run, fed.task_id) == (task.run, task.task_id):
                 return
         raise InvalidInput("task.evaluation_step", f"is {step}, of row {task.row}; no such evaluation was fed")
 
@@ -301,14 +307,14 @@ class Evaluator:
         with contextlib.suppress(NotFound):
             stream = self._context.names.evaluation_tasks_stream
             task = _task_in((await self._context.broker.get(stream, max(1, int(ordinal)))).data)
-            tally = self.tallies.get((task.evaluation_step, task.taskset))
+            tally = None if task is None else self.tallies.get((task.evaluation_step, task.taskset))
             return tally is not None and tally.kept is not None and not tally.blobs
         return False
 
 
-def _task_in(data: bytes) -> task_pb2.Task:
-    """The task in a message; an empty one if there is none."""
+def _task_in(data: bytes) -> Task | None:
+    """The task in a message; None if there is none."""
     try:
-        return task_pb2.Task.FromString(data)
-    except DecodeError:
-        return task_pb2.Task()
+        return decode_task(data)
+    except InvalidInput:
+        return None

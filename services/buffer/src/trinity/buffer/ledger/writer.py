@@ -15,7 +15,7 @@ from trinity.buffer.ledger.entries import Ledger
 from trinity.buffer.ledger.failures import Failures, about_drops
 from trinity.buffer.ledger.wire import CutTask, Entry
 from trinity.buffer.log.dead_letters import letter_in
-from trinity.buffer.log.validator import EntryValidator, without_check
+from trinity.buffer.log.validator import EntryValidator, rollout_values, without_check
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.window.groups import StoredGroup
 from trinity.buffer.window.policy import policy_of
@@ -41,7 +41,7 @@ _CLOCK_SECONDS = 0.25
 class Observer(Protocol):
     """Is told what the writer did."""
 
-    def stored(self, group: StoredGroup, message: experience_pb2.Group) -> None: ...
+    def stored(self, group: StoredGroup, values: dict[str, list[float]]) -> None: ...
 
     def written(self, entry: Entry) -> None: ...
 
@@ -129,7 +129,7 @@ class LedgerWriter:
         group, dropped_by = await self._validator.group(sequence, outcome.group, self.window.fenced)
         verdict = self.window.group(group, dropped_by)
         self.failures.stored()
-        self._observer.stored(group, outcome.group)
+        self._observer.stored(group, rollout_values(outcome.group))
         if group.prompt_cut:
             self._warn_of_a_cut_prompt(outcome.group.task.task_id)
         if dropped_by:

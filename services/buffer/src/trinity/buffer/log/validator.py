@@ -1,7 +1,8 @@
 """Validates log entries: bytes, fields, versions; and runs the operators on them."""
 
 import json
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Protocol
 
@@ -25,7 +26,11 @@ MOST_FENCED = 10_000
 _SHOWN = 80
 _ANY_LENGTH = 2**31
 
-FedTask = Callable[[task_pb2.Task], Awaitable[task_pb2.Task]]
+
+class FedTask(Protocol):
+    """Returns the task of an ordinal (and taskset) as it was fed. Raises NotFound."""
+
+    async def __call__(self, ordinal: int, taskset: str = "") -> task_pb2.Task: ...
 
 
 class Versions(Protocol):
@@ -75,7 +80,7 @@ class EntryValidator:
     async def check_fed(self, task: task_pb2.Task) -> task_pb2.Task:
         """The task as it was fed. Raises InvalidInput unless it is this very one."""
         try:
-            fed = await self._fed_task(task)
+            fed = await self._fed_task(task.ordinal, task.taskset)
         except NotFound:
             raise InvalidInput("task.ordinal", f"is {task.ordinal}; no such task was fed") from None
         if task != fed:
@@ -102,7 +107,7 @@ class EntryValidator:
     async def task(self, ordinal: int) -> task_pb2.Task:
         """Returns the task as it was fed, or only its ordinal if it is gone from the queue."""
         try:
-            return await self._fed_task(task_pb2.Task(ordinal=ordinal))
+            return await self._fed_task(ordinal)
         except NotFound:
             return task_pb2.Task(ordinal=ordinal)
 
@@ -187,6 +192,30 @@ def without_check(sequence: int, message: experience_pb2.Group) -> StoredGroup:
         moved_episodes=sum(_moved(experience.info_json) for experience in experiences),
         reward_mean=sum(experience.reward for experience in experiences) / max(1, len(experiences)),
     )
+
+
+def rollout_values(message: experience_pb2.Group) -> dict[str, list[float]]:
+    """Reward and metrics of each rollout by name, and how long the group took."""
+    values: dict[str, list[float]] = defaultdict(list)
+    everything = list(message.experiences)
+    for experience in [e for e in everything if _is_rollout(e.info_json)] or everything:
+        values["reward"].append(experience.reward)
+        for name, value in experience.metrics.items():
+            if name != "reward":  # a part of the reward may have the name of the whole
+                values[name].append(value)
+    values["time/task_execution"] = [message.finished_at_seconds - message.started_at_seconds]
+    return values
+
+
+def _is_rollout(info_json: str) -> bool:
+    """Returns False for a preliminary turn such as a reflection: it names its own group, and has no task reward."""
+    if '"group"' not in info_json:
+        return True
+    try:
+        info = json.loads(info_json)
+    except (ValueError, RecursionError):
+        return True
+    return not (isinstance(info, dict) and info.get("group"))
 
 
 def _moved(info_json: str) -> bool:

@@ -85,22 +85,21 @@ class Feeder:
             self.joined.keep(JoinedTasksets.from_header(newest.headers.get(headers.JOINED, "")))
             log.info("buffer.feeder.recovered", fed=self.fed, position=self._position)
 
-    async def task(self, asked: task_pb2.Task) -> task_pb2.Task:
-        """The task of an ordinal (and taskset) as it was fed. NotFound if it was not, or is gone."""
-        if asked.ordinal in self._tasks:
-            return self._tasks[asked.ordinal]
-        if not 1 <= asked.ordinal <= self.fed + 1:  # what was fed this moment may be in the queue already
-            raise NotFound(f"task {asked.ordinal} was not fed")
+    async def task(self, ordinal: int, taskset: str = "") -> task_pb2.Task:
+        """Returns the task of an ordinal (and taskset) as it was fed. Raises NotFound if it was not, or is gone."""
+        if ordinal in self._tasks:
+            return self._tasks[ordinal]
+        if not 1 <= ordinal <= self.fed + 1:  # the next task may already be in the queue
+            raise NotFound(f"task {ordinal} was not fed")
         names = self._context.names
         own = [source.taskset.name for source in self._source.sources]
-        tasksets = [asked.taskset] if asked.taskset else [*own, *self.joined.names]
-        for taskset in tasksets:
-            found = await self._newest(names.task(taskset, asked.ordinal))
+        for name in [taskset] if taskset else [*own, *self.joined.names]:
+            found = await self._newest(names.task(name, ordinal))
             if found is not None:
-                if asked.ordinal + 1 not in self._tasks:
+                if ordinal + 1 not in self._tasks:
                     await self._read_ahead(found.sequence + 1)
                 return self._remember(task_pb2.Task.FromString(found.data))
-        raise NotFound(f"task {asked.ordinal} is not in the queue")
+        raise NotFound(f"task {ordinal} is not in the queue")
 
     async def _newest(self, subject: str) -> StoredMessage | None:
         """The newest message with the task of a subject. There is one, unless another process wrote under it."""
@@ -177,9 +176,9 @@ class Feeder:
         """Take dead and cut tasks out of the queue. The newest message stays until another is there, for its counts."""
 
         async def remove(ordinal: int) -> None:
-            names, task = self._context.names, task_pb2.Task(ordinal=ordinal)
+            names = self._context.names
             with contextlib.suppress(NotFound):
-                subject = names.task((await self.task(task)).taskset, ordinal)
+                subject = names.task((await self.task(ordinal)).taskset, ordinal)
                 message = await self._newest(subject)
                 if message is not None and message.sequence < self._sequence:
                     await self._context.broker.delete(names.tasks_stream, message.sequence)
@@ -219,7 +218,7 @@ class Feeder:
 
     async def offer_again(self, ordinal: int) -> None:
         """Put a task that was fed before behind the others of the queue. NotFound if it is not there any more."""
-        task = task_from_proto(await self.task(task_pb2.Task(ordinal=ordinal)))
+        task = task_from_proto(await self.task(ordinal))
         async with self._storing:
             await self._store(task, self._position, message_id=f"{task.task_id}/again/{self._sequence}")
 
