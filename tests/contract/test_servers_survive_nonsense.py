@@ -166,7 +166,7 @@ async def test_refused_calls_write_a_bounded_number_of_lines(servers: dict[str, 
         async with rpc.channel(environment.address) as channel:
             for _ in range(300):
                 await _code(channel, _path("environment", "Score"), NONSENSE)
-        lines = [event for event in environment.events() if str(event["event"]).startswith("rpc.refused")]
+        lines = [event for event in environment.events() if str(event["event"]).startswith("rpc.call.refused")]
         assert 0 < len(lines) <= 100
     finally:
         environment.kill()

@@ -64,5 +64,5 @@ async def test_the_line_of_a_refused_call_names_the_trace_of_its_caller(
         with pytest.raises(grpc.aio.AioRpcError):
             await channel.unary_unary("/a.Service/Method")(b"", metadata=context)
     await server.stop(None)
-    refused = next(line for line in lines.getvalue().splitlines() if "rpc.refused" in line)
+    refused = next(line for line in lines.getvalue().splitlines() if "rpc.call.refused" in line)
     assert f"trace_id='{TRACE:032x}'" in refused

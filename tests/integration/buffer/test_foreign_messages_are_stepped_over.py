@@ -120,7 +120,7 @@ async def test_a_run_with_garbage_on_every_subject_goes_on_and_starts_again(
     assert [e.taskset for e in stats.evaluations] == ["eval"]
     assert (await trainer.buffer.ListDeadLetters(pb.ListDeadLettersRequest(run=run.run), timeout=20)) is not None
     told = {event["event"] for event in run.buffer.events()}
-    assert {"buffer.log.refused", "buffer.stream.not_ours", "buffer.evaluation.refused"} <= told
+    assert {"buffer.log.refused", "buffer.stream.skipped", "buffer.evaluation.refused"} <= told
     assert "service.failed" not in told
 
 

@@ -344,7 +344,7 @@ async def test_a_log_that_nats_has_no_room_for_ends_no_run_and_starts_none(stora
                 await trainer.batch(1, seconds=12)
         assert run.buffer.is_running()
         assert (await trainer.stats()).log_limit_bytes == int(limit * 2**30)
-        (said,) = [event for event in run.buffer.events() if event["event"] == "buffer.log.not_grown"]
+        (said,) = [event for event in run.buffer.events() if event["event"] == "buffer.log.growth_refused"]
         assert "TRINITY_BUFFER_LOG_GIB" in str(said["reason"])
         run.buffer.kill()
         larger = run_of(2 * limit).buffer

@@ -110,7 +110,7 @@ def test_only_what_ended_is_reaped(calls: Callable[[], list[list[str]]]) -> None
     kept, _ = (leases.Lease.take(0, container=name) for name in ("stuck", "trinity-left"))
     with capture_logs() as logs:
         assert [leases.reap(), leases.reap()] == [1, 0]
-    assert [line["container"] for line in logs if line["event"] == "sandbox.reaped"] == ["trinity-left"]
+    assert [line["container"] for line in logs if line["event"] == "sandbox.lease.reaped"] == ["trinity-left"]
     assert leases.leases() == [kept]
 
 

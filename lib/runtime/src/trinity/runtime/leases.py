@@ -122,7 +122,7 @@ def leases() -> list[Lease]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            log.warning("sandbox.lease_not_read", path=str(path), error=repr(error))
+            log.warning("sandbox.lease.unreadable", path=str(path), error=repr(error))
         except (ValueError, TypeError):
             path.unlink(missing_ok=True)
     return found
@@ -134,7 +134,9 @@ def reap() -> int:
     for lease in leases():
         if lease.over and lease.end():
             ended += 1
-            log.warning("sandbox.reaped", lease=lease.id, pid=lease.pid, container=lease.container, owner=lease.owner)
+            log.warning(
+                "sandbox.lease.reaped", lease=lease.id, pid=lease.pid, container=lease.container, owner=lease.owner
+            )
     return ended
 
 

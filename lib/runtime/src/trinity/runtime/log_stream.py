@@ -133,7 +133,7 @@ class LineSender(logging.Handler):
             except Exception as error:
                 problem = f"{type(error).__name__}: {error}"
                 if problem != said:
-                    log.warning("log.lines.not_sent", reason=problem)
+                    log.warning("log.lines.unsent", reason=problem)
                 said = problem
                 await asyncio.sleep(0 if self._stopping.is_set() else _AGAIN_SECONDS)
 

@@ -246,11 +246,13 @@ class _RefusalLog:
         begin, count = self._windows.get(method, (now, 0))
         if now - begin > _WINDOW_SECONDS:
             if count > _MOST_LINES:
-                log.warning("rpc.refused.more", method=method, calls=count - _MOST_LINES, seconds=round(now - begin))
+                log.warning(
+                    "rpc.call.refused_more", method=method, calls=count - _MOST_LINES, seconds=round(now - begin)
+                )
             begin, count = now, 0
         self._windows[method] = begin, count + 1
         if count < _MOST_LINES:
-            log.info("rpc.refused", method=method, code=code, reason=reason[:_LONGEST_REASON])
+            log.info("rpc.call.refused", method=method, code=code, reason=reason[:_LONGEST_REASON])
 
 
 _refusals = _RefusalLog()
@@ -378,7 +380,7 @@ async def _edge(
                 calling.set(gate.admit(f"/{method}", context))
             with _Watch(gate, f"/{method}", context) if gate is not None and lasts else contextlib.nullcontext():
                 yield
-            log.debug("rpc.answered", method=method)
+            log.debug("rpc.call.answered", method=method)
     except (asyncio.CancelledError, GeneratorExit):
         code = grpc.StatusCode.CANCELLED
         raise
@@ -394,7 +396,7 @@ async def _edge(
             if isinstance(error, TrinityError):
                 _refusals.note(method, code.name, message)
             else:
-                log.exception("rpc.failed", method=method)
+                log.exception("rpc.call.failed", method=method)
         await context.abort(code, message[:_LONGEST_STATUS])
     finally:
         RPC_SECONDS.labels(method, code.name).observe(time.perf_counter() - begin)

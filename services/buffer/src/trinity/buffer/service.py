@@ -111,7 +111,9 @@ async def keep_announced(broker: Broker, about: RunRecord, replicas: int) -> Non
         except Exception as error:
             problem = str(error) or type(error).__name__
         if problem != said:
-            log.log(logging.WARNING if problem else logging.INFO, "buffer.announcement", key=key, problem=problem)
+            log.log(
+                logging.WARNING if problem else logging.INFO, "buffer.announcement.changed", key=key, problem=problem
+            )
         said = problem
         await asyncio.sleep(_RENEW_SECONDS)
     raise asyncio.CancelledError

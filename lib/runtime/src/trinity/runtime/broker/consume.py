@@ -63,7 +63,9 @@ class Message:
         try:
             await call
         except (TimeoutError, nats.errors.Error, OSError) as error:
-            log.info("broker.message.not_told", sequence=self.sequence, error=f"{type(error).__name__} {error}".strip())
+            log.info(
+                "broker.message.unreported", sequence=self.sequence, error=f"{type(error).__name__} {error}".strip()
+            )
             return False
         return True
 

@@ -122,7 +122,7 @@ class AttachTokens:
             try:
                 self._tokens = read_tokens(self._path)
             except InvalidInput as error:
-                log.error("attached.tokens.unreadable", reason=str(error))
+                log.error("trust.tokens.unreadable", reason=str(error))
         return self._tokens
 
 

@@ -53,9 +53,9 @@ class RevokedList:
             self._stamp = stamp
             try:
                 self._serials = self._read()
-                log.info("revoked.read", path=str(self._path), certificates=len(self._serials))
+                log.info("trust.revocations.read", path=str(self._path), certificates=len(self._serials))
             except InvalidInput as error:
-                log.warning("revoked.unreadable", reason=str(error), still_refused=len(self._serials))
+                log.warning("trust.revocations.unreadable", reason=str(error), still_refused=len(self._serials))
         return serial in self._serials
 
     def _read(self) -> frozenset[int]:

@@ -153,14 +153,16 @@ class TlsIdentity:
         try:
             self._material = self.files.load()
         except (InvalidInput, OSError) as error:
-            log.warning("tls.reload.refused", reason=str(error), kept_until=str(self._material.not_after))
+            log.warning("tls.certificate.refused", reason=str(error), kept_until=str(self._material.not_after))
             return
-        log.info("tls.reloaded", certificate=str(self.files.cert), until=str(self._material.not_after))
+        log.info("tls.certificate.reloaded", certificate=str(self.files.cert), until=str(self._material.not_after))
         self._warn_near_expiry()
 
     def _warn_near_expiry(self) -> None:
         if self._material.expires_soon:
-            log.warning("tls.expires.soon", certificate=str(self.files.cert), until=str(self._material.not_after))
+            log.warning(
+                "tls.certificate.expiring", certificate=str(self.files.cert), until=str(self._material.not_after)
+            )
 
 
 def server_credentials(identity: TlsIdentity) -> grpc.ServerCredentials:

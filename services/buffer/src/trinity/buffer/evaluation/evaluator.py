@@ -278,7 +278,7 @@ class Evaluator:
         tally.keep(self._context.plan.config.monitor.detailed_stats)
         records = [one.to_record() for one in self.tallies.values() if one.kept is not None]
         if not await self._record.write(**{EVALUATIONS: records}):
-            log.warning("buffer.evaluation.blobs_stay", step=tally.step, taskset=tally.taskset, kept=len(records))
+            log.warning("buffer.evaluation.blobs_kept", step=tally.step, taskset=tally.taskset, kept=len(records))
             return
         for owner, key in tally.blobs:
             await self._remove(owner, key)

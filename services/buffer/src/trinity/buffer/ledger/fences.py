@@ -64,7 +64,7 @@ class Fences:
             try:
                 return await self._fence(versions, message_id)
             except (PublishRefused, Unavailable) as error:
-                log.warning("buffer.rollback.waiting", reason=str(error))
+                log.warning("buffer.rollback.retried", reason=str(error))
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _fence(self, versions: set[int], message_id: str) -> None:

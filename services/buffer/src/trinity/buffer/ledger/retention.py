@@ -149,7 +149,7 @@ class Retention:
             await ensure_streams(context.broker, specs)
         except (Full, Conflict) as error:
             if not self._is_refused:
-                log.error("buffer.log.not_grown", limit_bytes=context.capacity.limit_bytes, reason=str(error))
+                log.error("buffer.log.growth_refused", limit_bytes=context.capacity.limit_bytes, reason=str(error))
             self._is_refused = True
             return False
         self._is_refused = False

@@ -57,7 +57,7 @@ class Mirror:
                 f"ends at {state.last_sequence}: it is of an earlier log of this name. Move it away, or name another"
             )
         if self.position + 1 < state.first_sequence:
-            log.warning("buffer.archive.begins_late", name=self._name, below=state.first_sequence, has=self.position)
+            log.warning("buffer.archive.truncated", name=self._name, below=state.first_sequence, has=self.position)
             self.position = state.first_sequence - 1
 
     async def run(self) -> None:
@@ -78,7 +78,7 @@ class Mirror:
             stored = summarise(message.sequence, outcome.group, self._context.limits)
             group = group_from_proto(outcome.group)
             if any(one.images for one in group.experiences):  # explorers refuse them where there is an archive
-                log.warning("buffer.archive.has_no_images", name=self._name, task=group.task.task_id)
+                log.warning("buffer.archive.images_skipped", name=self._name, task=group.task.task_id)
                 return
             key = group.task.ordinal
             if key in self._seen or group.task.kind is not TaskKind.TRAIN:
@@ -102,7 +102,7 @@ class Mirror:
                 await asyncio.to_thread(self._archive.append, self._groups, position)
                 break
             except (Unavailable, OSError) as error:
-                log.warning("buffer.archive.waiting", name=self._name, reason=str(error), groups=len(self._groups))
+                log.warning("buffer.archive.retried", name=self._name, reason=str(error), groups=len(self._groups))
                 await asyncio.sleep(_RETRY_SECONDS)
         self._groups.clear()
         self.position = position

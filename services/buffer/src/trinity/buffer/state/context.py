@@ -194,7 +194,7 @@ class LiveVersions:
         if live == self._context.live:
             return
         if live.rollback is not None and live.rollback != self._context.live.rollback:
-            log.warning("buffer.rollback.heard", number=live.rollback.number, version=live.rollback.version)
+            log.warning("buffer.rollback.received", number=live.rollback.number, version=live.rollback.version)
         self._context.live = live
         await self._context.changed.notify()
 

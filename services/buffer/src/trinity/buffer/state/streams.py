@@ -122,4 +122,4 @@ async def _is_ours_at(broker: Broker, stream: str, sequence: int, is_ours: IsOur
 
 def _say(stream: str, passed: int) -> None:
     if passed:
-        log.warning("buffer.stream.not_ours", stream=stream, messages=passed, advice="another process writes into it")
+        log.warning("buffer.stream.skipped", stream=stream, messages=passed, advice="another process writes into it")
