@@ -383,7 +383,7 @@ def test_lines_of_every_service_name_the_trace_they_belong_to(journey: Journey) 
 
 
 def test_one_trace_id_finds_the_lines_of_a_group_in_every_service_that_touches_it(journey: Journey) -> None:
-    lines = {"buffer": {"buffer.task.fed", "buffer.entry.judged"}, "explorer": {"explorer.group.stored"},
+    lines = {"buffer": {"buffer.task.fed", "buffer.entry.validated"}, "explorer": {"explorer.group.stored"},
              "environment": {"rpc.call.answered"}, "trainer": {"trainer.group.trained"}}  # fmt: skip
     found: dict[str, set[str]] = defaultdict(set)
     for service in lines:

@@ -10,12 +10,15 @@ _WITHOUT_OPERATORS = str(Path(__file__).parent / "without_operators")
 
 
 def hide_unusable_companions() -> None:
-    """Make torchaudio and torchcodec look absent if they cannot work with this torch, and torchvision usable.
+    """Makes torchaudio and torchcodec look absent if they cannot work with this torch, and torchvision usable.
 
     vLLM's CPU build requires torch 2.13.0+cpu, and the three in any build. Where the package index has no CPU builds of
     them, pip installs those for CUDA: transformers finds torchvision and fails while it imports it. Its image
     transforms need nothing of the build, so this process and its children find a package before it that lets it be
     imported. Call this before transformers or vLLM is imported; it imports neither.
+
+    This library has it, because the trainer's ranks, every service and the examples call it, and may not import the
+    explorer.
     """
     if not _version("torch").endswith("+cpu"):
         return

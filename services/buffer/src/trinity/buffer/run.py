@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
+from typing import Any, TypeVar
 
 import structlog
 
@@ -27,7 +27,6 @@ from trinity.buffer.state.commit import CommitRecord
 from trinity.buffer.state.context import LiveVersions, RunContext
 from trinity.buffer.tasks.feeder import Feeder
 from trinity.buffer.tasks.source import Mixture
-from trinity.buffer.tasks.unreported import offer_unreported
 from trinity.config.plan import Plan
 from trinity.config.service import monitor_fields
 from trinity.data.experience import TaskKind
@@ -35,11 +34,17 @@ from trinity.data.selectors import DifficultyBased
 from trinity.data.task_source import TaskSource
 from trinity.runtime import files
 from trinity.runtime.broker import Bucket, return_undelivered
-from trinity.runtime.errors import Conflict, DataLoss, NotFound
+from trinity.runtime.errors import Conflict, DataLoss, NotFound, Unavailable
+from trinity.runtime.metrics import Counter
 from trinity.runtime.monitor import MonitorOptions, open_monitor
 from trinity.runtime.names import TASKS_CONSUMER
 
 log = structlog.get_logger(__name__)
+
+OFFERED_AGAIN = Counter("trinity_buffer_tasks_unreported_total", "Tasks acknowledged without a result, offered again")
+
+_LOOKS = 6
+_Task = TypeVar("_Task", bound=Hashable)
 
 
 class Run:
@@ -72,14 +77,14 @@ class Run:
         self._reporter = reporter = Reporter(plan, self._tasks)
         if not plan.offline:
             if self._tasks is not None:
-                self._make_keeper(self._tasks, auxiliary, settings)
+                self._build_writer(self._tasks, auxiliary, settings)
             evaluated = [TaskSource.open(context.run, plan, t, TaskKind.EVALUATION) for t in plan.eval_tasksets]
             self.evaluator = Evaluator(context, evaluated, self._record, reporter.evaluated)
         self.letters = DeadLetters(context, lambda o: self.writer is not None and o in self.writer.window.dead,
                                    lambda: self.feeder.left() if self.feeder is not None else 0)  # fmt: skip
         self.batches = BatchServer(context, self.ledger, self.reader, self.writer, self.offline, auxiliary)
 
-    def _make_keeper(self, tasks: Mixture, auxiliary: Auxiliary, settings: BufferSettings) -> None:
+    def _build_writer(self, tasks: Mixture, auxiliary: Auxiliary, settings: BufferSettings) -> None:
         """Builds the parts of a run with explorers, which read and write the same log."""
         context, operators = self.context, self.context.plan.config.data_processor.experience_pipeline.operators
         feeder = Feeder(context, tasks, lambda: writer.window, self.ledger.task_ids)
@@ -225,6 +230,39 @@ class Run:
         """The last step is committed and every evaluation has ended."""
         done = 0 < self.context.last_step <= self.context.committed_step
         return done and (self.evaluator is None or self.evaluator.idle)
+
+
+async def offer_unreported(
+    context: RunContext,
+    seconds: float,
+    tasks_stream: str,
+    results_stream: str,
+    read_through: Callable[[], int],
+    outstanding: Callable[[], Iterable[_Task]],
+    offer_again: Callable[[_Task], Awaitable[None]],
+) -> None:
+    """Offers outstanding tasks again, for ever, once no explorer had them for `seconds`.
+
+    An explorer acknowledges a task when its result is in the log. An earlier acknowledgement, by a fault or on purpose,
+    removes the task from the queue, and the run would wait for it for ever. NATS does not name the explorer. Such a
+    task is found when the queue is empty, no task is leased, and the whole log is read. The log drops a second result.
+    """
+    looks: dict[_Task, int] = {}
+    while True:
+        await asyncio.sleep(seconds / _LOOKS)
+        fed = set(outstanding())  # before the look at the queue, which then holds later tasks
+        broker = context.broker
+        with contextlib.suppress(NotFound, Unavailable):  # repeated later
+            queue = await broker.consumer(tasks_stream, TASKS_CONSUMER)
+            newest = (await broker.state(results_stream)).last_sequence
+            is_idle = not queue.queued and not queue.leased and read_through() >= newest
+            lost = fed.intersection(outstanding()) if is_idle else set()
+            looks = {task: looks.get(task, 0) + 1 for task in lost}
+            for task in [task for task, count in looks.items() if count >= _LOOKS]:
+                await offer_again(task)
+                del looks[task]
+                OFFERED_AGAIN.inc()
+                log.warning("buffer.task.unreported", task=str(task), reason="acknowledged without a result")
 
 
 def _committed(fields: dict[str, Any]) -> tuple[int, int]:

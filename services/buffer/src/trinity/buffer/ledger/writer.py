@@ -30,7 +30,7 @@ from trinity.runtime.metrics import Counter
 
 log = structlog.get_logger(__name__)
 
-JUDGED = Counter("trinity_buffer_log_entries_total", "Log entries read, by verdict", ["verdict"])
+VALIDATED = Counter("trinity_buffer_log_entries_total", "Log entries read, by verdict", ["verdict"])
 
 # Entries are written so many steps before the trainer asks, so that it never waits for the buffer itself. Replay
 # chooses as late as it can.
@@ -112,8 +112,8 @@ class LedgerWriter:
             except InvalidInput as error:
                 verdict = await self._refuse(message, outcome, error)
             span.set_attribute("verdict", str(verdict))
-            log.debug("buffer.entry.judged", sequence=message.sequence, verdict=str(verdict))
-        JUDGED.labels(verdict).inc()
+            log.debug("buffer.entry.validated", sequence=message.sequence, verdict=str(verdict))
+        VALIDATED.labels(verdict).inc()
         return verdict
 
     async def _judge_outcome(self, message: Message, outcome: experience_pb2.Outcome) -> Verdict:
