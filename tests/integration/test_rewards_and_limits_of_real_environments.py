@@ -11,7 +11,7 @@ from support.fakes.environments.in_process import InProcess
 from support.fakes.explorers.toolbox import Toolbox, make_episode_task
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.ledger.wire import Entry
-from trinity.buffer.log.validator import rollout_values, summarise
+from trinity.buffer.log.wire import rollout_values, summarise
 from trinity.buffer.report import Reporter
 from trinity.config import make_plan
 from trinity.config.load import parse

@@ -10,7 +10,7 @@ from support.fakes.data.experience import make_group, make_task
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.evaluation.tally import Tally
 from trinity.buffer.ledger.wire import CutTask, Entry
-from trinity.buffer.log.validator import rollout_values, without_check
+from trinity.buffer.log.wire import rollout_values, without_check
 from trinity.buffer.report import Reporter
 from trinity.buffer.window.groups import StoredGroup
 from trinity.config import make_plan

@@ -57,7 +57,7 @@ async def test_callers_at_the_same_time_share_reads_and_get_what_they_asked_for(
     letters, broker = made()
     answers = await asyncio.gather(*(letters.show(limit) for limit in range(1, CALLERS + 1)))
     assert [len(answer) for answer in answers] == list(range(1, CALLERS + 1))
-    assert all(answer[0].task.ordinal == FOREIGN + 1 for answer in answers)
+    assert all(answer[0].ordinal == FOREIGN + 1 for answer in answers)
     assert broker.read <= 2 * (FOREIGN + LETTERS)
 
 
@@ -112,5 +112,5 @@ async def test_letters_are_shown_without_their_tasks_images_and_fed_again_with_t
     shown, fed_again, one = await asyncio.gather(
         letters.show(LETTERS), letters._all(), letters.show(1, ordinal=FOREIGN + 1)
     )
-    assert [len(letter.task.images) for letter in [*shown, *one]] == [0] * (LETTERS + 1)
-    assert {len(letter.task.images) for _, letter in fed_again} == {1}
+    assert [len(letter.to_proto().task.images) for letter in [*shown, *one]] == [0] * (LETTERS + 1)
+    assert {len(letter.to_proto().task.images) for _, letter in fed_again} == {1}

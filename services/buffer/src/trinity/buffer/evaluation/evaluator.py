@@ -14,20 +14,14 @@ from typing import Any
 import structlog
 
 from trinity.buffer.evaluation.tally import Tally
-from trinity.buffer.log.reader import check_owner, whole_outcome
+from trinity.buffer.log.reader import check_owner, whole_entry
+from trinity.buffer.log.wire import LogEntry
 from trinity.buffer.state.commit import CommitRecord
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.state.streams import append_past_others, newest_of_ours
 from trinity.data.experience import AttemptFailure, Group, Outcome, Task, TaskKind
 from trinity.data.task_source import TaskSource
-from trinity.data.wire import (
-    decode_task,
-    outcome_from_proto,
-    parse_outcome,
-    reference_in,
-    task_from_proto,
-    task_to_proto,
-)
+from trinity.data.wire import decode_task, task_to_proto
 from trinity.runtime import headers, tracing
 from trinity.runtime.broker import Message, SequenceConflict, StoredMessage, blobs, tail
 from trinity.runtime.errors import FailureCause, InvalidInput, NotFound
@@ -207,8 +201,8 @@ class Evaluator:
         """Returns the result. An unusable result becomes a final failure of its task, or None without a task."""
         found = None
         try:
-            found, _ = await whole_outcome(self._context, message.subject, message.data)
-            outcome = outcome_from_proto(found)
+            found, _ = await whole_entry(self._context, message.subject, message.data)
+            outcome = found.decoded()
             check_owner(self._context.names, message.subject, found)
             await self._check_fed(outcome.task)
             if isinstance(outcome, Group):
@@ -217,8 +211,8 @@ class Evaluator:
         except InvalidInput as error:
             log.warning("buffer.evaluation.refused", sequence=message.sequence, reason=str(error))
             with contextlib.suppress(InvalidInput):
-                if found is not None and (kind := found.WhichOneof("outcome")) in ("group", "failure"):
-                    await self._check_fed(task := task_from_proto(getattr(found, kind).task))
+                if found is not None and found.kind in ("group", "failure"):
+                    await self._check_fed(task := found.task.decoded())
                     cause = FailureCause.INVALID_EXPERIENCE
                     return AttemptFailure(task, 1, "", cause, str(error), True, time.time())
             return None
@@ -292,9 +286,9 @@ class Evaluator:
         """Returns owner and reference of a result in a blob; None for other messages and impossible references."""
         owner = self._context.names.owner_in(message.subject)
         with contextlib.suppress(InvalidInput):
-            outcome = parse_outcome(message.data) if len(message.data) <= _LONGEST_REFERENCE else None
-            if owner and outcome is not None and outcome.WhichOneof("outcome") == "blob":
-                reference = reference_in(outcome)
+            entry = LogEntry.parse(message.data) if len(message.data) <= _LONGEST_REFERENCE else None
+            if owner and entry is not None and entry.kind == "blob":
+                reference = entry.reference
                 blobs.check(reference)
                 return owner, reference
         return None

@@ -9,13 +9,13 @@ from typing import Any, Protocol
 
 import structlog
 
-from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.ledger.auxiliary import Auxiliary
 from trinity.buffer.ledger.entries import Ledger
 from trinity.buffer.ledger.failures import Failures, about_drops
 from trinity.buffer.ledger.wire import CutTask, Entry
 from trinity.buffer.log.dead_letters import letter_in
-from trinity.buffer.log.validator import EntryValidator, rollout_values, without_check
+from trinity.buffer.log.validator import EntryValidator
+from trinity.buffer.log.wire import Letter, LogEntry
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.window.groups import StoredGroup
 from trinity.buffer.window.policy import policy_of
@@ -105,33 +105,34 @@ class LedgerWriter:
 
     async def _take(self, message: Message) -> Verdict:
         with tracing.span("buffer.judge", parent=tracing.extract(message.headers)) as span:
-            outcome = experience_pb2.Outcome()
+            entry: LogEntry | None = None
             try:
-                outcome = await self._validator.read(message)
-                verdict = await self._judge_outcome(message, outcome)
+                entry = await self._validator.read(message)
+                verdict = await self._judge(message, entry)
             except InvalidInput as error:
-                verdict = await self._refuse(message, outcome, error)
+                verdict = await self._refuse(message, entry, error)
             span.set_attribute("verdict", str(verdict))
             log.debug("buffer.entry.validated", sequence=message.sequence, verdict=str(verdict))
         VALIDATED.labels(verdict).inc()
         return verdict
 
-    async def _judge_outcome(self, message: Message, outcome: experience_pb2.Outcome) -> Verdict:
-        kind, sequence = self._validator.check_kind(message, outcome), message.sequence
+    async def _judge(self, message: Message, entry: LogEntry) -> Verdict:
+        self._validator.check_kind(message, entry)
+        kind, sequence = entry.kind, message.sequence
         if kind == "failure":
-            return await self._judge_failure(sequence, outcome.failure)
+            return await self._judge_failure(sequence, entry)
         if kind == "requeue":
-            return self.window.requeue(sequence, outcome.requeue.task.ordinal)
+            return self.window.requeue(sequence, entry.task.ordinal)
         if kind == "fence":
-            return self.window.fence(sequence, outcome.fence.versions)
-        if self.window.has_ended(outcome.group.task.ordinal):
-            return self.window.group(without_check(sequence, outcome.group))
-        group, dropped_by = await self._validator.group(sequence, outcome.group, self.window.fenced)
+            return self.window.fence(sequence, entry.fenced_versions)
+        if self.window.has_ended(entry.task.ordinal):
+            return self.window.group(entry.unchecked_summary(sequence))
+        group, dropped_by = await self._validator.group(sequence, entry, self.window.fenced)
         verdict = self.window.group(group, dropped_by)
         self.failures.stored()
-        self._observer.stored(group, rollout_values(outcome.group))
+        self._observer.stored(group, entry.rollout_values())
         if group.prompt_cut:
-            self._warn_of_a_cut_prompt(outcome.group.task.task_id)
+            self._warn_of_a_cut_prompt(group.task_id)
         if dropped_by:
             self.failures.dropped(sequence, self.window, self._validator.pipeline)
         return verdict
@@ -143,52 +144,41 @@ class LedgerWriter:
             limit = self._context.plan.config.model.max_prompt_tokens
             log.warning("buffer.prompt.cut", task=task_id, cut=cut, groups=self.window.stored, max_prompt_tokens=limit)
 
-    async def _judge_failure(self, sequence: int, failure: experience_pb2.AttemptFailure) -> Verdict:
-        task = failure.task
-        if not self.window.has_ended(task.ordinal):
-            task = await self._validator.check_failure(failure)
-        verdict = self.window.failure(sequence, task.ordinal, task.max_attempts, failure.final)
-        if verdict is not Verdict.LATE_FAILURE:
-            self.failures.note(sequence, failure.cause, failure.error)
+    async def _judge_failure(self, sequence: int, entry: LogEntry) -> Verdict:
+        if self.window.has_ended(ordinal := entry.task.ordinal):
+            return self.window.failure(sequence, ordinal, max_attempts=1)  # a late one
+        failure = await self._validator.failure(entry)
+        verdict = self.window.failure(sequence, ordinal, failure.task.max_attempts, failure.final)
+        self.failures.note(sequence, failure.cause, failure.error)
         if verdict is Verdict.DEAD:
-            await self._write_dead_letter(failure)
+            await self._write_dead_letter(Letter.of(failure))
             self.failures.dead(sequence, failure.cause, failure.explorer_id, failure.error)
         return verdict
 
-    async def _refuse(self, message: Message, outcome: experience_pb2.Outcome, error: InvalidInput) -> Verdict:
+    async def _refuse(self, message: Message, entry: LogEntry | None, error: InvalidInput) -> Verdict:
         """An entry that cannot be used ends its task as a dead letter: retrying would make the same again."""
-        ordinal, made_by, reason = self._validator.ordinal(message), _maker(outcome), str(error)[:LONGEST_ERROR]
+        ordinal, made_by, reason = self._validator.ordinal(message), _maker(entry), str(error)[:LONGEST_ERROR]
         log.warning("buffer.log.refused", sequence=message.sequence, ordinal=ordinal, reason=reason, **made_by)
         self.failures.note(message.sequence, FailureCause.INVALID_EXPERIENCE, reason)
         if not ordinal:
             return self.window.skip(message.sequence)
         verdict = self.window.failure(message.sequence, ordinal, max_attempts=1, final=True)
         if verdict is Verdict.DEAD:
-            failure = experience_pb2.AttemptFailure(
-                cause=FailureCause.INVALID_EXPERIENCE,
-                error=reason,
-                final=True,
-                failed_at_seconds=time.time(),
-                **made_by,
-            )
-            failure.task.CopyFrom(await self._validator.task(ordinal))
-            await self._write_dead_letter(failure)
+            task = await self._validator.task(ordinal)
+            await self._write_dead_letter(Letter.of_refused(task, reason, **made_by))
         return verdict
 
-    async def _write_dead_letter(self, failure: experience_pb2.AttemptFailure) -> None:
-        """Write the dead letter, once."""
-        names, task = self._context.names, failure.task
-        letter = experience_pb2.AttemptFailure()
-        letter.CopyFrom(failure)
-        letter.final = True
-        subject = names.dead_letter(task.ordinal)
+    async def _write_dead_letter(self, letter: Letter) -> None:
+        """Writes the dead letter, once."""
+        names = self._context.names
+        subject = names.dead_letter(letter.ordinal)
         try:
             written = letter_in(names, await self._context.broker.last(names.dead_letters_stream, subject)) is not None
         except NotFound:
             written = False
         if not written:
-            await self._context.broker.publish(subject, letter.SerializeToString(), message_id=f"dead/{task.ordinal}")
-        log.warning("buffer.task.dead", task=task.task_id, cause=failure.cause, error=failure.error)
+            await self._context.broker.publish(subject, letter.encode(), message_id=f"dead/{letter.ordinal}")
+        log.warning("buffer.task.dead", task=letter.task_id, cause=letter.cause, error=letter.error)
 
     async def _write_batches(self) -> bool:
         """Every entry that is due; whether there was one."""
@@ -284,10 +274,9 @@ class LedgerWriter:
         )
 
 
-def _maker(outcome: experience_pb2.Outcome) -> dict[str, Any]:
-    """Explorer and attempt, as far as a refused entry says them; the name in printable characters, cut if too long."""
-    made = getattr(outcome, kind) if (kind := outcome.WhichOneof("outcome")) in ("group", "failure") else None
-    if made is None:
+def _maker(entry: LogEntry | None) -> dict[str, Any]:
+    """Explorer and attempt of a refused entry, as far as it names them; the name in printable characters, cut."""
+    if entry is None or entry.kind not in ("group", "failure"):
         return {}
-    name = "".join(c if c.isprintable() else "?" for c in made.explorer_id[:LONGEST_NAME])
-    return {"explorer_id": name, "attempt": max(0, made.attempt)}
+    name = "".join(c if c.isprintable() else "?" for c in entry.explorer_id[:LONGEST_NAME])
+    return {"explorer_id": name, "attempt": max(0, entry.attempt)}

@@ -8,13 +8,12 @@ from pathlib import Path
 import structlog
 
 from trinity.buffer.log.reader import LogReader, check_owner
-from trinity.buffer.log.validator import processed, summarise
+from trinity.buffer.log.validator import processed
 from trinity.buffer.operators.pipeline import Pipeline
 from trinity.buffer.state.context import RunContext
 from trinity.config.schema.pipeline import OperatorConfig
 from trinity.data.archive import Archive, open_archive
 from trinity.data.experience import Group, TaskKind
-from trinity.data.wire import group_from_proto
 from trinity.runtime.broker import Message, tail
 from trinity.runtime.errors import Conflict, InvalidInput, Unavailable
 
@@ -71,12 +70,12 @@ class Mirror:
 
     async def _take(self, message: Message) -> None:
         try:
-            outcome = await self._reader.take(message)
-            if outcome.WhichOneof("outcome") != "group" or outcome.group.task.run != self._context.run:
+            entry = await self._reader.take(message)
+            if entry.kind != "group" or entry.task.run != self._context.run:
                 return
-            check_owner(self._context.names, message.subject, outcome)
-            stored = summarise(message.sequence, outcome.group, self._context.limits)
-            group = group_from_proto(outcome.group)
+            check_owner(self._context.names, message.subject, entry)
+            stored = entry.summary(message.sequence, self._context.limits)
+            group = entry.group()
             if any(one.images for one in group.experiences):  # explorers refuse them where there is an archive
                 log.warning("buffer.archive.images_skipped", name=self._name, task=group.task.task_id)
                 return

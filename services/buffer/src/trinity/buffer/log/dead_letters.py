@@ -4,9 +4,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable
 
-from google.protobuf.message import DecodeError
-
-from trinity.api.common.v1 import experience_pb2
+from trinity.buffer.log.wire import Letter
 from trinity.buffer.state.context import RunContext
 from trinity.runtime.broker import StoredMessage, on_subject
 from trinity.runtime.errors import Conflict, NotFound
@@ -14,7 +12,7 @@ from trinity.runtime.names import RunNames
 
 _READ_AHEAD = 256
 _DELETED_AT_ONCE = 64
-_Found = tuple[StoredMessage, experience_pb2.AttemptFailure]
+_Found = tuple[StoredMessage, Letter]
 _Change = Callable[[list[_Found]], Awaitable[list[int]]]
 
 
@@ -31,10 +29,11 @@ class DeadLetters:
         self._most = 0.0  # letters that the callers of that read ask for
         self._changes: dict[_Change, asyncio.Task[list[int]]] = {}  # of all letters, that have not begun
 
-    async def show(self, limit: int, ordinal: int = 0) -> list[experience_pb2.AttemptFailure]:
+    async def show(self, limit: int, ordinal: int = 0) -> list[Letter]:
         """Oldest first, without images; with an ordinal only that task's. Raises NotFound if the task has no letter."""
         found = [await self._of(ordinal)] if ordinal else (await self._all(limit))[:limit]
-        return [_without_images(letter) for _, letter in found]
+        # A task has up to 6 MiB of images, and a message of many letters must stay below rpc.MAX_MESSAGE_BYTES.
+        return [letter.without_images() for _, letter in found]
 
     async def retry(self, ordinals: Iterable[int]) -> list[int]:
         """Feed these tasks again (all, if none is named), each in the place of a new one.
@@ -69,30 +68,25 @@ class DeadLetters:
                 "name fewer, or give the run more steps (buffer.total_steps)"
             )
         for _, letter in found:
-            if not letter.task.task_id:
-                raise Conflict(f"ordinals: nothing but the ordinal is known of task {letter.task.ordinal}; drop it")
+            if not letter.task_id:
+                raise Conflict(f"ordinals: nothing but the ordinal is known of task {letter.ordinal}; drop it")
         for message, letter in found:
-            if self._is_dead(letter.task.ordinal):  # else an earlier call was cut off here
+            if self._is_dead(letter.ordinal):  # else an earlier call was cut off here
                 await self._requeue(letter)
             await self._context.broker.delete(self._stream, message.sequence)
-        return [letter.task.ordinal for _, letter in found]
+        return [letter.ordinal for _, letter in found]
 
-    async def _requeue(self, letter: experience_pb2.AttemptFailure) -> None:
+    async def _requeue(self, letter: Letter) -> None:
         """Write into the log that the task is fed again; the ledger's writer and the feeder follow the log."""
-        entry = experience_pb2.Outcome()
-        entry.requeue.task.CopyFrom(letter.task)
-        entry.requeue.task.requeues += 1
-        task = entry.requeue.task
-        message_id = f"requeue/{task.ordinal}/{task.requeues}"
-        await self._context.broker.publish(
-            self._context.names.control, entry.SerializeToString(), message_id=message_id
-        )
+        times, entry = letter.requeue()
+        message_id = f"requeue/{letter.ordinal}/{times}"
+        await self._context.broker.publish(self._context.names.control, entry, message_id=message_id)
 
     async def _drop(self, found: list[_Found]) -> list[int]:
         for first in range(0, len(found), _DELETED_AT_ONCE):
             some = found[first : first + _DELETED_AT_ONCE]
             await asyncio.gather(*(self._context.broker.delete(self._stream, m.sequence) for m, _ in some))
-        return [letter.task.ordinal for _, letter in found]
+        return [letter.ordinal for _, letter in found]
 
     async def _of(self, ordinal: int) -> _Found:
         found = await self._read(self._context.names.dead_letter(ordinal))
@@ -123,20 +117,7 @@ class DeadLetters:
         return found
 
 
-def _without_images(letter: experience_pb2.AttemptFailure) -> experience_pb2.AttemptFailure:
-    """A task has up to 6 MiB of them, and a message of many letters must stay below rpc.MAX_MESSAGE_BYTES."""
-    if not letter.task.images:
-        return letter
-    shown = experience_pb2.AttemptFailure()
-    shown.CopyFrom(letter)  # the letter itself may be another caller's, who feeds its task again
-    shown.task.ClearField("images")
-    return shown
-
-
-def letter_in(names: RunNames, message: StoredMessage) -> experience_pb2.AttemptFailure | None:
+def letter_in(names: RunNames, message: StoredMessage) -> Letter | None:
     """The dead letter in a message; None if it holds none of its subject's task."""
-    try:
-        letter = experience_pb2.AttemptFailure.FromString(message.data)
-    except DecodeError:
-        return None
-    return letter if message.subject == names.dead_letter(letter.task.ordinal) and letter.final else None
+    letter = Letter.parse(message.data)
+    return letter if letter is not None and message.subject == names.dead_letter(letter.ordinal) else None

@@ -3,10 +3,9 @@
 import zlib
 from collections import OrderedDict
 
-from trinity.api.common.v1 import experience_pb2
+from trinity.buffer.log.wire import LogEntry
 from trinity.buffer.state.context import RunContext
 from trinity.data.outcome_checks import LONGEST_NAME
-from trinity.data.wire import parse_outcome, reference_in
 from trinity.runtime import headers
 from trinity.runtime.broker import Message, StoredMessage, blobs
 from trinity.runtime.errors import DataLoss, InvalidInput, NotFound
@@ -22,15 +21,15 @@ class LogReader:
         self._cache_bytes = cache_bytes
         self._cached = 0
 
-    async def take(self, message: Message | StoredMessage) -> experience_pb2.Outcome:
-        """The outcome in a message of the log, whole. Raises InvalidInput."""
+    async def take(self, message: Message | StoredMessage) -> LogEntry:
+        """The entry in a message of the log, whole. Raises InvalidInput."""
         data = message.data
         if message.headers.get(headers.CRC32) not in (None, str(zlib.crc32(data))):
             data = await self._once_more(message.sequence)
-        outcome, data = await whole_outcome(self._context, message.subject, data)
-        if outcome.WhichOneof("outcome") == "group":
+        entry, data = await whole_entry(self._context, message.subject, data)
+        if entry.kind == "group":
             self._remember(message.sequence, data, message.headers.get(headers.TRACEPARENT, ""))
-        return outcome
+        return entry
 
     async def _once_more(self, sequence: int) -> bytes:
         """The payload of an entry whose checksum was wrong, from another replica perhaps. InvalidInput if it stays."""
@@ -70,34 +69,36 @@ class LogReader:
             self._cached -= len(gone)
 
 
-async def whole_outcome(context: RunContext, subject: str, data: bytes) -> tuple[experience_pb2.Outcome, bytes]:
-    """The outcome in a payload, and its own payload if it is in a blob of the subject's explorer. InvalidInput."""
-    outcome = parse_outcome(data)
-    if outcome.WhichOneof("outcome") != "blob":
-        return outcome, data
+async def whole_entry(context: RunContext, subject: str, data: bytes) -> tuple[LogEntry, bytes]:
+    """The entry in a payload, or in the blob that it refers to, and its own payload. Raises InvalidInput."""
+    entry = LogEntry.parse(data)
+    if entry.kind != "blob":
+        return entry, data
     if not (owner := context.names.owner_in(subject)):
         raise InvalidInput("subject", f"is {subject}; a blob is an explorer's and lies under the explorer's subjects")
+    reference = entry.reference
     try:
-        data = await blobs.fetch(context.broker, context.names, owner, reference_in(outcome))
+        data = await blobs.fetch(context.broker, context.names, owner, reference)
     except NotFound as error:
-        raise InvalidInput("blob", f"{outcome.blob.key} is not there: {error}") from None
-    outcome = parse_outcome(data)
-    if (kind := outcome.WhichOneof("outcome")) not in ("group", "failure"):
-        raise InvalidInput("blob", f"holds {kind or 'nothing'}; only groups and failures lie in blobs")
-    return outcome, data
+        raise InvalidInput("blob", f"{reference.key} is not there: {error}") from None
+    entry = LogEntry.parse(data)
+    if entry.kind not in ("group", "failure"):
+        raise InvalidInput("blob", f"holds {entry.kind or 'nothing'}; only groups and failures lie in blobs")
+    return entry, data
 
 
-def check_owner(names: RunNames, subject: str, outcome: experience_pb2.Outcome) -> None:
+def check_owner(names: RunNames, subject: str, entry: LogEntry) -> None:
     """Raises InvalidInput unless the outcome is of the explorer below whose subjects it lies, or of the buffer.
 
     NATS lets an explorer publish only below its own subjects.
     """
-    kind = outcome.WhichOneof("outcome")
-    if kind not in ("group", "failure"):
+    if entry.kind not in ("group", "failure"):
         if subject != names.control:
-            raise InvalidInput("subject", f"is {subject}; a {kind} is the buffer's own and lies under {names.control}")
+            raise InvalidInput(
+                "subject", f"is {subject}; a {entry.kind} is the buffer's own and lies under {names.control}"
+            )
         return
-    explorer_id, owner = getattr(outcome, kind).explorer_id, names.owner_in(subject)
+    explorer_id, owner = entry.explorer_id, names.owner_in(subject)
     if owner != owner_of(explorer_id):
         named = repr(explorer_id[:LONGEST_NAME])
         raise InvalidInput(

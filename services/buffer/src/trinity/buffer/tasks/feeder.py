@@ -13,9 +13,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
 import structlog
-from google.protobuf.message import DecodeError
 
-from trinity.api.common.v1 import task_pb2
+from trinity.buffer.log.wire import LogEntry, TaskMessage
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.state.streams import append_past_others, newest_of_ours
 from trinity.buffer.tasks.given import GivenIds
@@ -23,7 +22,6 @@ from trinity.buffer.tasks.joined import JoinedTasksets, Waiting
 from trinity.buffer.tasks.source import Mixture
 from trinity.buffer.window.window import Window
 from trinity.data.experience import Task
-from trinity.data.wire import parse_outcome, task_from_proto, task_to_proto
 from trinity.runtime import headers, tracing
 from trinity.runtime.broker import SequenceConflict, StoredMessage, on_subject
 from trinity.runtime.errors import NotFound
@@ -59,7 +57,7 @@ class Feeder:
         self.joined = JoinedTasksets(source.weight, context.plan.groups_per_step)
         self._position = 0
         self._sequence = 0
-        self._tasks: dict[int, task_pb2.Task] = {}  # fed and not ended, as far as this process knows
+        self._tasks: dict[int, TaskMessage] = {}  # fed and not ended, as far as this process knows
         self._forget_at = _REMEMBERED
         self._storing = asyncio.Lock()
 
@@ -85,7 +83,7 @@ class Feeder:
             self.joined.keep(JoinedTasksets.from_header(newest.headers.get(headers.JOINED, "")))
             log.info("buffer.feeder.recovered", fed=self.fed, position=self._position)
 
-    async def task(self, ordinal: int, taskset: str = "") -> task_pb2.Task:
+    async def task(self, ordinal: int, taskset: str = "") -> TaskMessage:
         """Returns the task of an ordinal (and taskset) as it was fed. Raises NotFound if it was not, or is gone."""
         if ordinal in self._tasks:
             return self._tasks[ordinal]
@@ -98,7 +96,9 @@ class Feeder:
             if found is not None:
                 if ordinal + 1 not in self._tasks:
                     await self._read_ahead(found.sequence + 1)
-                return self._remember(task_pb2.Task.FromString(found.data))
+                task = task_in(self._context, found)
+                assert task is not None  # _newest has found it there
+                return self._remember(task)
         raise NotFound(f"task {ordinal} is not in the queue")
 
     async def _newest(self, subject: str) -> StoredMessage | None:
@@ -115,8 +115,8 @@ class Feeder:
             if task is not None and task.ordinal not in self._tasks and not self._window.has_ended(task.ordinal):
                 self._remember(task)
 
-    def _remember(self, task: task_pb2.Task) -> task_pb2.Task:
-        if len(self._tasks) >= self._forget_at or task.images:
+    def _remember(self, task: TaskMessage) -> TaskMessage:
+        if len(self._tasks) >= self._forget_at or task.has_images:
             for ordinal in [o for o in self._tasks if self._window.has_ended(o)]:
                 del self._tasks[ordinal]
             self._forget_at = max(_REMEMBERED, 2 * len(self._tasks))
@@ -218,7 +218,7 @@ class Feeder:
 
     async def offer_again(self, ordinal: int) -> None:
         """Put a task that was fed before behind the others of the queue. NotFound if it is not there any more."""
-        task = task_from_proto(await self.task(ordinal))
+        task = (await self.task(ordinal)).decoded()
         async with self._storing:
             await self._store(task, self._position, message_id=f"{task.task_id}/again/{self._sequence}")
 
@@ -266,7 +266,7 @@ class Feeder:
     async def _feed_again(self, sequence: int, ordinal: int, gate: int) -> None:
         """Feed the dead task that the log entry requeues."""
         entry = await self._context.broker.get(self._context.names.experiences_stream, sequence)
-        task = task_from_proto(parse_outcome(entry.data).requeue.task)
+        task = LogEntry.parse(entry.data).task.decoded()
         task = replace(task, ordinal=ordinal, gate_step=gate)
         message_id = f"{task.task_id}/requeue/{task.requeues}"
         await self._store(task, self._position, message_id=message_id, requeued_through=sequence)
@@ -281,16 +281,17 @@ class Feeder:
         requeued_through: int = 0,
         joined: dict[str, int] | None = None,
     ) -> None:
-        names, message = self._context.names, task_to_proto(task)
+        names, message = self._context.names, TaskMessage.of(task)
         requeued, fed = requeued_through or self._window.requeued_through, max(self.fed, task.ordinal)
         counts = {headers.POSITION: str(position), headers.FED: str(fed), headers.REQUEUED: str(requeued)}
         joined = self.joined.advanced("") if joined is None else joined
         if joined:
             counts[headers.JOINED] = JoinedTasksets.to_header(joined)
-        data = message.SerializeToString()
+        data = message.encode()
 
         async def is_same(stored: StoredMessage) -> bool:
-            return is_fed(self._context, stored) and task_pb2.Task.FromString(stored.data).task_id == task.task_id
+            found = task_in(self._context, stored) if is_fed(self._context, stored) else None
+            return found is not None and found.task_id == task.task_id
 
         with tracing.span("task.feed", task_id=task.task_id, ordinal=task.ordinal):
             self._sequence = await append_past_others(
@@ -314,14 +315,11 @@ class Feeder:
         return is_fed(self._context, message) and int(message.headers[headers.FED]) >= self.fed
 
 
-def task_in(context: RunContext, message: StoredMessage) -> task_pb2.Task | None:
+def task_in(context: RunContext, message: StoredMessage) -> TaskMessage | None:
     """The training task in a message of the queue; None if it holds none of this run under its own subject."""
-    try:
-        task = task_pb2.Task.FromString(message.data)
-    except DecodeError:
-        return None
-    is_here = message.subject == context.names.task(task.taskset, task.ordinal)
-    return task if is_here and task.run == context.run and task.kind == task_pb2.TASK_KIND_TRAIN else None
+    task = TaskMessage.parse(message.data)
+    is_here = task is not None and message.subject == context.names.task(task.taskset, task.ordinal)
+    return task if task is not None and is_here and task.run == context.run and task.is_training else None
 
 
 def is_fed(context: RunContext, message: StoredMessage) -> bool:
