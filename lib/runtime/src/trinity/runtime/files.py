@@ -68,7 +68,7 @@ def json_lines(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _integer(text: str) -> int:
-    """ValueError for one that no float can hold: who computes with it, or shows it, would raise."""
+    """Raises ValueError if the integer overflows a float."""
     if len(text) > _MOST_DIGITS:
         raise ValueError(f"an integer of {len(text)} digits")
     return int(text)

@@ -173,7 +173,7 @@ async def _serve(service: Service, settings: ServiceSettings) -> bool:
 
 
 def identity_of(name: str, settings: ServiceSettings) -> Identity | None:
-    """Who this service is: what its certificate says, or whose token it has. InvalidInput for files it cannot use."""
+    """The service's identity, by its certificate or its token. Raises InvalidInput for unusable files."""
     prefix = str(settings.model_config.get("env_prefix", ""))
     tls = TlsFiles.of(settings.tls_cert, settings.tls_key, settings.tls_ca, prefix)
     if tls is not None:

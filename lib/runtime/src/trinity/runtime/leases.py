@@ -50,7 +50,7 @@ def docker_limits(memory_mib: int, disk_mib: int, processes: int, *, network: bo
 
 @dataclass(frozen=True)
 class Lease:
-    """`expires`: Unix time in seconds. `pid` 0: a container alone; `container` empty: a process alone."""
+    """`expires`: Unix time in seconds. `pid` is 0 for a container, `container` is empty for a process."""
 
     id: str
     pid: int
@@ -103,7 +103,7 @@ class Lease:
 
 
 def folder() -> Path:
-    """Of the leases of this user on this machine. Raises Conflict if another user made it."""
+    """The folder of this user's leases on this machine. Raises Conflict if another user made it."""
     given = os.environ.get(FOLDER_VARIABLE)
     path = Path(given) if given else Path(tempfile.gettempdir()) / f"trinity-sandboxes-{os.getuid()}"
     path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -178,7 +178,7 @@ class LineSender(logging.Handler):
 
 
 def _short(line: bytes) -> bytes:
-    """The line, or what matters of one that is too long."""
+    """The line; a line that is too long keeps only its main fields."""
     if len(line) <= MAX_LINE_BYTES:
         return line
     fields = json.loads(line)

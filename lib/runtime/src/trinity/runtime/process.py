@@ -150,7 +150,7 @@ _given_ports: set[int] = set()
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that no process holds now and that was not returned before in this process.
+    """A TCP port that no process holds now and this process has not returned before.
 
     It is none of those that the kernel gives to outgoing connections, where enough others are left: between this call
     and the listening such a connection could take it, and keep it for hours.
@@ -283,7 +283,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def memory_limit(more_bytes: int) -> Iterator[None]:
-    """MemoryError in this block for what would take this process more than `more_bytes` of addresses beside its own.
+    """Raises MemoryError in this block once the process would take over `more_bytes` of addresses more than before.
 
     No effect where /proc does not say how many it has.
     """

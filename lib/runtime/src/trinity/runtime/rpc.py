@@ -370,7 +370,7 @@ class _Watch:
 async def _edge(
     method: str, context: grpc.aio.ServicerContext, gate: Gate | None, *, lasts: bool
 ) -> AsyncIterator[None]:
-    """`lasts`: the call is a stream, whose caller is asked for its identity again and again."""
+    """`lasts`: the call is a stream, whose caller's identity is checked repeatedly."""
     begin, code = time.perf_counter(), grpc.StatusCode.OK
     seen = parent = tracing.extract({key: str(value) for key, value in context.invocation_metadata() or ()})
     try:

@@ -69,7 +69,7 @@ class ReadOnlyRun(Run):
         await asyncio.Event().wait()
 
     async def rewind(self, step: int) -> None:
-        """As in Run; the DataLoss also names the lowest step from which the run can be trained again."""
+        """Rewinds as Run does; the DataLoss also names the lowest step from which the run can be trained again."""
         try:
             await super().rewind(step)
         except DataLoss:

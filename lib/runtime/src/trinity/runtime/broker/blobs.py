@@ -1,7 +1,6 @@
-"""Payloads above the broker's message limit: stored in chunks beside the log, fetched with many requests in flight.
+"""Payloads above the broker's message limit: stored in chunks, fetched with many requests in flight.
 
-A chunk is an ordinary message with a checksum over the whole in the reference, so that what is read back is what was
-written or an error.
+A chunk is an ordinary message. The reference has a checksum of the whole, so damaged payloads raise an error.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""nats-py's client, with refusals that reach the calls that wait for them.
+"""nats-py's client; refusals of the server reach the calls that wait for them.
 
 nats-py tells of a refused permission in a callback alone, while the call that caused it times out; and it never opens
 a connection again that the server has ended, as it does when credentials expire.

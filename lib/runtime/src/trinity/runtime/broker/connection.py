@@ -289,7 +289,7 @@ class Broker:
         return await self._get(stream, seq=from_sequence, subject=subject, next=True)
 
     async def several(self, stream: str, from_sequence: int, most: int, subject: str = "") -> list[StoredMessage]:
-        """The first messages at or above a sequence, in one question. Some only: for a reader ahead of its need.
+        """The first messages at or above a sequence, in one request. Some only: for a reader ahead of its need.
 
         The answer is bounded in bytes, and a server that falls silent ends it; one older than 2.11 sends one message.
         With `subject` only those that fit this filter.

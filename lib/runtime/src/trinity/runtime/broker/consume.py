@@ -209,7 +209,7 @@ async def on_subject(
 
 
 async def tail(broker: Broker, stream: str, after_sequence: int) -> AsyncIterator[Message]:
-    """Every message of a stream above `after_sequence`, in order, for ever.
+    """Yields every message of a stream above `after_sequence`, in order, for ever.
 
     What is lost on its way, as with a server that dies, is asked for again. Raises Gap if a sequence is missing in the
     stream: a corrupted replica skips silently, and our own purges stay below every reader.

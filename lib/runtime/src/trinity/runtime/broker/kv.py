@@ -89,7 +89,7 @@ class Bucket:
 
     @classmethod
     async def find(cls, broker: Broker, name: str) -> "Bucket | None":
-        """The bucket, for one that may not make it; None if it is missing."""
+        """The bucket, for callers that may not create it; None if it is missing."""
         try:
             return cls(broker, name, await broker.request(lambda: broker.js.key_value(name), f"open {name}"))
         except (nats.js.errors.NotFoundError, nats.js.errors.BucketNotFoundError):
@@ -128,7 +128,7 @@ class Bucket:
             raise
 
     async def put(self, key: str, value: bytes) -> None:
-        """Write over what is there, without a comparison: for keys that have one writer."""
+        """Overwrites a value without a comparison: for keys with one writer."""
         await self._broker.request(lambda: self._store.put(key, value), f"put {key}")
 
     async def update(self, key: str, change: Callable[[bytes], bytes | None]) -> bytes:
@@ -165,7 +165,7 @@ class Bucket:
         return {key: entry for key, entry in zip(keys, found, strict=True) if entry.revision}
 
     async def has(self, prefix: str) -> bool:
-        """Whether a key that begins with `prefix` followed by a dot was ever written and is not forgotten yet."""
+        """Returns True if a key that begins with `prefix` and a dot was ever written and is not forgotten yet."""
         try:
             return bool(await self._keys(prefix))
         except nats.js.errors.NotFoundError:  # a bucket in memory is gone after a restart of its server
@@ -260,7 +260,7 @@ class _Tail:
         self.subject = f"$KV.{bucket}.{prefix}.>"
 
     async def read(self) -> tuple[Change, ...]:
-        """What was written since the last time."""
+        """Yields the writes since the last call."""
         if self._born is None:
             await self.check_bucket()
         changes: list[Change] = []
@@ -273,7 +273,7 @@ class _Tail:
                 return tuple(changes)
 
     async def _is_at_the_end(self) -> bool:
-        """Whether nothing is left to read. A server that does not answer counts as False."""
+        """Returns True if nothing is left to read, False if the server does not answer."""
         js = self._broker.js
 
         def next_message() -> Awaitable[object]:

@@ -27,7 +27,7 @@ _TUNABLE = (
 
 @dataclass(frozen=True)
 class StreamSpec:
-    """What a stream must be. Limits retention and file storage, always: an acknowledged message is never lost.
+    """The required settings of a stream. Retention by limits, storage in files: no acknowledged message is ever lost.
 
     `replicas` 0: three where the broker is a cluster, else one. `setting`: what gives max_bytes, for errors.
     """
@@ -37,7 +37,7 @@ class StreamSpec:
     max_bytes: int = -1
     duplicate_window_seconds: float = 120.0
     replicas: int = 1
-    max_messages: int = -1  # a ring: the oldest go. Only for what is written again and again
+    max_messages: int = -1  # a ring: the oldest go. Only for values that are written repeatedly
     max_age_seconds: float = 0.0  # the same by age; 0: messages stay
     setting: str = ""
 
@@ -59,7 +59,7 @@ class StreamSpec:
 
 
 async def ensure_streams(broker: Broker, specs: list[StreamSpec]) -> None:
-    """Create what is missing and bring tunable settings up to date.
+    """Creates missing streams and updates tunable settings.
 
     Raises Conflict, with the differences, for a stream of the same name that is something else; Full if the broker has
     no room for the limits asked for.
@@ -78,7 +78,7 @@ async def ensure_streams(broker: Broker, specs: list[StreamSpec]) -> None:
 
 
 async def check_stream(broker: Broker, spec: StreamSpec) -> None:
-    """Raises NotFound for a stream that is missing, and Conflict for one that is something else. Changes nothing."""
+    """Raises NotFound for a missing stream, and Conflict for a stream with other settings. Changes nothing."""
     try:
         info = await broker.request(lambda: broker.js.stream_info(spec.name), f"look for {spec.name}")
     except nats.js.errors.NotFoundError:

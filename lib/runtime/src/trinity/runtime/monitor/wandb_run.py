@@ -26,7 +26,7 @@ class WandbRun:
             "api_key": args.get("api_key") or None,
             "base_url": args.get("base_url") or None,
             # wandb stops retrying soon and `Background` tries again: the process cannot end while wandb retries.
-            # History has retries of its own.
+            # History has its own retries.
             "x_graphql_retry_max": 2,
             "x_graphql_timeout_seconds": 10,
             "finish_timeout": CLOSE_SECONDS - 2,  # at the end of the process too; unsent values stay on disk

@@ -55,7 +55,7 @@ def read_tokens(path: Path) -> list[AttachToken]:
 
 
 def create_token(path: Path, name: str, days: int) -> str:
-    """A new token, which nothing stores: the file has its digest alone. Raises AlreadyExists, InvalidInput."""
+    """Returns a new token, which nothing stores: the file has only its digest. Raises AlreadyExists, InvalidInput."""
     if not 1 <= len(name) <= 200 or not name.isprintable():
         raise InvalidInput("name", f"is {name[:200]!r}, must be 1 to 200 printable characters")
     token, now = secrets.token_urlsafe(32), time.time()
@@ -82,7 +82,7 @@ def revoke_token(path: Path, name: str) -> None:
 
 
 class AttachTokens:
-    """What an environment service takes: the one token of its settings, and those that the file has now."""
+    """The tokens that an environment service accepts: the token of its settings, and the file's current tokens."""
 
     def __init__(self, shared: str = "", path: Path | None = None) -> None:
         """Raises InvalidInput if the file is there and has something else."""

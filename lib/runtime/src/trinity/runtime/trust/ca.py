@@ -1,4 +1,4 @@
-"""A small certificate authority: ECDSA P-256, and certificates that say who their holder is.
+"""A small certificate authority: ECDSA P-256, with certificates that name their holder.
 
 An identity is a URI in the certificate's subjectAltName, `trinity://<role>/<name>`; cert-manager writes the same one.
 Beside it are the hosts at which the holder serves, which clients compare with the address that they call.
@@ -35,7 +35,7 @@ class Pair:
 
 
 def make_authority(days: float) -> Pair:
-    """A new authority, which signs itself. Each has a name of its own, so that two can be trusted at once."""
+    """A new self-signed authority. Names differ, so that two authorities can be trusted at once."""
     key = ec.generate_private_key(ec.SECP256R1())
     serial = x509.random_serial_number()
     name = _common_name(f"Trinity CA {serial:040x}"[:32])

@@ -11,10 +11,10 @@ from trinity.runtime.trust.tokens import KnownTokens
 
 
 class Gate:
-    """Asked before each call. Certificates are verified by TLS before; tokens are compared here."""
+    """Called before each call. Certificates are verified by TLS before; tokens are compared here."""
 
     def __init__(self, tokens: KnownTokens | None, revoked: Container[int] = ()) -> None:
-        """`revoked`: serial numbers of certificates that are refused; asked at each call."""
+        """`revoked`: returns the serial numbers of refused certificates, at each call."""
         self._tokens, self._revoked = tokens, revoked
 
     def admit(self, method: str, context: "grpc.aio.ServicerContext[object, object]") -> Caller:
@@ -24,7 +24,7 @@ class Gate:
         return self._allowed(method, caller)
 
     def is_refused(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
-        """Whether `admit` will refuse a call for its token, known before its message is read.
+        """Returns True if `admit` will refuse a call for its token; known before its message is read.
 
         False where callers have certificates: the handshake keeps strangers out there.
         """

@@ -15,7 +15,7 @@ from trinity.runtime.trust.tokens import OwnToken
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls. `name` is in certificates alone: a token stands for a role."""
+    """A caller. Only certificates have a `name`: a token stands for a role."""
 
     role: Role
     name: str = ""

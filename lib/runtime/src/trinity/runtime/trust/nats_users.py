@@ -135,7 +135,7 @@ def _grant(credentials: str) -> tuple[object, ...]:
 
 @dataclass(frozen=True)
 class User:
-    """What a file of credentials says of its user. `run`: whose log lines it sends; empty: of several runs, or none.
+    """The user in a file of credentials. `run`: whose log lines it sends; empty: of several runs, or none.
 
     `expires`: in seconds since 1970; 0: never.
     """

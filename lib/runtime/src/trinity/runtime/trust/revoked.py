@@ -13,7 +13,7 @@ from trinity.runtime.errors import InvalidInput
 
 log = structlog.get_logger(__name__)
 
-FILE = "revoked"  # its name beside ca.crt
+FILE = "revoked"  # its name, next to ca.crt
 _HEAD = "# Serial numbers of certificates that are refused; `trinity certs revoke` writes them.\n"
 _LONGEST = 40  # digits of a serial number: 20 bytes (RFC 5280)
 

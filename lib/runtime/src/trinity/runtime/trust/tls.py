@@ -36,7 +36,7 @@ def public_authorities() -> ssl.SSLContext:
 
 @dataclass(frozen=True)
 class Material:
-    """What the files held, checked: PEM bytes, and who the certificate says its holder is."""
+    """The checked content of the files: PEM bytes, and the identity in the certificate."""
 
     chain: bytes
     key: bytes
@@ -70,7 +70,7 @@ class TlsFiles:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], prefix: str = "TRINITY_") -> "TlsFiles | None":
-        """Those of a process without settings of its own, such as the command line."""
+        """The files of a process without own settings, such as the command line."""
         paths = [Path(text) if (text := environment.get(f"{prefix}TLS_{name}")) else None for name in _NAMES]
         return cls.of(paths[0], paths[1], paths[2], prefix)
 

@@ -67,7 +67,7 @@ class Evaluator:
         return sorted((tally for tally in over if tally.ended or tally.kept is not None), key=lambda tally: tally.step)
 
     def _is_over(self, tally: Tally) -> bool:
-        """Whether no result is waited for.
+        """True if every result has come.
 
         What is missing of an evaluation of an earlier process may be rows that the taskset did not have then. Of the
         newest they are fed.

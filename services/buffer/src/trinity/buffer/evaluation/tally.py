@@ -91,7 +91,7 @@ class Tally:
             self.failed_tasks += 1
 
     def metrics(self, detailed: bool = False) -> dict[str, float]:
-        """Of each metric over tasks and their n rollouts: mean@n, and for n > 1 std@n, best@k, worst@k; task counts.
+        """Per metric over tasks and their n rollouts: mean@n, and for n > 1 std@n, best@k, worst@k; task counts.
 
         best@k and worst@k are expectations over k of a task's n rollouts drawn without replacement, k = 2, 4, ..., n.
         `detailed` adds mean, max, min and std over the tasks' means.

@@ -1,4 +1,4 @@
-"""What the log keeps: everything, until it takes more than its share; then what no kept checkpoint can ask for goes.
+"""Retention of the log: everything, until it takes more than its share; then entries that no kept checkpoint needs go.
 
 The log is never purged above what a kept checkpoint needs, nor above what the archives hold. Its limit is a limit to
 what is fed; it grows only where a single batch does not fit, and NATS has the room.
@@ -35,7 +35,7 @@ _PATIENCE = 3
 
 
 async def limits_of(broker: Broker, names: RunNames, limit: int) -> tuple[int, int]:
-    """What the log and the blobs may take, in bytes: `limit`, or what they had to grow to if they still need more."""
+    """Limits of the log and the blobs in bytes: `limit`, or the size they had grown to, if they still need it."""
     log_bytes = blobs_bytes = limit
     streams = names.experiences_stream, names.blobs_stream, names.turns_stream
     with contextlib.suppress(NotFound):
@@ -84,7 +84,7 @@ class Retention:
         return max((self._writer.window.log_sequence - mirror.position for mirror in self.mirrors), default=0)
 
     async def open(self, oldest_kept_step: int) -> None:
-        """Where earlier buffers stood."""
+        """Reads the state that earlier buffers left."""
         self._oldest_kept_step = oldest_kept_step
         await asyncio.gather(*(mirror.open() for mirror in self.mirrors))
 
@@ -168,7 +168,7 @@ class Retention:
         room.bytes, room.entries, room.ended = self.log_bytes, state.messages, window.num_ended
 
     async def _cut(self) -> bool:
-        """Remove what is of no use any more; whether there was something."""
+        """Removes messages of no further use. Returns True if there were any."""
         if self._oldest_kept_step < 1:
             return False
         names, broker = self._context.names, self._context.broker

@@ -39,7 +39,7 @@ class Draft:
 
 
 class Operator(Protocol):
-    """May have an attribute `drops`: what it drops groups for, as users read it beside the number of dropped groups."""
+    """An attribute `drops`, if any, tells users why it drops groups."""
 
     def __call__(self, drafts: list[Draft], task: Task) -> dict[str, float] | None:
         """Changes the drafts of one group in place and returns the group's metrics.

@@ -44,7 +44,7 @@ class Processed:
 
 @dataclass
 class Counts:
-    """What an operator did. `experiences` and `response_tokens` by fate: kept (in the loss), masked, dropped.
+    """Counts of an operator. `experiences` and `response_tokens` by fate: kept (in the loss), masked, dropped.
 
     Repeated experiences are counted as such and nowhere else.
     """

@@ -160,7 +160,7 @@ class Feeder:
 
     @property
     def waits_for_room(self) -> bool:
-        """Whether tasks are deferred because the log may have no room for their groups.
+        """Returns True if tasks are deferred because the log may have no room for their groups.
 
         Those of one batch are always fed: a log that cannot hold them is of no use. Groups come in any order, so a task
         that is fed must fit, or the log could fill up with later groups than the next batch needs.

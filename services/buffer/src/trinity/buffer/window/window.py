@@ -182,7 +182,7 @@ class Window:
         return fewest is not None and len(self.next_tasks(fed)[0]) >= fewest
 
     def may_cut(self, fed: int) -> bool:
-        """As has_fewest, and all tasks of the batch are fed: no task is cut before."""
+        """Returns True if has_fewest and all tasks of the batch are fed: no task is cut before."""
         return self.has_fewest(fed) and sum(map(len, self.next_tasks(fed))) == self.policy.groups_per_step
 
     def short_batch(self, fed: int) -> tuple[list[StoredGroup], list[int]]:
