@@ -13,8 +13,8 @@ _CHECKPOINT = (
 MUTATIONS = [
     Mutation(
         f"{_BUFFER}/log/validator.py",
-        "stored = summarise(sequence, message, self._context.limits, task_is_sound=True)",
-        "stored = without_check(sequence, message)",
+        "stored = entry.summary(sequence, self._context.limits, task_is_sound=True)",
+        "stored = entry.unchecked_summary(sequence)",
         _LIVE,
     ),
     Mutation(f"{_BUFFER}/log/reader.py", "if owner != owner_of(explorer_id):", "if not explorer_id:", _LIVE),
