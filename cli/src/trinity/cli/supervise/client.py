@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import grpc
 import grpc.aio
 
 from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
@@ -13,13 +12,22 @@ from trinity.data.wire import task_to_proto
 from trinity.reading.errors import RunError
 from trinity.reading.render import visible
 from trinity.runtime import rpc
-from trinity.runtime.errors import Conflict, InvalidInput, NotFound, TimedOut, TrinityError, Unavailable
+from trinity.runtime.errors import (
+    Conflict,
+    InvalidInput,
+    NotFound,
+    PermissionDenied,
+    TrinityError,
+    Unauthenticated,
+    Unavailable,
+    error_of,
+)
 from trinity.runtime.trust.identity import Identity
 from trinity.sdk.conformance.client import Provider, Refused, Stream
 from trinity.sdk.conformance.result import Broken
 from trinity.sdk.contract import Reset, Response, ScoreRequest, score_problem
 
-_SHOWN_ERROR, _LONGEST_REFUSAL = 200, 500  # characters
+_LONGEST_REFUSAL = 500  # characters
 _DESCRIBE_SECONDS, _SCORE_SECONDS = 5.0, 60.0
 
 
@@ -33,18 +41,13 @@ async def publish_joined(
     joined = buffer_pb2.JoinedTaskset(name=name, weight=weight, first_position=first)
     request = buffer_pb2.PublishTasksRequest(run=run, tasks=map(task_to_proto, tasks), joined=joined)
     async with rpc.channel(address) as channel:
+        stub = buffer_pb2_grpc.BufferServiceStub(channel)
         try:
-            answer = await buffer_pb2_grpc.BufferServiceStub(channel).PublishTasks(request, timeout=seconds)
-        except grpc.aio.AioRpcError as error:
-            refused = (
-                grpc.StatusCode.FAILED_PRECONDITION,
-                grpc.StatusCode.INVALID_ARGUMENT,
-                grpc.StatusCode.PERMISSION_DENIED,
-                grpc.StatusCode.UNAUTHENTICATED,
-            )
-            if error.code() in refused:
-                raise RunError(visible(str(error.details()))[:_LONGEST_REFUSAL], code=2) from None
-            raise Unavailable(str(error.details())) from None
+            answer = await rpc.ask(stub.PublishTasks, request, seconds=seconds)
+        except (Conflict, InvalidInput, PermissionDenied, Unauthenticated) as error:
+            raise RunError(visible(str(error))[:_LONGEST_REFUSAL], code=2) from None
+        except TrinityError as error:
+            raise Unavailable(str(error)) from None
         return int(answer.position)
 
 
@@ -70,17 +73,9 @@ async def try_provider(
             scores = await provider.score(ScoreRequest(name, [Response(task_json=task)], given), _SCORE_SECONDS)
             problem = score_problem(1, scores) or scores[0].error
             return (TrinityError(problem) if problem else None), shows
-        except (Refused, Broken) as error:
-            return (_error_of(name, error.code, error.details) if isinstance(error, Refused) else error), shows
+        except Broken as error:
+            return error, shows
+        except Refused as error:  # an attached provider writes its name in front
+            return error_of(error.code, error.details.removeprefix(f"{name}: ")), shows
         except grpc.aio.AioRpcError as error:
-            return _error_of(name, error.code(), str(error.details())), shows
-
-
-def _error_of(name: str, code: grpc.StatusCode, details: str) -> Exception:
-    """The exception that a status stands for; of INVALID_ARGUMENT the field is what stands before the colon."""
-    details = details.removeprefix(f"{name}: ")  # of an attached provider
-    field, colon, problem = details.partition(": ")
-    if code is grpc.StatusCode.INVALID_ARGUMENT and colon:
-        return InvalidInput(field, problem)
-    kinds = (Conflict, NotFound, TimedOut, Unavailable)
-    return next((kind(details) for kind in kinds if kind.code is code), TrinityError(f"{code.name}: {details}"))
+            return error_of(error.code(), str(error.details()).removeprefix(f"{name}: ")), shows

@@ -1,12 +1,12 @@
 """The services, as commands use them: answers are plain values, refusals are RunErrors."""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import grpc
 import grpc.aio
 
 from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
@@ -18,6 +18,7 @@ from trinity.reading import wire
 from trinity.reading.errors import RunError, not_accepted
 from trinity.reading.wire import Facts, Letter, Member, VersionRow
 from trinity.runtime import rpc
+from trinity.runtime.errors import TrinityError, Unauthenticated
 from trinity.weights import Manifest
 from trinity.weights import client as calls
 from trinity.weights.client import Call
@@ -35,31 +36,28 @@ class NoAnswer(RunError):
     """The service is away, or too slow; it may be back later."""
 
 
-class _Service:
-    name: str
-
-    async def _ask(self, call: Callable[..., Awaitable[Any]], request: Any, seconds: float = _CALL_SECONDS) -> Any:
-        """An answer. NoAnswer, or RunError with the reason of a refusal."""
-        return await self._answer(call(request, timeout=seconds))
-
-    async def _answer(self, awaited: Awaitable[Any]) -> Any:
-        try:
-            return await awaited
-        except grpc.aio.AioRpcError as error:
-            reason = str(error.details())
-            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                raise not_accepted(reason) from None
-            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                raise NoAnswer(
-                    f"the {self.name} service does not answer ({reason}); `trinity status` shows the run"
-                ) from None
-            raise RunError(reason) from None
+async def _ask(
+    call: Callable[..., Awaitable[Any]], request: Any, seconds: float = _CALL_SECONDS, *, waits: bool = False
+) -> Any:
+    """Returns the answer. Raises NoAnswer, or RunError with the reason of a refusal."""
+    with _refusals():
+        return await rpc.ask(call, request, seconds=seconds, waits=waits)
 
 
-class Buffer(_Service):
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except Unauthenticated as error:
+        raise not_accepted(str(error)) from None
+    except rpc.NO_ANSWER as error:
+        raise NoAnswer(f"{error}; `trinity status` shows the run") from None
+    except TrinityError as error:
+        raise RunError(str(error)) from None
+
+
+class Buffer:
     """The buffer of one run: dead letters, ledger, fences."""
-
-    name = "buffer"
 
     def __init__(self, channel: grpc.aio.Channel, run: str) -> None:
         self._stub = buffer_pb2_grpc.BufferServiceStub(channel)
@@ -68,28 +66,28 @@ class Buffer(_Service):
     async def letters(self, limit: int) -> list[Letter]:
         """Dead letters, oldest first."""
         request = buffer_pb2.ListDeadLettersRequest(run=self._run, limit=limit)
-        return [wire.letter(one) for one in (await self._ask(self._stub.ListDeadLetters, request)).dead_letters]
+        return [wire.letter(one) for one in (await _ask(self._stub.ListDeadLetters, request)).dead_letters]
 
     async def letter(self, ordinal: int) -> Facts:
         """One letter with all fields. RunError if the task has none."""
         request = buffer_pb2.ListDeadLettersRequest(run=self._run, ordinal=ordinal)
-        return wire.whole_letter((await self._ask(self._stub.ListDeadLetters, request)).dead_letters[0])
+        return wire.whole_letter((await _ask(self._stub.ListDeadLetters, request)).dead_letters[0])
 
     async def retry_letters(self, ordinals: Sequence[int]) -> list[int]:
         request = buffer_pb2.RetryDeadLettersRequest(run=self._run, ordinals=ordinals)
-        return list((await self._ask(self._stub.RetryDeadLetters, request)).ordinals)
+        return list((await _ask(self._stub.RetryDeadLetters, request)).ordinals)
 
     async def drop_letters(self, ordinals: Sequence[int]) -> list[int]:
         request = buffer_pb2.DropDeadLettersRequest(run=self._run, ordinals=ordinals)
-        return list((await self._ask(self._stub.DropDeadLetters, request)).ordinals)
+        return list((await _ask(self._stub.DropDeadLetters, request)).ordinals)
 
     async def newest_step(self) -> int:
         """The newest step with a ledger entry; 0 for none."""
-        return int((await self._ask(self._stub.Stats, buffer_pb2.StatsRequest(run=self._run))).ledger_step)
+        return int((await _ask(self._stub.Stats, buffer_pb2.StatsRequest(run=self._run))).ledger_step)
 
     async def counts(self) -> Facts:
         """As `wire.counts` gives them."""
-        return wire.counts(await self._ask(self._stub.Stats, buffer_pb2.StatsRequest(run=self._run)))
+        return wire.counts(await _ask(self._stub.Stats, buffer_pb2.StatsRequest(run=self._run)))
 
     async def accounted_entry(self, step: int) -> tuple[Facts, Facts | None]:
         """The ledger's entry of a step with `wire.account` of it. RunError if there is none."""
@@ -127,30 +125,31 @@ class Buffer(_Service):
 
     async def _entry(self, step: int) -> buffer_pb2.LedgerEntry:
         request = buffer_pb2.GetLedgerEntryRequest(run=self._run, step=step)
-        return (await self._ask(self._stub.GetLedgerEntry, request)).entry
+        return (await _ask(self._stub.GetLedgerEntry, request)).entry
 
     async def _parts(self, step: int) -> AsyncIterator[buffer_pb2.BatchPart]:
         """The parts of a step's batch, without its end."""
         call = self._stub.StreamBatches(buffer_pb2.StreamBatchesRequest(run=self._run, from_step=step))
         try:
-            while (part := await self._answer(call.read())).WhichOneof("part") != "end":
-                yield part
+            with _refusals(), rpc.translate(self._stub.StreamBatches):
+                while (part := await call.read()).WhichOneof("part") != "end":
+                    yield part
         finally:
             call.cancel()
 
     async def skip(self, step: int, reason: str) -> Facts:
         """Write into the ledger that a step is skipped; returns its entry."""
         request = buffer_pb2.SkipStepRequest(run=self._run, step=step, reason=reason)
-        return wire.batch((await self._ask(self._stub.SkipStep, request)).entry)
+        return wire.batch((await _ask(self._stub.SkipStep, request)).entry)
 
     async def rewind(self, step: int) -> None:
         """RunError unless the experience after a step still exists."""
-        await self._ask(self._stub.Rewind, buffer_pb2.RewindRequest(run=self._run, step=step))
+        await _ask(self._stub.Rewind, buffer_pb2.RewindRequest(run=self._run, step=step))
 
     async def fenced(self) -> int:
         """Groups that fences have dropped so far; 0 from a buffer that does not answer, which fences later."""
         try:
-            stats = await self._ask(self._stub.Stats, buffer_pb2.StatsRequest(run=self._run))
+            stats = await _ask(self._stub.Stats, buffer_pb2.StatsRequest(run=self._run))
         except RunError:
             return 0
         return int(stats.dropped.get("fenced", 0))
@@ -165,20 +164,18 @@ class Buffer(_Service):
     async def fence(self, versions: range, seconds: float) -> int:
         """Keep the experience of versions out of later batches; the groups that all fences have dropped."""
         request = buffer_pb2.FenceRequest(run=self._run, versions=versions)
-        return int((await self._ask(self._stub.Fence, request, seconds)).dropped)
+        return int((await _ask(self._stub.Fence, request, seconds)).dropped)
 
 
-class Sync(_Service):
+class Sync:
     """The sync service of one run: versions and explorers."""
-
-    name = "sync"
 
     def __init__(self, channel: grpc.aio.Channel, run: str) -> None:
         self._stub = sync_pb2_grpc.SyncServiceStub(channel)
         self._run = run
 
     async def _send(self, call: Call[T], seconds: float = _CALL_SECONDS) -> T:
-        return call.read(await self._ask(getattr(self._stub, call.method), call.of_run(self._run), seconds))
+        return call.read(await _ask(getattr(self._stub, call.method), call.of_run(self._run), seconds))
 
     async def versions(self, limit: int = _ALL_VERSIONS, seconds: float = _CALL_SECONDS) -> list[VersionRow]:
         """The newest versions, newest first."""
@@ -190,7 +187,7 @@ class Sync(_Service):
 
     async def members(self) -> list[Member]:
         request = sync_pb2.ListMembersRequest(run=self._run)
-        return [wire.member(one) for one in (await self._ask(self._stub.ListMembers, request)).members]
+        return [wire.member(one) for one in (await _ask(self._stub.ListMembers, request)).members]
 
     async def pin(self, number: int, pinned: bool) -> None:
         await self._send(calls.pin(number, pinned))
@@ -204,7 +201,7 @@ class Sync(_Service):
     async def publish(self, manifest: Manifest) -> None:
         """Make a manifest the LIVE version; waits until the service serves."""
         call = calls.publish(manifest)
-        await self._answer(self._stub.Publish(call.request, timeout=call.seconds, wait_for_ready=True))
+        await _ask(self._stub.Publish, call.request, call.seconds, waits=True)
 
 
 async def provider_facts(service: str, named: list[tuple[str, str]]) -> list[Facts]:
@@ -238,9 +235,9 @@ async def _described(address: str, identity: rpc.Shown) -> tuple[Any, str]:
     async with rpc.channel(address, identity=identity) as channel:
         stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
         try:
-            return await stub.Describe(environment_pb2.DescribeRequest(), timeout=_PROVIDER_SECONDS), ""
-        except grpc.aio.AioRpcError as error:
-            return None, f"{address} does not answer ({error.code().name})"
+            return await rpc.ask(stub.Describe, environment_pb2.DescribeRequest(), seconds=_PROVIDER_SECONDS), ""
+        except TrinityError as error:
+            return None, f"{address} does not answer ({error.code.name})"
 
 
 def _health(number: int) -> str:
@@ -295,27 +292,25 @@ class Watcher:
     async def _ask_buffer(self) -> None:
         if self._buffer is not None:
             request = buffer_pb2.StatsRequest(run=self._run)
-            self.view.buffer = (
-                await self._or_none(self._buffer.Stats(request, timeout=_REFRESH_SECONDS)) or self.view.buffer
-            )
+            self.view.buffer = await self._or_none(self._buffer.Stats, request, _REFRESH_SECONDS) or self.view.buffer
 
     async def _ask_trainer(self) -> None:
         if self._trainer is not None:
             request = trainer_pb2.StatusRequest()
-            answer = await self._or_none(self._trainer.Status(request, timeout=_REFRESH_SECONDS))
+            answer = await self._or_none(self._trainer.Status, request, _REFRESH_SECONDS)
             self.view.trainer = answer or self.view.trainer
 
     async def _ask_sync(self) -> None:
         if self._sync is not None:
             request = sync_pb2.ListMembersRequest(run=self._run)
-            answer = await self._or_none(self._sync.ListMembers(request, timeout=_REFRESH_SECONDS))
+            answer = await self._or_none(self._sync.ListMembers, request, _REFRESH_SECONDS)
             self.view.members = list(answer.members) if answer is not None else []
 
     async def save_checkpoint(self, wait_seconds: float) -> int | None:
         """Have the trainer save what it has learnt. The step of its newest checkpoint; None if it did not in time."""
         assert self._trainer is not None
         request = trainer_pb2.CheckpointRequest()
-        answer = await self._or_none(self._trainer.Checkpoint(request, timeout=wait_seconds))
+        answer = await self._or_none(self._trainer.Checkpoint, request, wait_seconds)
         return int(answer.step) if answer is not None else None
 
     async def versions(self) -> int:
@@ -323,7 +318,7 @@ class Watcher:
         if self._sync is None:
             return 0
         request = sync_pb2.ListVersionsRequest(run=self._run, limit=1_000_000)
-        answer = await self._or_none(self._sync.ListVersions(request, timeout=10))
+        answer = await self._or_none(self._sync.ListVersions, request, 10)
         return len(answer.versions) if answer is not None else 0
 
     async def rewards(self, last_step: int, count: int) -> tuple[float | None, float | None]:
@@ -339,7 +334,7 @@ class Watcher:
         values = []
         for step in steps:
             request = buffer_pb2.GetLedgerEntryRequest(run=self._run, step=step)
-            answer = await self._or_none(self._buffer.GetLedgerEntry(request, timeout=10))
+            answer = await self._or_none(self._buffer.GetLedgerEntry, request, 10)
             if answer is not None and answer.entry.groups:
                 values.append(answer.entry.reward_mean)
         return sum(values) / len(values) if values else None
@@ -349,10 +344,11 @@ class Watcher:
         if self._refused:
             raise not_accepted(self._refused)
 
-    async def _or_none(self, call):  # type: ignore[no-untyped-def]
+    async def _or_none(self, call: Callable[..., Awaitable[Any]], request: Any, seconds: float) -> Any:
         try:
-            return await call
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                self._refused = str(error.details())
-            return None
+            return await rpc.ask(call, request, seconds=seconds)
+        except Unauthenticated as error:
+            self._refused = str(error)
+        except TrinityError:
+            pass
+        return None
