@@ -15,7 +15,7 @@ from trinity.runtime.version import installed_version
 _COMMANDS = {
     "run": ("commands.run", "Run what a YAML describes, or resume where it stopped."),
     "check": ("commands.check", "Check a YAML and say what it would do. Needs no GPU, no network, no model, no data."),
-    "debug": ("commands.debug.debug", "Run one task's workflow alone against one engine, and show what it makes."),
+    "debug": ("commands.debug.debug", "Run one task's workflow on one engine, and show its outcome."),
     "status": ("commands.status", "Show the processes of a live run, or how a finished one ended."),
     "cost": ("commands.cost", "Show what the seconds of a run's devices went to."),
     "log": ("commands.log", "Show the log of a run, all processes in the order of time."),
@@ -26,7 +26,7 @@ _COMMANDS = {
     "replay-step": ("commands.ledger.replay_step", "Train the kept batch of a bad step again, and show its groups."),
     "bisect": ("commands.ledger.bisect", "Show the first place at which two runs differ."),
     "deadletters": ("commands.ledger.dead_letters", "Tasks that failed for good."),
-    "batch": ("commands.ledger.batch", "What a step learns from, out of the ledger."),
+    "batch": ("commands.ledger.batch", "The batch of a step, from the ledger."),
     "weights": ("commands.weights.versions", "The weight versions of a live run."),
     "env": ("commands.env", "Providers of environments."),
 }

@@ -1,1 +1,1 @@
-"""What each command of `trinity` does, one module each; `trinity.cli.main` declares them."""
+"""The commands of `trinity`, one module each; `trinity.cli.main` declares them."""

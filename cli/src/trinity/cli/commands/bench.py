@@ -1,9 +1,9 @@
 """`trinity run` with mode bench: evaluate the checkpoints of a job, one after the other.
 
-A small run of its own below <job>/bench: its NATS, buffer, environment, sync service and explorer, and no trainer.
-This process makes each checkpoint the next weight version and waits for its evaluation. The job itself is only read,
-apart from weights that a checkpoint lacks in Hugging Face form: they are converted first. Without a job, or before its
-first checkpoint, the base model alone is evaluated.
+It starts a small run below <job>/bench: NATS, buffer, environment, sync service and explorer, but no trainer. This
+process makes each checkpoint the next weight version and waits for its evaluation. The job is only read, except that
+weights which a checkpoint lacks in Hugging Face form are converted first. Without a checkpoint only the base model is
+evaluated.
 """
 
 import asyncio
@@ -50,9 +50,9 @@ class Candidate:
 
 
 def bench(config: Config, source: str) -> None:
-    """Evaluate, print a table, and write <job>/bench/<time>/bench.json after each model.
+    """Evaluates, prints a table, and writes <job>/bench/<time>/bench.json after each model.
 
-    Raises ConfigError or RunError, an interrupted or failed evaluation after the table of those before it.
+    Raises ConfigError or RunError. An interrupted or failed evaluation ends after the table of the earlier ones.
     """
     last_stage = expand(config)[-1]
     folder = make_plan(last_stage).job_dir
@@ -76,9 +76,9 @@ def bench(config: Config, source: str) -> None:
 
 
 def _candidates(plan: Plan, folder: Path) -> list[Candidate]:
-    """The base model if requested, then the job's checkpoints, if any, in order, or only the newest if requested.
+    """Returns the base model if requested, and the job's checkpoints in order, or only the newest if requested.
 
-    InvalidInput for a checkpoint with files that its trainer did not write.
+    Raises InvalidInput for a checkpoint with files that its trainer did not write.
     """
     explorer = plan.config.explorer
     steps = sorted(step for path in folder.glob("global_step_*") if (step := step_of(path)) is not None)
@@ -166,7 +166,7 @@ async def _evaluate_all(
 
 
 async def _publish(address: str, manifest: Manifest) -> None:
-    """Publish a manifest as the LIVE version. A sync service that is still starting is waited for."""
+    """Publishes a manifest as the LIVE version; waits for a sync service that is starting."""
     deadline = asyncio.get_running_loop().time() + _SYNC_SECONDS
     async with rpc.channel(address) as channel:
         while True:
@@ -187,7 +187,7 @@ async def _evaluation(
     display: Display,
     stop: asyncio.Event,
 ) -> list[dict[str, Any]]:
-    """Results of a step, one for each taskset, once all of them are complete."""
+    """Returns the results of a step, one for each taskset, once all are complete."""
     expected = {taskset.name for taskset in plan.eval_tasksets}
     while not stop.is_set():
         view = await watcher.refresh()
@@ -209,7 +209,7 @@ def _figures(metrics: dict[str, float]) -> str:
 
 
 def render(results: list[dict[str, Any]]) -> str:
-    """A table: one row for each step and taskset, one column for each metric."""
+    """Returns a table with a row for each step and taskset, and a column for each metric."""
     metrics = sorted({name for result in results for name in result["metrics"] if not name.endswith("_task_count")})
     columns = {"step": lambda one: one["step"] or "base", "taskset": lambda one: one["taskset"]}
     return table(results, columns | {name: partial(_metric, name) for name in metrics})

@@ -1,4 +1,4 @@
-"""`trinity check`: what a YAML would do, and what of it cannot be done here."""
+"""`trinity check`: the plan of a YAML, and the parts of it that cannot run here."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ app = group()
 
 
 def _what_is_there(mode: str, steps: int) -> str:
-    """bench and serve train nothing, and explore learns the number of steps from the run that it joins."""
+    """Modes bench and serve train nothing; mode explore learns the number of steps from the run that it joins."""
     found = "model is there" if mode == "serve" else "model and data are there"
     return f"{found}; {steps} optimizer steps" if mode in ("both", "train") else found
 
@@ -37,8 +37,8 @@ def check(
     plugin_dir: PluginDirs = None,
 ) -> int:
     """Check a YAML and say what it would do. Needs no GPU, no network, no model and no data."""
-    asked = request(config, arguments, plugin_dir)
-    loaded = asked.load()
+    options = request(config, arguments, plugin_dir)
+    loaded = options.load()
     stages = expand(loaded)
     if loaded.mode in ("bench", "serve"):  # about what the last stage made
         stages = [stages[-1].model_copy(update={"mode": loaded.mode})]
@@ -46,7 +46,7 @@ def check(
         say_notices(loaded, sys.stderr)
         print(json.dumps(dump(loaded), indent=1))
         with contextlib.redirect_stdout(sys.stderr):
-            return _deep(loaded, stages, str(asked.config)) if deep else 0
+            return _deep(loaded, stages, str(options.config)) if deep else 0
     gpus = detect_gpus()
     for stage in stages:
         print(describe(make_plan(stage)))
@@ -55,11 +55,11 @@ def check(
     if names := ", ".join(installed_environments()):
         print(f"environments of installed packages: {names}")
     say_notices(loaded, sys.stdout)
-    return _deep(loaded, stages, str(asked.config)) if deep else 0
+    return _deep(loaded, stages, str(options.config)) if deep else 0
 
 
 def _deep(loaded: Config, stages: list[Config], source: str) -> int:
-    """Look at model, data and this machine; the exit code. Raises ConfigError."""
+    """Checks model, data and this machine. Returns the exit code; raises ConfigError."""
     from trinity.cli.supervise.checks.preflight import check_deeper, check_stages, machine_problems
     from trinity.data.task_pipeline import describe as describe_tasks
 

@@ -1,4 +1,4 @@
-"""`trinity cost`: device-seconds of a stage by what they went to (docs/ledger.md)."""
+"""`trinity cost`: device-seconds of a stage by outcome (docs/ledger.md)."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ app = group()
 
 
 def find_account(config: Path | None = None, job: Path | None = None, stage: str = "") -> JobStage:
-    """As `find_job_stage`, of a run whose job folder is here: its account is in files."""
+    """Like `find_job_stage`, for a run whose job folder is here: its account is in files."""
     return find_job_stage(config, job, stage)
 
 
@@ -24,7 +24,7 @@ def cost(job_stage: JobStage, as_json: AsJson = False) -> str:
 
 
 def render(name: str, found: Facts) -> str:
-    """The same for people."""
+    """Returns the account as text."""
     services = dict.fromkeys(process["service"] for process in found["processes"])
     rows = [
         {"fate": fate, "total": seconds, **{service: _of(found, service, fate) for service in services}}

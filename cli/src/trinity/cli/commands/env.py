@@ -1,4 +1,4 @@
-"""`trinity env`: whether a provider of environments keeps the contract, which a run has, and their tokens."""
+"""`trinity env`: contract checks of providers, the providers of a run, and their tokens."""
 
 import asyncio
 import json
@@ -61,7 +61,7 @@ def check(
 
 @command(app, "list", find_job_stage)
 def list_providers(job_stage: JobStage, as_json: AsJson = False) -> str:
-    """List the providers of a live run: attached ones and those that the YAML names, their health, since when, why."""
+    """List the providers of a live run, attached or named by the YAML: health, since when, and why."""
 
     async def read() -> list[Facts]:
         addresses = await live_services(job_stage)
@@ -90,7 +90,10 @@ def status(as_json: AsJson = False) -> str:
 
 
 def _identity(folder: Path) -> Identity:
-    """Of an explorer, as which the checks play. RunError for a folder that has none; InvalidInput for bad files."""
+    """Returns the identity of an explorer, which the checks use.
+
+    Raises RunError if the folder has none, InvalidInput if its files are damaged.
+    """
     for own in (folder / "explorer", folder):
         if (own / "tls.crt").exists():
             return of_certificate(TlsIdentity(TlsFiles(own / "tls.crt", own / "tls.key", own / "ca.crt")))
@@ -101,7 +104,7 @@ def _identity(folder: Path) -> Identity:
 
 
 async def _check(address: str, sample: Sample, name: str, identity: Identity | None, quiet: bool) -> list[Result]:
-    """All results; each is printed as it is known."""
+    """Prints each result as it is known and returns all."""
     results: list[Result] = []
     async for result in check_provider(address, sample, name, rpc.channel(address, identity=identity)):
         results.append(result)

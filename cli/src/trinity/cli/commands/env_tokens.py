@@ -1,4 +1,4 @@
-"""`trinity env tokens`: by which tokens providers of environments may attach to a run."""
+"""`trinity env tokens`: the tokens with which providers of environments may attach to a run."""
 
 import os
 import time
@@ -26,7 +26,7 @@ Name = Annotated[str, typer.Argument(help="Name of the token: who attaches by it
 
 
 def find_tokens(config: Path | None = None, job: Path | None = None, file: FileOption = None) -> Path:
-    """The file of tokens. A run that has not begun has one too, if --config names it."""
+    """Returns the file of tokens. A run that has not begun has a file too, if --config names the run."""
     given = [f"{name} {value}" for name, value in (("--file", file), ("--config", config), ("--job", job)) if value]
     if len(given) > 1:
         raise RunError(f"{' and '.join(given)} each name a file of tokens: give one of them", 2)
@@ -43,7 +43,7 @@ def find_tokens(config: Path | None = None, job: Path | None = None, file: FileO
 def create(
     file: Path, name: Name, days: Annotated[int, typer.Option("--days", min=1, max=3650, help="Until it expires")] = 90
 ) -> str:
-    """Create a token and print it, once: the file has its digest alone. A live run takes it at once."""
+    """Create a token and print it, once: the file keeps only its digest. A live run accepts it at once."""
     make_private(file.parent)
     return create_token(file, name, days)
 
@@ -60,7 +60,7 @@ def list_tokens(file: Path, as_json: AsJson = False) -> str:
 
 @command(app, "revoke", find_tokens)
 def revoke(file: Path, name: Name) -> str:
-    """Revoke a token. A provider that is attached by it loses its connection, and its tasks wait."""
+    """Revoke a token. A provider that attached with it loses its connection, and its tasks wait."""
     revoke_token(file, name)
     return f"revoked {name}"
 

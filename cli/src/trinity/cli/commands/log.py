@@ -16,7 +16,7 @@ from rich.text import Text
 from trinity.commands import command, group
 from trinity.reading.errors import RunError
 from trinity.reading.find import RunOnNats, find_log
-from trinity.reading.log import RunLines, Sources, find, history
+from trinity.reading.log import JobLogs, RunLines, find, history
 from trinity.reading.log_entry import Entry, Wanted
 from trinity.reading.nats import NatsAccess
 from trinity.reading.render import visible
@@ -57,7 +57,7 @@ def show(
 
 
 def _show_files(folder: Path, wanted: Wanted, lines: int, follow: bool) -> None:
-    sources, least = Sources(folder, wanted.service), wanted.least
+    sources, least = JobLogs(folder, wanted.service), wanted.least
     if not sources.poll():
         raise _no_log(folder, wanted.service)
     printer = Printer()
@@ -105,7 +105,7 @@ _BARE = re.compile(r'[^\s"=]+')
 
 
 class Printer:
-    """Lines for people on standard output."""
+    """Prints lines for people on standard output."""
 
     def __init__(self) -> None:
         console = Console(highlight=False)
@@ -116,7 +116,7 @@ class Printer:
             self._levels[level] = capture.get()
 
     def write(self, entries: Iterable[Entry], width: int) -> None:
-        """`width` is that of the column of names."""
+        """`width`: of the column of names."""
         for entry in entries:
             sys.stdout.write(self._render(entry, width) + "\n")
         sys.stdout.flush()
@@ -149,7 +149,10 @@ def _value(value: Any) -> str:
 
 
 def traceback_lines(stacks: list[Any]) -> list[str]:
-    """An exception as structlog keeps it, in Python's form: the last of `stacks` is the first cause. Without locals."""
+    """Returns an exception that structlog stored in Python's form; the last of `stacks` is the first cause.
+
+    Locals are left out.
+    """
     lines: list[str] = []
     for position, stack in reversed(list(enumerate(stacks))):
         if not isinstance(stack, dict):

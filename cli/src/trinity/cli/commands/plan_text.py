@@ -17,7 +17,7 @@ _STYLES = {
 
 
 def describe(plan: Plan) -> str:
-    """What a stage would do on the cluster its YAML names."""
+    """Returns the plan of a stage on the cluster that its YAML names."""
     config, lengths = plan.config, plan.lengths
     rows: list[tuple[str, str]] = [
         ("mode", config.mode),
@@ -97,7 +97,7 @@ def _adapters(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _sampling(plan: Plan) -> str:
-    """How groups become batches, as text."""
+    """Describes how groups become batches."""
     source, strategy = plan.experience_buffer, plan.algorithm.sample_strategy
     if plan.policy == "replay":
         rest = source.replay_buffer.reuse_cooldown_time
@@ -115,7 +115,7 @@ def _sampling(plan: Plan) -> str:
 
 
 def _processes(plan: Plan) -> list[tuple[str, str]]:
-    """Processes and their GPUs."""
+    """Describes processes and their GPUs."""
     config, gpus = plan.config, plan.gpus
     rollout = config.explorer.rollout_model
     on_gpus = bool(gpus.total)

@@ -20,7 +20,7 @@ _COLUMNS = ("run", "taskset", "metric", "first", "peak", "at step", "last", "las
 
 
 def rows(curves: Iterable[Curve]) -> list[tuple[str, ...]]:
-    """A row of each curve. `first` is the base model's where step 0 was evaluated."""
+    """Returns a row of each curve. `first` is the value of the base model if step 0 was evaluated."""
     made: list[tuple[str, ...]] = []
     for curve in curves:
         (_, first), (last_step, last), (best_step, best) = curve.points[0], curve.points[-1], curve.peak
@@ -34,7 +34,7 @@ def _number(value: float) -> str:
 
 
 def markdown(curves: Sequence[Curve]) -> str:
-    """The table with aligned columns."""
+    """Returns the table with aligned columns."""
     table = [_COLUMNS, *((*(cell.replace("|", "\\|") for cell in row),) for row in rows(curves))]
     widths = [max(len(row[index]) for row in table) for index in range(len(_COLUMNS))]
     lines = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in table]
@@ -47,7 +47,7 @@ def as_csv(curves: Sequence[Curve]) -> str:
 
 
 def points_csv(curves: Sequence[Curve]) -> str:
-    """One line for each point of each curve."""
+    """Returns one line for each point of each curve."""
     points = [(c.run, c.taskset, c.metric, str(step), repr(value)) for c in curves for step, value in c.points]
     return _csv([("run", "taskset", "metric", "step", "value"), *points])
 

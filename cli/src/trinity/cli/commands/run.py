@@ -1,4 +1,4 @@
-"""`trinity run`: what a YAML describes, by the runner of its mode."""
+"""`trinity run`: start the runner for the mode of a YAML."""
 
 import importlib
 import os
@@ -44,15 +44,15 @@ def run(
         raise RunError(f"--wait {wait:g}: it is --stage that waits; name one", 2)
     if dry_run:
         return check(arguments, config, plugin_dir=plugin_dir)
-    asked = request(config, arguments, plugin_dir)
-    loaded = asked.load()
+    options = request(config, arguments, plugin_dir)
+    loaded = options.load()
     if stage and loaded.mode not in ("both", "train"):
         raise RunError(f"--stage {stage}: mode {loaded.mode} runs no stages, both and train do", 2)
     say_notices(loaded, sys.stderr)
     logs.configure("run", level="ERROR")
-    if asked.plugin_dirs:  # the services look here
-        os.environ["TRINITY_PLUGIN_DIRS"] = os.pathsep.join(str(path.absolute()) for path in asked.plugin_dirs)
+    if options.plugin_dirs:  # the services look here
+        os.environ["TRINITY_PLUGIN_DIRS"] = os.pathsep.join(str(path.absolute()) for path in options.plugin_dirs)
     module, function = _RUNNERS[loaded.mode]
     stages = (stage, wait) if stage else ()
-    getattr(importlib.import_module(module), function)(loaded, str(asked.config), *stages)
+    getattr(importlib.import_module(module), function)(loaded, str(options.config), *stages)
     return 0

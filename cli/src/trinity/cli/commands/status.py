@@ -18,14 +18,14 @@ def status(place: Path | AnnouncedRun, as_json: AsJson = False) -> str:
     if isinstance(place, Path) and not jobs.read_records(place):
         summary = jobs.describe_finished(place)
         return to_json(summary) if as_json else render_finished(place, summary)
-    from trinity.reading.status import collect, collect_announced  # services are asked: gRPC takes a while to import
+    from trinity.reading.status import collect, collect_announced  # with gRPC, which takes a while
 
     found = asyncio.run(collect(place) if isinstance(place, Path) else collect_announced(place))
     return to_json(found) if as_json else render(found)
 
 
 def render_finished(folder: Path, found: dict[str, Any]) -> str:
-    """The same for people."""
+    """Returns the state of a finished run as text."""
     lines = [f"{folder}: {found['state']}, no process lives"]
     if found["reason"] is not None:
         lines.append(visible(f"  {found['reason']}", layout=True))
@@ -52,7 +52,7 @@ _COLUMNS = {
 
 
 def render(found: dict[str, Any]) -> str:
-    """The same for people."""
+    """Returns the state of a live run as text."""
     part = found["stage"] or ("" if found["mode"] in ("both", "train") else f"mode {found['mode']}")
     title = visible(f"{found['job'] or found['run']}" + (f" ({part})" if part else ""))
     lines = [title, table(found["processes"], _COLUMNS)]
@@ -69,12 +69,12 @@ def render(found: dict[str, Any]) -> str:
 
 
 def _about_alarms(found: dict[str, Any]) -> list[str]:
-    """A line for each alarm, with what to do."""
+    """Returns a line for each alarm, with its fix."""
     return [visible(f"{one['text']} ({one['fix']})") for one in found["alarms"]]
 
 
 def _about_weights(found: dict[str, Any]) -> list[str]:
-    """A line for the versions, one for each explorer."""
+    """Returns a line for the versions, and one for each explorer."""
     lines = []
     if found["weights"] is not None:
         live = found["weights"]["live"]

@@ -21,7 +21,7 @@ _TEXTS = ("prompt", "response")
 
 
 def find_rows(config: Path | None = None, job: Path | None = None, nats: str = "", run: str = "") -> Path | JobStage:
-    """The job folder that has the file, or the live run that --nats and --run name."""
+    """Returns the job folder that has the file, or the live run that --nats and --run name."""
     place = find_run(config, job, nats, run)
     return announced_stage(place) if isinstance(place, AnnouncedRun) else place
 
@@ -81,7 +81,7 @@ def _table(shown: list[tuple[int, Row]], total: int) -> str:
 
 
 def _preview(text: str) -> str:
-    """How a response begins; --index shows all of it."""
+    """Returns the beginning of a response; --index shows all of it."""
     return text if len(text) <= _PREVIEW else text[:_PREVIEW] + "..."
 
 
@@ -90,7 +90,7 @@ def _decimal(value: Any) -> str:
 
 
 def moves(value: Any) -> str:
-    """Where an episode came to another explorer: "turn 4: a -> b". What says something else is shown as it is."""
+    """Describes where an episode moved to another explorer: "turn 4: a -> b". Returns other values as JSON."""
     try:
         return "; ".join(
             f"turn {move['turn']}{f', token {at}' if (at := move.get('token')) else ''}: "

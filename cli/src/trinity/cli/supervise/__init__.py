@@ -1,1 +1,1 @@
-"""Starting a run on this machine and keeping it running: checks, services, stages, progress."""
+"""Starts a run on this machine and keeps it running: checks, processes, stages, progress."""

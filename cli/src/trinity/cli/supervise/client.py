@@ -1,4 +1,4 @@
-"""The current state of a run, from its services, and whether a provider plays what a YAML gives it."""
+"""Requests of the supervisor to services: tasks of an explorer, and a trial of a provider."""
 
 import json
 from collections.abc import Sequence
@@ -34,9 +34,10 @@ _DESCRIBE_SECONDS, _SCORE_SECONDS = 5.0, 60.0
 async def publish_joined(
     address: str, run: str, name: str, weight: float, first: int, tasks: Sequence[Task], seconds: float
 ) -> int:
-    """Offer tasks of an explorer's own taskset to a run's buffer for `seconds`; the position after those that it fed.
+    """Offers tasks of an explorer's taskset to a run's buffer for `seconds`.
 
-    Unavailable if the buffer cannot be reached; RunError if it refuses the taskset.
+    Returns the position after the fed tasks. Raises Unavailable if the buffer cannot be reached, RunError if it refuses
+    the taskset.
     """
     joined = buffer_pb2.JoinedTaskset(name=name, weight=weight, first_position=first)
     request = buffer_pb2.PublishTasksRequest(run=run, tasks=map(task_to_proto, tasks), joined=joined)
@@ -54,8 +55,10 @@ async def publish_joined(
 async def try_provider(
     address: str, name: str, row: dict[str, Any], args: dict[str, Any], identity: Identity | None
 ) -> tuple[Exception | None, bool]:
-    """Begin an episode of a dataset's row, or have an empty reply to it scored: what went wrong, or None; and whether
-    it announces images."""
+    """Begins an episode of a dataset's row, or has an empty reply to it scored.
+
+    Returns the error, if any, and whether the provider announces images.
+    """
     shows = False
     async with rpc.channel(address, identity=identity) as channel:
         provider = Provider(channel)

@@ -1,4 +1,4 @@
-"""How commands are declared: the options that several of them have, and how each of them ends."""
+"""Declares commands: the options that several of them share, and how each of them ends."""
 
 import functools
 import inspect
@@ -46,15 +46,15 @@ _Command = TypeVar("_Command", bound=Callable[..., "str | int"])
 
 
 def group(help: str = "") -> typer.Typer:
-    """An app for one command or, with `help`, for several below its name."""
+    """Returns an app for one command or, with `help`, for a group of commands."""
     return typer.Typer(help=help, no_args_is_help=bool(help), add_completion=False)
 
 
 def command(app: typer.Typer, name: str, find: Callable[..., Any] | None = None) -> Callable[[_Command], _Command]:
-    """Declare a function as a command: what it returns is printed, or is the exit code; `ending_well` says the rest.
+    """Declares a function as a command. A string that it returns is printed, a number is the exit code.
 
     `find` locates the run: the command gets its result as first argument, and an option for each of its parameters.
-    Tests call the function itself.
+    Errors end the command as `ending_well` says. Tests call the function itself.
     """
 
     def declare(function: _Command) -> _Command:
@@ -86,15 +86,15 @@ def command(app: typer.Typer, name: str, find: Callable[..., Any] | None = None)
 
 
 def use_given_identity() -> None:
-    """Use the identity that TRINITY_IDENTITY names, if it is set. Raises typer.BadParameter as `use_identity`."""
+    """Uses the identity that TRINITY_IDENTITY names, if it is set. Raises typer.BadParameter as `use_identity`."""
     if folder := os.environ.get("TRINITY_IDENTITY"):
         use_identity(Path(folder).absolute())
 
 
 def use_identity(folder: Path) -> None:
-    """Set the settings for the certificates and NATS credentials in a folder; a setting that is set already stays.
+    """Sets the settings for the certificates and NATS credentials in a folder, except those already set.
 
-    The folder is the one of `trinity certs`, or one identity in it: of the machine's explorer, or of an operator.
+    The folder is the one of `trinity certs`, or one identity in it: that of the machine's explorer, or of an operator.
     Raises typer.BadParameter if it is neither.
     """
     own = next((path for path in (folder, folder / "operator") if (path / "tls.crt").is_file()), None)

@@ -30,7 +30,7 @@ class Request:
     plugin_dirs: list[Path]
 
     def load(self) -> Config:
-        """The configuration. Plugins are imported first: the YAML may name what they register."""
+        """Loads the configuration. Plugins are imported first, since the YAML may name what they register."""
         try:
             plugins.load(self.plugin_dirs)
             installed_environments()  # broken ones are said before the environment service meets them
@@ -53,7 +53,7 @@ class Request:
 
 
 def request(config: Path | None, arguments: list[str] | None, plugin_dirs: list[Path] | None) -> Request:
-    """The YAML is --config, or the first argument that is no override."""
+    """Reads the options. The YAML is --config, or the first argument that is no override."""
     overrides = list(arguments or [])
     if config is None and overrides and ("=" not in overrides[0] or Path(overrides[0]).is_file()):
         config = Path(overrides.pop(0))
@@ -69,7 +69,7 @@ def say_notices(config: Config, file: TextIO) -> None:
 
 
 def _check_folder(config: Config, source: str) -> None:
-    """Raise ConfigError unless the folders of the job, of stores and of task pipelines are there or can be made."""
+    """Raises ConfigError if the folder of the job, a store or a task pipeline is absent and cannot be made."""
     places = [("checkpoint_root_dir", "the job folder", make_folder(config)), *_outputs(config)]
     if config.stages and not _why_not(make_folder(config)):
         places += [("checkpoint_root_dir", "the folder of a stage", make_folder(stage)) for stage in expand(config)]
@@ -88,7 +88,7 @@ def _check_folder(config: Config, source: str) -> None:
 
 
 def _outputs(config: Config) -> Iterator[tuple[str, str, Path]]:
-    """Folders of what task pipelines write, where it is not there yet."""
+    """Yields the folders that task pipelines would write and that do not exist."""
     for stage in expand(config) if config.mode in ("both", "train") else []:
         pipeline = stage.data_processor.task_pipeline
         output = Path(pipeline.output).expanduser().absolute() if pipeline and pipeline.output else None
@@ -98,7 +98,7 @@ def _outputs(config: Config) -> Iterator[tuple[str, str, Path]]:
 
 
 def _why_not(folder: Path) -> str:
-    """Why a folder is not there and cannot be made; empty if it is or can."""
+    """Says why a folder is absent and cannot be made; empty if it exists or can be made."""
     place = folder
     try:
         while not os.path.lexists(place) and place != place.parent:

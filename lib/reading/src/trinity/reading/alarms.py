@@ -1,7 +1,6 @@
-"""What deserves a look: one table for the pages, `trinity status` and the rules of Prometheus.
+"""Alarms: one table for the pages, `trinity status` and the rules of Prometheus.
 
-A rule that has a text is looked for in what commands know of a run, one that has a query by Prometheus
-(docs/generate_alerts.py).
+Rules with a text are evaluated here, rules with a query by Prometheus (docs/generate_alerts.py).
 """
 
 import shutil
@@ -20,8 +19,11 @@ _WAITING_STEPS = 10
 
 @dataclass(frozen=True)
 class Query:
-    """An alert of Prometheus. `query` and `summary` as in its rules; `{threshold}` is the rule's. `minutes`: how long
-    it holds before the alert."""
+    """A Prometheus alert.
+
+    `query` and `summary` follow its rules; `{threshold}` is the threshold of the rule. `minutes`: how long the
+    condition holds before the alert.
+    """
 
     alert: str
     query: str
@@ -32,8 +34,11 @@ class Query:
 
 @dataclass(frozen=True)
 class Rule:
-    """`threshold`: above it is an alarm; `least`: from it on. `text`: what it says, `fix`: what to do, `page`: where to
-    look, below the run's address; `{step}` in it is the newest trained step, and there is no page before the first."""
+    """An alarm is raised above `threshold`.
+
+    `text` states the problem, `fix` the remedy, and `page` where to look, below the address of the run. `{step}` in
+    `page` is the newest trained step; before the first there is no page.
+    """
 
     text: str = ""
     fix: str = ""
@@ -134,7 +139,7 @@ RULES = {
 
 @dataclass(frozen=True)
 class Alarm:
-    """`level`: bad or warn. `page`: where to look, below the run's address; empty for where the alarm itself is."""
+    """`level`: bad or warn. `page`: where to look, below the address of the run; may be empty."""
 
     level: str
     text: str
@@ -145,9 +150,9 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Known:
-    """What alarms are made from; None or empty where it is not known. `status` is that of `trinity status`.
+    """The facts that alarms are computed from; None or empty where unknown. `status` is that of `trinity status`.
 
-    `disk`: used bytes and all bytes of the disk with the job folder.
+    `disk`: used and total bytes of the disk with the job folder.
     """
 
     counts: Facts | None
@@ -158,7 +163,7 @@ class Known:
 
 
 def disk_of(folder: Path | None) -> tuple[int, int] | None:
-    """Used bytes and all bytes of a folder's disk; None without it."""
+    """Returns used and total bytes of a folder's disk; None without a folder."""
     try:
         usage = shutil.disk_usage(folder) if folder is not None else None
     except OSError:
@@ -167,7 +172,7 @@ def disk_of(folder: Path | None) -> tuple[int, int] | None:
 
 
 def alarms(known: Known) -> list[Alarm]:
-    """The worst first."""
+    """Returns the alarms, worst first."""
     lines = known.trainer or known.explorer
     step = lines[-1]["step"] if lines else None
     found = [_on_page(one, step) for one in (*_of_tasks(known), *_of_learning(known), *_of_services(known))]
@@ -180,7 +185,7 @@ def _alarm(rule_name: str, *, level: str = "", **facts: Any) -> Alarm:
 
 
 def _on_page(alarm: Alarm, step: int | None) -> Alarm:
-    """With the step in its page; without page where there is no step."""
+    """Fills the step into the page, or removes the page if there is no step."""
     page = alarm.page if step is not None or "{" not in alarm.page else ""
     return replace(alarm, page=page.format(step=step))
 

@@ -1,6 +1,6 @@
-"""`trinity bisect A B`: the first place at which two runs differ: step, task, rollout, token, metric or weight.
+"""Finds the first place at which two runs differ: step, task, rollout, token, metric or weight (`trinity bisect`).
 
-It reads what the trainers wrote into the two stage folders; neither run has to live.
+It reads the files that trainers wrote into the two stage folders. Neither run has to live.
 """
 
 import base64
@@ -30,7 +30,7 @@ Key = tuple[int, int, int]  # ordinal of the task, rollout, turn
 
 @dataclass(frozen=True)
 class Difference:
-    """`where`: from the task down to the token. a, b: the two values; None where a run has none."""
+    """`where`: from the task down to the token. `a` and `b` are the two values; None where a run has none."""
 
     step: int
     where: str
@@ -39,7 +39,7 @@ class Difference:
 
 
 def compare(a: Path, b: Path) -> tuple[list[int], Difference | None]:
-    """The steps that were compared, and the first difference. RunError if the runs have no step in common."""
+    """Returns the compared steps and the first difference. Raises RunError if the runs share no step."""
     for folder in (a, b):
         _check(folder)
     runs = [_Run(folder) for folder in (a, b)]
@@ -56,7 +56,7 @@ def compare(a: Path, b: Path) -> tuple[list[int], Difference | None]:
 
 
 def _check(folder: Path) -> None:
-    """RunError unless a trainer wrote metrics into a folder. That of a job with stages names theirs."""
+    """Raises RunError unless a trainer wrote metrics into the folder. For a job with stages, the error names them."""
     if (folder / _METRICS).exists():
         return
     if not folder.is_dir():
@@ -68,7 +68,7 @@ def _check(folder: Path) -> None:
 
 
 class _Run:
-    """What one stage folder has of each step; of a step that was trained twice, the last time."""
+    """The steps of one stage folder. A step that was trained twice counts as trained last."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -83,13 +83,16 @@ class _Run:
             self.experiences.setdefault(line["step"], {})[key] = row
 
     def weights(self, step: int) -> dict[str, Path]:
-        """Files of the version of a step, by name; none if they are gone."""
+        """Returns the files of a step's version, by name; empty if they are gone."""
         return {path.name: path for path in sorted((self.folder / f"weights/v{step}").glob("*.safetensors"))}
 
 
 def _read(line: dict[str, Any]) -> tuple[Key, dict[str, Any]]:
-    """A line with its arrays, and `sampled_by`: numbers of the versions that sampled it. Their spans end with the
-    response, whose tokens come first. LookupError, TypeError, ValueError or OverflowError for a damaged one."""
+    """Reads a line with its arrays, and `sampled_by`: the versions that sampled it.
+
+    Version spans end with the response, whose tokens come first. Raises LookupError, TypeError, ValueError or
+    OverflowError if the line is damaged.
+    """
     arrays = {
         name: np.frombuffer(base64.b64decode(line["arrays"][name], validate=True), dtype)
         for name, dtype in _ARRAYS.items()
@@ -100,7 +103,7 @@ def _read(line: dict[str, Any]) -> tuple[Key, dict[str, Any]]:
 
 
 def _of_step(step: int, a: _Run, b: _Run) -> Iterator[Difference]:
-    """Differences of a step in the order in which one follows from the other; the first is complete."""
+    """Yields differences of a step in causal order. The first one is complete."""
     one, other = (run.experiences.get(step, {}) for run in (a, b))
     for key in sorted(one.keys() | other.keys()):
         for where, mine, theirs in _of_experience(one.get(key), other.get(key)):
@@ -135,7 +138,7 @@ def _of_experience(one: dict[str, Any] | None, other: dict[str, Any] | None) -> 
 
 
 def _of_weights(one: Path, other: Path) -> Iterator[tuple[str, Any, Any]]:
-    """The first element of each tensor that differs. Floats of 16 bits that numpy lacks are shown as bits."""
+    """Yields the first differing element of each tensor. 16-bit floats that numpy lacks are shown as bits."""
     headers = [safetensors_header(path) for path in (one, other)]
     starts = [_data_begins(path) for path in (one, other)]
     for name in sorted(headers[0].keys() | headers[1].keys()):
@@ -156,7 +159,7 @@ def _of_weights(one: Path, other: Path) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _elements(raw: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Without what is left over of an element at the end of a damaged tensor."""
+    """Views bytes as elements, without the incomplete last element of a damaged tensor."""
     return raw[: len(raw) // dtype.itemsize * dtype.itemsize].view(dtype)
 
 
@@ -170,7 +173,7 @@ def _data_begins(path: Path) -> int:
 
 
 def _first_difference(mine: np.ndarray, theirs: np.ndarray) -> int | None:
-    """By bits: NaN equals NaN, and 0 is not -0."""
+    """Compares by bits: NaN equals NaN, and 0 does not equal -0."""
     if mine.tobytes() == theirs.tobytes():
         return None
     size = min(len(mine), len(theirs))
@@ -184,7 +187,7 @@ def _at(array: np.ndarray, index: int) -> Any:
 
 
 def metrics_by_step(folder: Path) -> dict[int, Metrics]:
-    """The metrics that are compared, as they were noted."""
+    """Returns the metrics that are compared, by step."""
     return {
         int(line["step"]): {name: value for name, value in line.items() if _is_compared(name, value)}
         for line in lines_of_steps(folder / "monitor" / "trainer.jsonl")
@@ -196,7 +199,7 @@ def _is_compared(name: str, value: Any) -> bool:
 
 
 def lines_of_steps(path: Path) -> Iterator[dict[str, Any]]:
-    """Lines of a file that are about a step; what a crash cut off, or damaged, is left out."""
+    """Yields the lines of a file that name a step, without truncated and damaged lines."""
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:

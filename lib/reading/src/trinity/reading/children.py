@@ -1,4 +1,4 @@
-"""Child processes: each in a process group of its own, restarted with back-off, ended with its group."""
+"""Child processes. Each leads a process group, is restarted with back-off and ends with its group."""
 
 import asyncio
 import contextlib
@@ -26,9 +26,9 @@ _BACKOFF_SECONDS = (0.5, 15.0)
 
 @dataclass
 class Child:
-    """One supervised process. `once`: it has work that ends, and writes `announce_file` when it is finished.
+    """A supervised process. A `once` child has finite work and writes `announce_file` when it is done.
 
-    One that ends with EXIT_FOR_GOOD says that it would do so again; EXIT_UNEXPECTED twice for the same reason, too.
+    A child is not restarted after EXIT_FOR_GOOD, nor after EXIT_UNEXPECTED twice for the same reason.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Child:
     _begins: dict[Path, int] = field(default_factory=dict)
 
     def start(self) -> None:
-        """Must be called from the main thread: the child asks to end with the thread that made it."""
+        """Starts the process. Call it from the main thread: the child ends with the thread that made it."""
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self.announce_file.unlink(missing_ok=True)
         self._begins = {path: path.stat().st_size for path in (self.log_file, self.output) if path.exists()}
@@ -69,16 +69,16 @@ class Child:
 
     @property
     def output(self) -> Path:
-        """Everything the process prints."""
+        """File with everything that the process prints."""
         return self.log_file.with_suffix(".out")
 
     @property
     def announce_file(self) -> Path:
-        """Where a `once` process says that its work is finished: {"pid": ..., "finished": true}."""
+        """File in which a `once` process announces the end of its work: {"pid": ..., "finished": true}."""
         return self.log_file.with_suffix(".announced.json")
 
     def has_finished(self) -> bool:
-        """Whether the last started process announced that it finished. Its exit code may differ."""
+        """Returns True if the last started process announced its end. Its exit code may differ."""
         said = files.read_json(self.announce_file)
         return isinstance(said, dict) and said.get("pid") == self.pid and said.get("finished") is True
 
@@ -99,7 +99,7 @@ class Child:
         )
 
     async def keep_running(self, changed: "asyncio.Event") -> str:
-        """Restart the process whenever it dies. Returns "finished" for a `once` child that is, else the reason."""
+        """Restarts the process whenever it dies. Returns "finished" for a finished `once` child, else the reason."""
         while True:
             code = await self._wait()
             self.end_group(signal.SIGKILL)  # what a killed process left behind
@@ -136,7 +136,7 @@ class Child:
         return code
 
     def end_group(self, signum: int) -> None:
-        """Send a signal to the process and everything below it."""
+        """Sends a signal to the process and its descendants."""
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signum)
@@ -145,7 +145,7 @@ class Child:
         return self.process is not None and self.process.poll() is None
 
     def last_error(self) -> str:
-        """The reason in the newest error line of its log since it was started; else the last line it printed."""
+        """Returns the reason in the newest error line of its log since the start, else the last printed line."""
         for entry in files.json_lines(reversed(self._tail(self.log_file))):
             if entry.get("level") in ("error", "critical"):
                 return str(entry.get("reason") or entry.get("event"))
@@ -153,11 +153,11 @@ class Child:
         return printed[-1].strip()[:500] if printed else ""
 
     def has_printed(self, text: str) -> bool:
-        """Whether a line of it says so since it was started."""
+        """Returns True if a line printed since the start contains the text."""
         return any(text in line for line in self._tail(self.output))
 
     def _tail(self, path: Path, size: int = 65536) -> list[str]:
-        """The last lines of a file, of this start alone."""
+        """Returns the last lines of a file, written since the last start."""
         try:
             with path.open("rb") as file:
                 end = file.seek(0, os.SEEK_END)
@@ -176,7 +176,7 @@ def _describe(code: int) -> str:
 
 
 async def stop_all(children: Sequence[Child], seconds: float) -> None:
-    """Send SIGTERM to all, then SIGKILL to all that still runs in their process groups after `seconds`."""
+    """Sends SIGTERM to all, and SIGKILL to the rest of their process groups after `seconds`."""
     for child in children:
         if child.is_running() and child.process is not None:
             with contextlib.suppress(ProcessLookupError):

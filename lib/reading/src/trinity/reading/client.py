@@ -1,4 +1,4 @@
-"""The services, as commands use them: answers are plain values, refusals are RunErrors."""
+"""Clients of the services for commands. Answers are plain values; refusals are raised as RunError."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class NoAnswer(RunError):
-    """The service is away, or too slow; it may be back later."""
+    """The service is away or too slow, and may be back later."""
 
 
 async def _ask(
@@ -64,12 +64,12 @@ class Buffer:
         self._run = run
 
     async def letters(self, limit: int) -> list[Letter]:
-        """Dead letters, oldest first."""
+        """Returns dead letters, oldest first."""
         request = buffer_pb2.ListDeadLettersRequest(run=self._run, limit=limit)
         return [wire.letter(one) for one in (await _ask(self._stub.ListDeadLetters, request)).dead_letters]
 
     async def letter(self, ordinal: int) -> Facts:
-        """One letter with all fields. RunError if the task has none."""
+        """Returns one letter with all fields. Raises RunError if the task has none."""
         request = buffer_pb2.ListDeadLettersRequest(run=self._run, ordinal=ordinal)
         return wire.whole_letter((await _ask(self._stub.ListDeadLetters, request)).dead_letters[0])
 
@@ -82,24 +82,24 @@ class Buffer:
         return list((await _ask(self._stub.DropDeadLetters, request)).ordinals)
 
     async def newest_step(self) -> int:
-        """The newest step with a ledger entry; 0 for none."""
+        """Returns the newest step with a ledger entry; 0 without entries."""
         return int((await _ask(self._stub.Stats, buffer_pb2.StatsRequest(run=self._run))).ledger_step)
 
     async def counts(self) -> Facts:
-        """As `wire.counts` gives them."""
+        """Returns the counts in the form of `wire.counts`."""
         return wire.counts(await _ask(self._stub.Stats, buffer_pb2.StatsRequest(run=self._run)))
 
     async def accounted_entry(self, step: int) -> tuple[Facts, Facts | None]:
-        """The ledger's entry of a step with `wire.account` of it. RunError if there is none."""
+        """Returns the ledger entry of a step and its `wire.account`. Raises RunError if there is none."""
         entry = await self._entry(step)
         return wire.batch(entry), wire.account(entry)
 
     async def entry(self, step: int) -> Facts:
-        """The ledger's entry of a step, as `wire.batch` gives it. RunError if there is none."""
+        """Returns the ledger entry of a step in the form of `wire.batch`. Raises RunError if there is none."""
         return wire.batch(await self._entry(step))
 
     async def entry_with_texts(self, step: int, most: int) -> Facts:
-        """The same, with the first `most` experiences of every group, and as many rows of datasets."""
+        """Returns the entry with the first `most` experiences of every group, and as many dataset rows."""
         entry = await self._entry(step)
         found = wire.batch(entry) | {"examples": []}
         members = iter(zip(entry.groups, found["groups"], strict=True))
@@ -118,7 +118,10 @@ class Buffer:
         return found
 
     async def attempts(self, step: int) -> dict[int, Facts]:
-        """`wire.attempt` of every group of a step, by ordinal. RunError once the log has released the groups."""
+        """Returns `wire.attempt` of every group of a step, by ordinal.
+
+        Raises RunError once the log has released them.
+        """
         ordinals = iter([group.ordinal for group in (await self._entry(step)).groups])
         parts = [part.group.outcome async for part in self._parts(step) if part.WhichOneof("part") == "group"]
         return {ordinal: wire.attempt(outcome) for ordinal, outcome in zip(ordinals, parts, strict=True)}
@@ -128,7 +131,7 @@ class Buffer:
         return (await _ask(self._stub.GetLedgerEntry, request)).entry
 
     async def _parts(self, step: int) -> AsyncIterator[buffer_pb2.BatchPart]:
-        """The parts of a step's batch, without its end."""
+        """Yields the parts of a step's batch, without its end."""
         call = self._stub.StreamBatches(buffer_pb2.StreamBatchesRequest(run=self._run, from_step=step))
         try:
             with _refusals(), rpc.translate(self._stub.StreamBatches):
@@ -138,16 +141,16 @@ class Buffer:
             call.cancel()
 
     async def skip(self, step: int, reason: str) -> Facts:
-        """Write into the ledger that a step is skipped; returns its entry."""
+        """Marks a step as skipped in the ledger and returns its entry."""
         request = buffer_pb2.SkipStepRequest(run=self._run, step=step, reason=reason)
         return wire.batch((await _ask(self._stub.SkipStep, request)).entry)
 
     async def rewind(self, step: int) -> None:
-        """RunError unless the experience after a step still exists."""
+        """Raises RunError unless the experience after a step still exists."""
         await _ask(self._stub.Rewind, buffer_pb2.RewindRequest(run=self._run, step=step))
 
     async def fenced(self) -> int:
-        """Groups that fences have dropped so far; 0 from a buffer that does not answer, which fences later."""
+        """Returns how many groups fences have dropped. Returns 0 if the buffer does not answer; it fences later."""
         try:
             stats = await _ask(self._stub.Stats, buffer_pb2.StatsRequest(run=self._run))
         except RunError:
@@ -155,14 +158,14 @@ class Buffer:
         return int(stats.dropped.get("fenced", 0))
 
     async def waiting_after(self, version: int) -> int | None:
-        """As `wire.waiting_after`; None from a buffer that does not answer."""
+        """Returns `wire.waiting_after`; None if the buffer does not answer."""
         try:
             return wire.waiting_after(await self.counts(), version)
         except RunError:
             return None
 
     async def fence(self, versions: range, seconds: float) -> int:
-        """Keep the experience of versions out of later batches; the groups that all fences have dropped."""
+        """Keeps the experience of versions out of later batches. Returns how many groups all fences have dropped."""
         request = buffer_pb2.FenceRequest(run=self._run, versions=versions)
         return int((await _ask(self._stub.Fence, request, seconds)).dropped)
 
@@ -178,11 +181,11 @@ class Sync:
         return call.read(await _ask(getattr(self._stub, call.method), call.of_run(self._run), seconds))
 
     async def versions(self, limit: int = _ALL_VERSIONS, seconds: float = _CALL_SECONDS) -> list[VersionRow]:
-        """The newest versions, newest first."""
+        """Returns the newest versions, newest first."""
         return [wire.version_row(one) for one in await self._send(calls.versions(limit), seconds)]
 
     async def version(self, number: int) -> Facts:
-        """All fields of one version. RunError if there is none."""
+        """Returns all fields of one version. Raises RunError if there is none."""
         return wire.whole_version(await self._send(calls.version(number)))
 
     async def members(self) -> list[Member]:
@@ -199,16 +202,17 @@ class Sync:
         return await self._send(calls.roll_back(number, keep_experience, reason))
 
     async def publish(self, manifest: Manifest) -> None:
-        """Make a manifest the LIVE version; waits until the service serves."""
+        """Makes a manifest the LIVE version; waits until the service serves."""
         call = calls.publish(manifest)
         await _ask(self._stub.Publish, call.request, call.seconds, waits=True)
 
 
 async def provider_facts(service: str, named: list[tuple[str, str]]) -> list[Facts]:
-    """What is known of each provider: attached to the environment service, or (name, address) of the YAML.
+    """Returns the known facts of each provider: those attached to the environment service, and (name, address) of the
+    YAML.
 
-    `health`: serving, failing, away; `since_seconds` (Unix time) is null where only this moment is known. A name that
-    is to attach, and that no provider brought yet, is away.
+    `health`: serving, failing or away. `since_seconds` (Unix time) is None if only the present state is known. A name
+    that is to attach and has no provider yet is away.
     """
     found, problem = await _described(service, "own")
     facts = [
@@ -231,7 +235,7 @@ def _fact(provider: str, health: str, offers: list[str], reason: str, since: flo
 
 
 async def _described(address: str, identity: rpc.Shown) -> tuple[Any, str]:
-    """What a provider announces, or None and why it does not answer."""
+    """Returns a provider's offer, or None and the reason why it does not answer."""
     async with rpc.channel(address, identity=identity) as channel:
         stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
         try:
@@ -241,14 +245,14 @@ async def _described(address: str, identity: rpc.Shown) -> tuple[Any, str]:
 
 
 def _health(number: int) -> str:
-    """serving, failing or away."""
+    """Returns serving, failing or away."""
     name = environment_pb2.ProviderHealth.Name(number)
     return name.removeprefix("PROVIDER_HEALTH_").lower()
 
 
 @dataclass
 class Answers:
-    """The newest answers; None where a service has not answered yet or cannot now."""
+    """The newest answers; None for a service that has not answered yet."""
 
     buffer: buffer_pb2.StatsResponse | None = None
     trainer: trainer_pb2.StatusResponse | None = None
@@ -264,7 +268,7 @@ class Answers:
 
 
 class Watcher:
-    """Asks the services of one stage. Keeps the last answer of each."""
+    """Polls the services of one stage, and keeps the last answer of each."""
 
     def __init__(self, run: str, addresses: Addresses) -> None:
         self._run = run
@@ -285,7 +289,7 @@ class Watcher:
         await asyncio.gather(*(channel.close() for channel in self._channels))
 
     async def refresh(self) -> Answers:
-        """Ask every service once. A service that does not answer keeps its last answer, members excepted."""
+        """Polls every service once. A service that does not answer keeps its last answer, except for members."""
         await asyncio.gather(self._ask_buffer(), self._ask_trainer(), self._ask_sync())
         return self.view
 
@@ -307,14 +311,14 @@ class Watcher:
             self.view.members = list(answer.members) if answer is not None else []
 
     async def save_checkpoint(self, wait_seconds: float) -> int | None:
-        """Have the trainer save what it has learnt. The step of its newest checkpoint; None if it did not in time."""
+        """Makes the trainer save a checkpoint. Returns the step of its newest one; None at the timeout."""
         assert self._trainer is not None
         request = trainer_pb2.CheckpointRequest()
         answer = await self._or_none(self._trainer.Checkpoint, request, wait_seconds)
         return int(answer.step) if answer is not None else None
 
     async def versions(self) -> int:
-        """Weight versions the run has made, the base model included."""
+        """Returns how many weight versions the run has made, with the base model."""
         if self._sync is None:
             return 0
         request = sync_pb2.ListVersionsRequest(run=self._run, limit=1_000_000)
@@ -322,7 +326,7 @@ class Watcher:
         return len(answer.versions) if answer is not None else 0
 
     async def rewards(self, last_step: int, count: int) -> tuple[float | None, float | None]:
-        """Mean reward over the first and over the last `count` steps."""
+        """Returns the mean reward over the first and over the last `count` steps."""
         if self._buffer is None or last_step < 1:
             return None, None
         count = max(1, min(count, last_step // 2))
@@ -340,7 +344,7 @@ class Watcher:
         return sum(values) / len(values) if values else None
 
     def raise_if_refused(self) -> None:
-        """RunError if a service did not know this process as one of the run."""
+        """Raises RunError if a service rejected the identity of this process."""
         if self._refused:
             raise not_accepted(self._refused)
 

@@ -1,4 +1,4 @@
-"""What ends a command: one clear sentence for the screen and an exit code, never a traceback."""
+"""Errors that end a command with one sentence and an exit code, without a traceback."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ class RunError(Exception):
 
 
 def not_accepted(reason: str) -> RunError:
-    """A service demands an identity that this command does not have."""
+    """Returns the error of a service that demands an identity which this command lacks."""
     fix = (
         "start it as the user that started the run, with the run's own job folder; between machines set "
         "TRINITY_IDENTITY"
@@ -27,7 +27,7 @@ def not_accepted(reason: str) -> RunError:
 
 
 def ending_well(action: Callable[[], int]) -> int:
-    """2 for a configuration that cannot be used, 1 (or a RunError's own code) for a run that could not continue."""
+    """Runs a command. Returns 2 for an unusable configuration, and 1 or the code of the RunError for other errors."""
     try:
         return action()
     except BrokenPipeError:  # the reader of a pipe has seen enough

@@ -1,4 +1,4 @@
-"""Which run a command is about: a job folder here, or a live run that its NATS alone knows.
+"""Finds the run that a command is about: a job folder here, or a live run that only its NATS knows.
 
 Configurations, NATS and gRPC are imported where they are used: most commands about a finished run need none.
 """
@@ -42,11 +42,11 @@ class RunOnNats:
 
 
 class NotLive(RunError):
-    """No live run has the name that was given."""
+    """No live run has the given name."""
 
 
 def find_job(config: Path | None = None, job: Path | None = None) -> Path:
-    """The requested job folder, else the newest live one, else the newest. RunError if there is none."""
+    """Returns the given job folder, else the newest live one, else the newest. Raises RunError if there is none."""
     if config is not None and job is not None:
         raise RunError(f"--config {config} and --job {job} each name a run: give one of them", code=2)
     if config is not None:
@@ -66,9 +66,9 @@ def find_job(config: Path | None = None, job: Path | None = None) -> Path:
 
 
 def find_run(config: Path | None = None, job: Path | None = None, nats: str = "", run: str = "") -> Path | AnnouncedRun:
-    """The job folder of a run, or the live run that --nats and --run name.
+    """Returns the job folder of a run, or the live run that --nats and --run name.
 
-    Without options: the newest one here, or, if there is none, the only one on the NATS of TRINITY_NATS_URL.
+    Without options it is the newest one here or, if there is none, the only one on the NATS of TRINITY_NATS_URL.
     """
     url = _given_url(nats, run)
     if url and (config or job):
@@ -79,7 +79,7 @@ def find_run(config: Path | None = None, job: Path | None = None, nats: str = ""
 
 
 def find_log(config: Path | None = None, job: Path | None = None, nats: str = "", run: str = "") -> Path | RunOnNats:
-    """Where the log lines of a run are: its job folder, or the NATS of a run, which need not live any more."""
+    """Finds the log lines of a run: in its job folder, or on the NATS of a run, live or ended."""
     try:
         place = find_run(config, job, nats, run)
     except NotLive as problem:
@@ -90,7 +90,7 @@ def find_log(config: Path | None = None, job: Path | None = None, nats: str = ""
 
 
 async def _find_lines(url: str, run: str, problem: NotLive) -> RunOnNats:
-    """A run whose lines NATS has, by its id or by <project>/<name>. Raises the problem if there is none."""
+    """Finds a run whose lines NATS has, by id or <project>/<name>. Raises the given problem if there is none."""
     project, _, name = run.partition("/")
     async with await NatsAccess(url).connect("trinity", "", wait_seconds=_CONNECT_SECONDS) as broker:
         for known in (run, names.run_id(project, name)):
@@ -102,7 +102,10 @@ async def _find_lines(url: str, run: str, problem: NotLive) -> RunOnNats:
 
 
 def _given_url(nats: str, run: str) -> str:
-    """The NATS that --nats, or with --run TRINITY_NATS_URL, names; empty without both options. RunError for none."""
+    """Returns the NATS that --nats, or with --run TRINITY_NATS_URL, names; empty without both options.
+
+    Raises RunError if --run has no NATS.
+    """
     url = nats or (os.environ.get("TRINITY_NATS_URL", "") if run else "")
     if run and not url:
         raise RunError(f"--run {visible(run)}: name the run's NATS by --nats or TRINITY_NATS_URL", code=2)
@@ -110,9 +113,9 @@ def _given_url(nats: str, run: str) -> str:
 
 
 def _find_announced(url: str, run: str) -> AnnouncedRun:
-    """The live run of a name or id, or the only one. RunError if there is none, or several; it lists them.
+    """Returns the live run of a name or id, or the only one. Raises RunError if there is none, or several.
 
-    From now on this command has the identity that TRINITY_TLS_* or TRINITY_IDENTITY_FOLDER says.
+    From now on this command has the identity that TRINITY_TLS_* or TRINITY_IDENTITY_FOLDER names.
     """
     from trinity.runtime import logs
 
@@ -139,7 +142,10 @@ async def _read(url: str) -> "tuple[list[RunRecord], list[str]]":
 
 
 def _is_called(about: "RunRecord", wanted: str) -> bool:
-    """Whether a name means a run: its id, or its name or its job's, with or without project. Empty means every run."""
+    """Returns True if a name matches a run: its id, or the name of the run or its job, with or without project.
+
+    An empty name matches every run.
+    """
     known = {about.run}
     for name in (about.config.name, about.config.name.removesuffix(f"/{about.stage}")):
         known |= {name, f"{about.config.project}/{name}"}
@@ -147,11 +153,11 @@ def _is_called(about: "RunRecord", wanted: str) -> bool:
 
 
 def jobs_here() -> list[Path]:
-    """Job folders below the root, live ones first."""
+    """Returns job folders below the root, live ones first."""
     root = jobs_root()
     return [*jobs.live_jobs(root), *jobs.known_jobs(root)]
 
 
 def jobs_root() -> Path:
-    """The folder below which runs of this machine are looked for."""
+    """Returns the root folder of the runs on this machine."""
     return Path(os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR", "./checkpoints"))

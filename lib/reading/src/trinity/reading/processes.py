@@ -25,9 +25,9 @@ _STOP_SECONDS = 2.0
 
 
 def nats_child(folder: Path, users: Path, log_dir: Path) -> tuple[Child, NatsAccess]:
-    """The embedded nats-server with the accounts of the folder `users`, and how to use it.
+    """Returns the embedded nats-server with the accounts of the folder `users`, and the access to it.
 
-    With a certificate (`TRINITY_NATS_IDENTITY`) it listens where other machines reach it, with TLS.
+    With a certificate (`TRINITY_NATS_IDENTITY`) it listens with TLS where other machines reach it.
     """
     binary = find_binary()
     given = os.environ.get("TRINITY_NATS_IDENTITY")
@@ -86,7 +86,7 @@ def service_child(
 
 
 def reader_child(config_file: Path, broker: NatsAccess, run: str, log_dir: Path) -> Child:
-    """A buffer that only reads what a run has stored."""
+    """Returns a read-only buffer of a run."""
     settings = {
         "CONFIG_FILE": str(config_file),
         "READ_ONLY": "1",
@@ -102,7 +102,7 @@ def plugin_settings() -> dict[str, str]:
 
 
 async def open_nats(job: jobs.Job, others: list[Child], stop: asyncio.Event) -> NatsAccess:
-    """The NATS to use; starts the embedded one unless TRINITY_NATS_URL names another."""
+    """Returns the NATS to use. Starts the embedded one unless TRINITY_NATS_URL names another."""
     given = os.environ.get("TRINITY_NATS_URL")
     if given:
         nats = NatsAccess(given)
@@ -124,7 +124,7 @@ async def open_nats(job: jobs.Job, others: list[Child], stop: asyncio.Event) -> 
 
 
 async def _start_nats(job: jobs.Job, others: list[Child]) -> NatsAccess:
-    """Another process may take a free port before the server listens on it; the server then gets others."""
+    """Starts the server again with other ports if another process takes them before it listens."""
     for starts in range(1, _NATS_STARTS + 1):
         child, nats = nats_child(job.folder / "nats", job.folder / "identity" / "nats", job.folder / "log")
         child.start()

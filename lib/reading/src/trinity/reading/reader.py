@@ -1,8 +1,8 @@
-"""The stage of a job that a command is about, and its services: the buffer with log and ledger, the sync service.
+"""The stage of a job that a command is about, and its services: the buffer with log and ledger, and sync.
 
-While the run is live, the buffer is the run's. Otherwise the command starts a read-only one on the run's NATS and ends
-it. That NATS is the one of --nats or TRINITY_NATS_URL, or an embedded server on the job's store; then the job is locked
-meanwhile. The sync service is that of a live run.
+While the run is live, commands use its buffer. Otherwise they start a read-only buffer on the run's NATS and end it.
+That NATS is given by --nats or TRINITY_NATS_URL, or is an embedded server on the store of the job, which is then
+locked. Only a live run has a sync service.
 """
 
 import asyncio
@@ -51,8 +51,8 @@ Answer = TypeVar("Answer")
 class JobStage:
     """One stage of a job with the configuration of its last run. `stage` is empty for a job without stages.
 
-    `folders`: of the job and the stage; None for a live run that is known by its NATS alone. `about` and `nats_url`
-    are of a run that --nats and --run name; `yaml` is what --config gives besides.
+    `folders`: job and stage folder; None for a live run that only its NATS knows. `about` and `nats_url` belong to a
+    run that --nats and --run name; `yaml` is an additional --config.
     """
 
     stage: str
@@ -64,12 +64,12 @@ class JobStage:
 
     @property
     def job(self) -> Path:
-        """RunError for a run without folder."""
+        """Raises RunError for a run without folder."""
         return self._local()[0]
 
     @property
     def folder(self) -> Path:
-        """RunError for a run without folder."""
+        """Raises RunError for a run without folder."""
         return self._local()[1]
 
     def _local(self) -> tuple[Path, Path]:
@@ -93,7 +93,7 @@ class JobStage:
         return self.yaml or self.folder / "config.json"
 
     def whole_job(self) -> jobs.Job:
-        """The job this is a stage of."""
+        """Returns the job of this stage."""
         config = self.config
         name = config.name.removesuffix(f"/{self.stage}") if self.stage else config.name
         whole = jobs.Job(config.model_copy(update={"name": name}))
@@ -104,7 +104,7 @@ class JobStage:
 def find_job_stage(
     config: Path | None = None, job: Path | None = None, stage: str = "", nats: str = "", run: str = ""
 ) -> JobStage:
-    """The requested stage, else the live one, else the last trained one. RunError if there is none."""
+    """Returns the requested stage, else the live one, else the last trained one. Raises RunError if there is none."""
     logs.configure("look", level="ERROR")
     place = find_run(config, job, nats, run)
     if isinstance(place, AnnouncedRun):
@@ -130,8 +130,11 @@ def announced_stage(place: AnnouncedRun) -> JobStage:
 def find_trained(
     config: Path | None = None, job: Path | None = None, stage: str = "", nats: str = "", run: str = ""
 ) -> JobStage:
-    """As `find_job_stage`, for training steps again. What NATS does not have of a run that it names is given besides:
-    the YAML by --config, and the job folder by --job, else below the YAML's checkpoint_root_dir."""
+    """Like `find_job_stage`, for training steps again.
+
+    For a run on NATS, --config adds the YAML and --job the job folder, by default the one below its
+    checkpoint_root_dir.
+    """
     if not (config and (nats or run)):
         return find_job_stage(config, job, stage, nats, run)
     found = find_job_stage(stage=stage, nats=nats, run=run)
@@ -146,13 +149,13 @@ def find_trained(
 
 
 def named_stage(config: Config, name: str) -> Config:
-    """The stage of that name, or the configuration itself if it has no such stage."""
+    """Returns the stage of that name, or the configuration itself if it has no such stage."""
     by_name = {one.stage_name: stage for one, stage in zip(config.stages, expand(config), strict=False)}
     return by_name.get(name, config)
 
 
 def stage_configs(folder: Path) -> list[Path]:
-    """Config files of the job and its stages, the newest last; without those of evaluations below them."""
+    """Returns config files of the job and its stages, newest last, without evaluations below them."""
     own = [path for path in jobs.stage_configs(folder) if folder in (path.parent, path.parent.parent)]
     return sorted(own, key=lambda path: path.stat().st_mtime)
 
@@ -167,7 +170,7 @@ def _default_stage(folder: Path, found: dict[str, Path]) -> str:
 
 @dataclass(frozen=True)
 class Reader:
-    """A buffer that serves, and its address."""
+    """A serving buffer and its address."""
 
     address: str
     buffer: Buffer
@@ -175,7 +178,7 @@ class Reader:
 
 @contextlib.asynccontextmanager
 async def live_buffer(job_stage: JobStage) -> AsyncIterator[Reader | None]:
-    """The run's own buffer; None if the stage is not live, or ends before the buffer serves."""
+    """Yields the run's buffer; None if the stage is not live, or ends before the buffer serves."""
     here = _lives_here(job_stage)
     found = await _live_addresses(job_stage)
     async with contextlib.AsyncExitStack() as stack:
@@ -188,18 +191,18 @@ async def live_buffer(job_stage: JobStage) -> AsyncIterator[Reader | None]:
 
 
 class _HasEnded(RunError):
-    """The buffer's process ended, and no other takes its place."""
+    """The process of the buffer ended and has no successor."""
 
 
 def _lives_here(job_stage: JobStage) -> bool:
-    """Whether a `trinity run` of this machine runs the stage."""
+    """Returns True if a `trinity run` of this machine runs the stage."""
     main = jobs.read_records(job_stage.job).get("main") if job_stage.about is None else None
     return main is not None and main.run == job_stage.run
 
 
 @contextlib.asynccontextmanager
 async def any_buffer(job_stage: JobStage) -> AsyncIterator[Reader]:
-    """The run's own buffer if the stage is live, else a read-only one."""
+    """Yields the run's buffer if the stage is live, else a read-only one."""
     async with contextlib.AsyncExitStack() as stack:
         reader = await stack.enter_async_context(live_buffer(job_stage))
         if reader is None:
@@ -209,7 +212,10 @@ async def any_buffer(job_stage: JobStage) -> AsyncIterator[Reader]:
 
 @contextlib.asynccontextmanager
 async def read_only_buffer(job_stage: JobStage, log_dir: Path | None = None) -> AsyncIterator[Reader]:
-    """A read-only buffer of this command, separate from the live run's. `log_dir`: of its logs; None: not kept."""
+    """Yields a read-only buffer of this command, separate from the live one.
+
+    `log_dir`: folder of its logs; None discards them.
+    """
     async with contextlib.AsyncExitStack() as stack:
         folder = log_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trinity-")))
         if not has_own_tokens(job_stage, "buffer", folder) and not _is_certified():
@@ -235,8 +241,10 @@ async def read_only_buffer(job_stage: JobStage, log_dir: Path | None = None) -> 
 
 
 def has_own_tokens(job_stage: JobStage, service: str, folder: Path) -> bool:
-    """Whether this command, and a service that it starts, now have tokens of their own, below the folder: where this
-    machine has no identity of the run for such a service. With a certificate for it, or the job's tokens, they do not.
+    """Makes tokens for this command and a service that it starts, below the folder. Returns True if it did.
+
+    It does so only if this machine has no identity of the run for such a service: no certificate and no tokens of the
+    job.
     """
     has_certificate = f"TRINITY_{service.upper()}_TLS_CERT" in os.environ
     if has_certificate if _is_certified() else not job_stage.nats_url:
@@ -252,7 +260,7 @@ def _is_certified() -> bool:
 
 
 async def live_services(job_stage: JobStage) -> Addresses:
-    """Where the stage's services listen. RunError unless it is live and has a sync service."""
+    """Returns the addresses of the services of the stage. Raises RunError unless it is live and has a sync service."""
     found = await _live_addresses(job_stage)
     if found is None:
         raise RunError(not_live(job_stage, "only its running services know this") + ", then again; "
@@ -266,7 +274,7 @@ async def live_services(job_stage: JobStage) -> Addresses:
 
 @contextlib.asynccontextmanager
 async def live_sync(job_stage: JobStage) -> AsyncIterator[Sync]:
-    """The sync service of a live stage. RunError if the stage is not live."""
+    """Yields the sync service of a live stage. Raises RunError if the stage is not live."""
     addresses = await live_services(job_stage)
     async with rpc.channel(addresses.sync) as channel:
         yield Sync(channel, job_stage.run)
@@ -277,7 +285,10 @@ def ask(
     job_stage: JobStage,
     question: Callable[[Service], Awaitable[Answer]],
 ) -> Answer:
-    """What a service of the stage answers: `any_buffer` or `live_sync`. RunError if it is refused or not there."""
+    """Opens a service of the stage (`any_buffer` or `live_sync`) and returns its answer.
+
+    Raises RunError for a refusal, or if it is away.
+    """
 
     async def asked() -> Answer:
         async with service(job_stage) as open_service:
@@ -287,7 +298,7 @@ def ask(
 
 
 def not_live(job_stage: JobStage, why: str) -> str:
-    """That a command needs a live stage, and how to get one."""
+    """Returns the error that a command needs a live stage, with the fix."""
     main = jobs.read_records(job_stage.job).get("main")
     if main is not None:
         return (
@@ -297,7 +308,7 @@ def not_live(job_stage: JobStage, why: str) -> str:
 
 
 async def _live_addresses(job_stage: JobStage) -> Addresses | None:
-    """Where the services of a live stage listen; None if it is not live."""
+    """Returns the addresses of the services of a live stage; None if it is not live."""
     if job_stage.about is not None:
         return job_stage.about.addresses
     main = jobs.read_records(job_stage.job).get("main")
@@ -313,7 +324,7 @@ async def _live_addresses(job_stage: JobStage) -> Addresses | None:
 
 
 async def _nats(job_stage: JobStage, lock: FileLock, children: list[Child]) -> NatsAccess:
-    """The run's NATS. If no process runs it, it is started here and the job is locked."""
+    """Returns the run's NATS. If no process runs it, starts it and locks the job."""
     if job_stage.nats_url:
         return NatsAccess(job_stage.nats_url)
     deadline = asyncio.get_running_loop().time() + _LOCK_SECONDS
@@ -340,7 +351,7 @@ async def _connected(address: str, run: str, has_ended: Callable[[], bool]) -> A
 
 
 async def _until_serving(channel: grpc.aio.Channel, address: str, has_ended: Callable[[], bool]) -> None:
-    """_HasEnded if the buffer ends first, RunError at the timeout. That of a live run may restart."""
+    """Raises _HasEnded if the buffer ends first, RunError at the timeout. The buffer of a live run may restart."""
     deadline = asyncio.get_running_loop().time() + _START_SECONDS
     while asyncio.get_running_loop().time() < deadline:
         try:

@@ -1,4 +1,4 @@
-"""What commands print: rows as a table, values as JSON, and text that a terminal can trust."""
+"""Output of commands: rows as a table, values as JSON, and text that is safe on a terminal."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ Row = TypeVar("Row")
 
 
 def visible(text: str, *, layout: bool = False) -> str:
-    """Text without control sequences: control characters are escaped as `\\x1b`; `layout` keeps newlines and tabs."""
+    r"""Escapes control characters as `\x1b`; `layout` keeps newlines and tabs."""
     return (_INSIDE_TEXT if layout else _ANY).sub(_spelt, text)
 
 
@@ -35,17 +35,19 @@ def _spelt(match: re.Match[str]) -> str:
 
 
 def to_json(value: Any) -> str:
-    """JSON of plain values and dataclasses; null for numbers that are not finite, which JSON does not have. DEL is the
-    one control character that JSON lets through."""
+    """Returns JSON of plain values and dataclasses, with null for numbers that are not finite.
+
+    DEL is escaped as well: it is the only control character that JSON passes.
+    """
     finite = json.loads(json.dumps(value, default=dataclasses.asdict), parse_constant=lambda _: None)
     return json.dumps(finite, indent=1).replace("\x7f", "\\u007f")
 
 
 def table(rows: Sequence[Row], columns: Mapping[str, Callable[[Row], Any]]) -> str:
-    """A line for each row; `columns` are headings and what is read from a row. Numbers are aligned to the right.
+    """Returns a line for each row. `columns` maps headings to functions of a row. Numbers are aligned to the right.
 
-    Nothing is cut off. In a terminal that is too narrow the last column is folded; where that leaves it less than
-    _NARROWEST, each row is a block with a line for each column. Pipes and files have lines of any length.
+    Nothing is cut off. In a narrow terminal the last column is folded; if that leaves it less than _NARROWEST
+    characters, each row becomes a block with a line for each column. Pipes and files have lines of any length.
     """
     cells = [[visible(str(read(row))) for read in columns.values()] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
@@ -67,13 +69,13 @@ def table(rows: Sequence[Row], columns: Mapping[str, Callable[[Row], Any]]) -> s
 
 
 def pairs(values: Mapping[str, Any]) -> str:
-    """A line for each value, behind its name."""
+    """Returns a line for each name and value."""
     width = max(map(len, values))
     return "\n".join(f"{name:<{width}}{_GAP}{visible(str(value))}".rstrip() for name, value in values.items())
 
 
 def size_text(size: float) -> str:
-    """Bytes in the unit that suits them."""
+    """Returns bytes in a suitable unit."""
     unit = 0
     while size >= 1024 and unit < len(_UNITS) - 1:
         size, unit = size / 1024, unit + 1
@@ -88,7 +90,7 @@ def age_text(seconds: float) -> str:
 
 
 def when(seconds: float) -> str:
-    """A Unix time in the local zone."""
+    """Returns a Unix time in the local zone."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "-"
     except (ValueError, OverflowError, OSError):  # no time at all
@@ -96,5 +98,5 @@ def when(seconds: float) -> str:
 
 
 def error_text(value: float | None) -> str:
-    """A difference of log-probabilities, in nats."""
+    """Returns a difference of log-probabilities, in nats."""
     return "not finite" if value is None else f"{value:.2g}"

@@ -1,7 +1,7 @@
-"""`trinity results`: evaluation curves of many runs, and their peaks, as one table.
+"""Evaluation curves of many runs, and their peaks, for `trinity results` and the pages.
 
-Read from <job>/[<stage>/]monitor/explorer.jsonl, so runs that crashed, or were stopped once they had converged, count
-like finished ones. A step evaluated again after a crash counts once, with its last value.
+They are read from <job>/[<stage>/]monitor/explorer.jsonl, so crashed and stopped runs count like finished ones. A step
+that was evaluated again after a crash counts once, with its last value.
 """
 
 import re
@@ -32,13 +32,13 @@ class Curve:
 
     @property
     def peak(self) -> tuple[int, float]:
-        """The best point, the earliest of equal ones; best is lowest for steps and attempts."""
+        """The best point, and the earliest of equal ones. Lower is better for steps and attempts."""
         sign = -1 if self.metric.partition("@")[0] in _LOWER_IS_BETTER else 1
         return max(self.points, key=lambda point: (sign * point[1], -point[0]))
 
 
 def collect(folders: Sequence[Path], metrics: Sequence[str]) -> list[Curve]:
-    """Every curve below the folders, ordered by run. RunError if there are none."""
+    """Returns all curves below the folders, ordered by run. Raises RunError if there are none."""
     found: list[Curve] = []
     seen: set[Path] = set()
     for folder in folders:
@@ -72,7 +72,7 @@ def _curves(run: str, file: Path, metrics: Sequence[str]) -> Iterator[Curve]:
 
 
 def _values(line: dict[str, Any]) -> Iterator[tuple[int, str, float]]:
-    """(step, name, value) of a line that names its step."""
+    """Yields (step, name, value) of a line that names its step."""
     if type(line.get("step")) is not int:
         return
     for name, value in line.items():
@@ -81,7 +81,7 @@ def _values(line: dict[str, Any]) -> Iterator[tuple[int, str, float]]:
 
 
 def _key(name: str, metrics: Sequence[str]) -> tuple[str, str] | None:
-    """(taskset, metric); the metric with its number of rollouts, where there is more than one."""
+    """Returns (taskset, metric). The metric has its number of rollouts if there is more than one."""
     if (match := _EVALUATION.fullmatch(name)) and match["metric"] in metrics:
         times = "" if match["n"] == "1" else f"@{match['n']}"
         return match["taskset"], match["metric"] + times

@@ -1,4 +1,4 @@
-"""What a run says of itself to others and to later versions: its record in NATS, and <job>/version.json."""
+"""The record of a run for others and for later versions: on NATS, and in <job>/version.json."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ def this_version() -> str:
 
 
 def refuse_other_version(begun: Any, what: str) -> None:
-    """RunError unless this version continues what the version `begun` began: they differ in the last number at most.
+    """Raises RunError unless `begun` and this version differ in the last number at most.
 
     Versions before 0.3 recorded none: `begun` is None.
     """
@@ -45,20 +45,20 @@ def refuse_other_version(begun: Any, what: str) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """RunError if a version that this one does not continue has begun a run in a job folder."""
+    """Raises RunError if an incompatible version began a run in a job folder."""
     if jobs.is_job(folder):
         found = files.read_json(folder / _VERSION_FILE)
         refuse_other_version(found.get("version") if isinstance(found, dict) else None, f"the run in {folder}")
 
 
 def mark_folder(folder: Path) -> None:
-    """Write which version begins a run in a folder, unless it says so already."""
+    """Writes the version that begins a run in a folder, once."""
     if not (folder / _VERSION_FILE).exists():
         files.write_json(folder / _VERSION_FILE, {"version": this_version()})
 
 
 def parse(value: bytes, where: str) -> RunRecord:
-    """The record in a KV entry. RunError for what no run of this version wrote."""
+    """Parses the record in a KV entry. Raises RunError if no run of this version wrote it."""
     try:
         found = pydantic_core.from_json(value)
         _check_version(found, where)
@@ -84,13 +84,13 @@ async def _entry(broker: Broker, token: str) -> tuple[bytes | None, str]:
 
 
 async def read(broker: Broker, token: str) -> RunRecord | None:
-    """The record of a job; None if there is none. RunError as `parse`."""
+    """Returns the record of a job; None if there is none. Raises RunError as `parse`."""
     value, where = await _entry(broker, token)
     return parse(value, where) if value is not None else None
 
 
 async def read_announced(broker: Broker, token: str) -> RunRecord | None:
-    """The record that the buffer of a live run announces; None if there is none. RunError as `parse`."""
+    """Returns the record that the buffer of a live run announces; None if there is none. Raises RunError as `parse`."""
     key = names.RunNames(token).announcement_key
     bucket = await Bucket.find(broker, names.ANNOUNCEMENTS_BUCKET)
     entry = await bucket.get(key) if bucket is not None else ABSENT
@@ -98,7 +98,7 @@ async def read_announced(broker: Broker, token: str) -> RunRecord | None:
 
 
 async def live_runs(broker: Broker) -> tuple[list[RunRecord], list[str]]:
-    """The records that buffers of live runs announce, and what is wrong with the others."""
+    """Returns the records that buffers of live runs announce, and the problems of unreadable ones."""
     bucket = await Bucket.find(broker, names.ANNOUNCEMENTS_BUCKET)
     records, problems = [], []
     for key, entry in (await bucket.entries(names.LIVE_RUNS) if bucket is not None else {}).items():
@@ -119,21 +119,26 @@ def _announced(key: str, entry: Entry) -> RunRecord:
 
 
 async def check(broker: Broker, token: str) -> None:
-    """RunError if another version has begun the job on this NATS. What no run wrote is written over by the next."""
+    """Raises RunError if another version began the job on this NATS.
+
+    The next run replaces an entry that no run wrote.
+    """
     value, where = await _entry(broker, token)
     with contextlib.suppress(ValueError):
         _check_version(pydantic_core.from_json(value or b"null"), where)
 
 
 async def write(broker: Broker, token: str, record: RunRecord) -> None:
-    """Publish a record, with what explorers may read of the configuration."""
+    """Publishes a record, with the part of the configuration that explorers may read."""
     bucket = await Bucket.open(broker, names.RUNS_BUCKET)
     await bucket.update(names.RunNames(token).job_key, lambda _: announcement(record))
 
 
 async def look_for_run(job: Job) -> tuple[NatsAccess, RunRecord | None]:
-    """NATS and record of the job's live run; None if there is none that explores. RunError for a record of another
-    version, or one that no run wrote."""
+    """Returns NATS and record of the job's live run; None if no run explores.
+
+    Raises RunError for a record of another version, or a record that no run wrote.
+    """
     main = job.records().get("main") or job.elsewhere()
     identify(job.folder)  # the run may have begun since
     nats = main.nats() if main is not None else NatsAccess(os.environ.get("TRINITY_NATS_URL", ""))
@@ -149,7 +154,7 @@ async def look_for_run(job: Job) -> tuple[NatsAccess, RunRecord | None]:
 
 
 async def _answers(job: Job, about: RunRecord) -> bool:
-    """Whether the run's buffer answers and has work. The record of a finished run stays on its NATS."""
+    """Returns True if the run's buffer answers and has work: the record of a finished run stays on its NATS."""
     watcher = Watcher(about.run, Addresses(buffer=local_addresses(job, about).buffer))
     try:
         view = await watcher.refresh()
@@ -160,9 +165,9 @@ async def _answers(job: Job, about: RunRecord) -> bool:
 
 
 def local_addresses(job: Job, about: RunRecord) -> Addresses:
-    """Where the run's services listen: as the job folder says if the run lives here, else as the record says.
+    """Returns the addresses of the run's services: from the job folder if the run lives here, else from the record.
 
-    InvalidInput if the record names one to which this command's token would be sent unencrypted.
+    Raises InvalidInput if the record names an address to which this command would send its token unencrypted.
     """
     main = job.records().get("main")
     if main is None or main.run != about.run:

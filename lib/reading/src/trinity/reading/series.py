@@ -1,4 +1,4 @@
-"""The newest lines of a monitor's file, <stage>/monitor/<role>.jsonl: a value of each metric for each step."""
+"""The newest lines of a monitor file, <stage>/monitor/<role>.jsonl: a value of each metric for each step."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +14,10 @@ _LATE = 64  # lines between the last of a step and one of the same step that was
 
 
 def read(folder: Path | None, role: str, steps: int) -> list[Line]:
-    """At most `steps`, oldest first; empty without a file.
+    """Returns at most `steps` lines, oldest first; empty without a file.
 
-    A step has a line for its batch and one for each evaluation: they are one here. Of a step that was trained again,
-    the last value of each metric counts.
+    The lines of a step, for its batch and for each evaluation, are merged. For a step that was trained again, the last
+    value of each metric counts.
     """
     found: dict[int, Line] = {}
     for text in _backwards(folder, role):
@@ -31,7 +31,7 @@ def read(folder: Path | None, role: str, steps: int) -> list[Line]:
 
 
 def at(folder: Path | None, role: str, step: int) -> Line:
-    """What was measured of one step, as `read`; empty if nothing was."""
+    """Returns the measurements of one step, as `read`; empty without any."""
     begin, found, since = b'{"step": %d,' % step, Line(), 0
     for text in _backwards(folder, role):
         if text.startswith(begin):
@@ -53,13 +53,13 @@ def _backwards(folder: Path | None, role: str) -> Iterator[bytes]:
 
 
 def _parse(text: bytes) -> Line | None:
-    """None for a line that a crash cut off."""
+    """Returns None for a truncated line."""
     line = next(files.json_lines([text]), {})
     return line if type(line.get("step")) is int else None
 
 
 def values(lines: list[Line], name: str) -> list[float]:
-    """A metric, where it was measured and finite."""
+    """Returns the finite values of a metric."""
     found = (line.get(name) for line in lines)
     return [float(value) for value in found if isinstance(value, (int, float))]
 

@@ -1,4 +1,4 @@
-"""`trinity status`: every process of a live run, with its health and the weights it serves."""
+"""The state of a live run: its processes, with health and weights, its groups, weights, providers and alarms."""
 
 import asyncio
 from dataclasses import asdict
@@ -28,13 +28,13 @@ _ALARM_STEPS = 20  # of monitors
 
 
 async def collect(folder: Path) -> dict[str, Any]:
-    """Everything `trinity status --json` prints. RunError if the services do not accept this command."""
+    """Returns all that `trinity status --json` prints. Raises RunError if the services reject this command."""
     jobs.identify(folder, Role.READER)
     return await _collect(str(folder), jobs.read_records(folder))
 
 
 async def collect_announced(run: AnnouncedRun) -> dict[str, Any]:
-    """The same of a run that is known by its NATS: without `job`, process ids and restarts."""
+    """Returns the same for a run that only its NATS knows: without `job`, process ids and restarts."""
     jobs.identify(None, Role.READER)
     about = run.about
     processes = [
@@ -118,7 +118,7 @@ async def _collect(job: str | None, records: dict[str, jobs.SupervisorRecord]) -
 
 
 def _alarms(found: dict[str, Any], counts: dict[str, Any] | None) -> list[alarms.Alarm]:
-    """Of the live stage; what its monitor has measured counts where its folder is here."""
+    """Returns the alarms of the live stage. Measurements of its monitor count if its folder is here."""
     job = Path(found["job"]) if found["job"] else None
     stage = job / found["stage"] if job is not None and (job / found["stage"] / "config.json").exists() else job
     trainer, explorer = (series.read(stage, role, _ALARM_STEPS) for role in ("trainer", "explorer"))
@@ -126,7 +126,7 @@ def _alarms(found: dict[str, Any], counts: dict[str, Any] | None) -> list[alarms
 
 
 async def _weights(address: str, run: str) -> dict[str, Any] | None:
-    """The LIVE version, and the newest ones above it; None where no sync service answers."""
+    """Returns the LIVE version and the newest ones above it; None if no sync service answers."""
     if not address:
         return None
     async with rpc.channel(address) as channel:

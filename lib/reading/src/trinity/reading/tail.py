@@ -1,8 +1,8 @@
-"""What `trinity log` and `trinity view` share: big files read from their end, and growing files.
+"""Big files that are read from their end, and growing files.
 
-A line counts once its newline is written; what follows the last newline is still being written, or was cut off by
-a crash. A `GrowingFile` is read backwards or forwards as it was when it was opened, and then on, through
-rotation and truncation: each line once, none skipped.
+A line counts once its newline is written; the rest after the last newline is unfinished, or was cut off by a crash. A
+`GrowingFile` is read backwards or forwards as it was when it was opened, and then on through rotation and truncation:
+each line once, none skipped.
 """
 
 import os
@@ -14,7 +14,7 @@ _BLOCK = 128 * 1024
 
 
 def whole_end(file: BinaryIO) -> int:
-    """Bytes up to and with the last newline."""
+    """Returns the bytes up to and including the last newline."""
     position = file.seek(0, os.SEEK_END)
     while position > 0:
         start = max(0, position - _BLOCK)
@@ -27,7 +27,7 @@ def whole_end(file: BinaryIO) -> int:
 
 
 def lines_backwards(file: BinaryIO, end: int) -> Iterator[bytes]:
-    """The lines before `end` (a `whole_end`), the last first, without newlines. Reads lazily."""
+    """Yields the lines before `end` (a `whole_end`), last first, without newlines. Reads lazily."""
     if end == 0:
         return
     position = end - 1
@@ -46,7 +46,7 @@ def lines_backwards(file: BinaryIO, end: int) -> Iterator[bytes]:
 
 
 def lines_forwards(file: BinaryIO, end: int) -> Iterator[bytes]:
-    """The lines before `end` (a `whole_end`), the first first, without newlines."""
+    """Yields the lines before `end` (a `whole_end`), first to last, without newlines."""
     position, pieces = 0, [b""]
     while position < end:
         file.seek(position)
@@ -63,7 +63,7 @@ def lines_forwards(file: BinaryIO, end: int) -> Iterator[bytes]:
 
 
 class GrowingFile:
-    """A file others append to, truncate, or rotate: `<path>.1` is the one before, `<path>.2` the one before that."""
+    """A file that others append to, truncate or rotate: `<path>.1` is the previous one, `<path>.2` the one before."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -71,7 +71,7 @@ class GrowingFile:
         self._end = whole_end(self._file) if self._file else 0
 
     def backwards(self) -> Iterator[bytes]:
-        """What was there when this object was made, the last line first."""
+        """Yields the lines at the time of opening, last first."""
         if self._file:
             yield from lines_backwards(self._file, self._end)
         for file in self._older():
@@ -79,7 +79,7 @@ class GrowingFile:
                 yield from lines_backwards(file, whole_end(file))
 
     def forwards(self) -> Iterator[bytes]:
-        """What was there when this object was made, the first line first."""
+        """Yields the lines at the time of opening, first to last."""
         for file in reversed(list(self._older())):
             with file:
                 yield from lines_forwards(file, whole_end(file))
@@ -87,7 +87,7 @@ class GrowingFile:
             yield from lines_forwards(self._file, self._end)
 
     def new_lines(self) -> list[bytes]:
-        """Lines since the last call; at first since this object was made."""
+        """Returns lines since the last call; at first since the file was opened."""
         newer = self._newer()
         lines = self._read_on()  # after looking for newer ones: a file that was rotated away gets no more lines
         for file in newer:
@@ -110,7 +110,7 @@ class GrowingFile:
         return whole.split(b"\n")
 
     def _older(self) -> Iterator[BinaryIO]:
-        """The rotated ones, newest first. A rotation in between shows a file under two names: it counts once."""
+        """Yields rotated files, newest first. A file that a rotation shows under two names counts once."""
         seen = [_identity(self._file)] if self._file else []
         number = 1
         while (file := _open(self._rotated(number))) is not None:
@@ -122,7 +122,7 @@ class GrowingFile:
                 yield file
 
     def _newer(self) -> list[BinaryIO]:
-        """Files that replaced ours, oldest first; empty while ours is in place."""
+        """Returns the files that replaced this one, oldest first; empty while it is in place."""
         found: list[BinaryIO] = []
         number = 0
         while (file := _open(self._rotated(number))) is not None:
@@ -145,7 +145,7 @@ class GrowingFile:
 
 
 def _open(path: Path) -> BinaryIO | None:
-    """Unbuffered: a buffer would still hold what was before a truncation."""
+    """Opens without a buffer, which would still hold the content before a truncation."""
     try:
         return path.open("rb", buffering=0)
     except FileNotFoundError:

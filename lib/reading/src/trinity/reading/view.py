@@ -1,10 +1,9 @@
-"""`trinity view`: the experiences a step was trained on, from <job>/[<stage>/]buffer/experience_buffer.jsonl.
+"""The experiences that a step was trained on, from <job>/[<stage>/]buffer/experience_buffer.jsonl.
 
-Of a run that NATS names they come out of its ledger and log: without advantages, which are in the trainer's file alone.
-The trainer appends one line per experience, steps in ascending order. After a crash steps are trained again and
-appended again, so what counts is the last stretch of a step's lines, and in it the last line of a turn. The file may
-be many GB: it is read from its end, and only lines of the step asked for are parsed. What models wrote may hold
-terminal escapes and markup; none of it reaches the terminal as such.
+A run that NATS names has them in its ledger and log, without advantages, which only the trainer's file has. The trainer
+appends one line per experience, steps in ascending order. After a crash steps are trained and appended again: the last
+stretch of a step counts, and in it the last line of a turn. The file may be many GB. It is read from its end, and only
+lines of the requested step are parsed.
 """
 
 import base64
@@ -34,7 +33,7 @@ Row = dict[str, Any]
 
 
 def find_file(folder: Path) -> Path:
-    """The file of the stage that was trained last. RunError if no stage has one."""
+    """Returns the file of the stage that was trained last. Raises RunError if no stage has one."""
     found = [path for path in (folder / _NAME, *folder.glob(f"*/{_NAME}")) if path.is_file()]
     if not found:
         raise _nothing_kept(folder)
@@ -42,7 +41,7 @@ def find_file(folder: Path) -> Path:
 
 
 def read_step(folder: Path, step: int | None) -> list[Row]:
-    """Experiences of a step in the order they were trained in. RunError if there are none."""
+    """Returns the experiences of a step in the order of training. Raises RunError if there are none."""
     steps: set[int] = set()
     for number, rows in stretches(folder, lambda number: step in (None, number)):
         if rows:
@@ -54,9 +53,9 @@ def read_step(folder: Path, step: int | None) -> list[Row]:
 
 
 def stretches(folder: Path, wanted: Callable[[int], bool]) -> Iterator[tuple[int, list[Row]]]:
-    """Each stretch of a step's lines, the last in the file first: step and experiences, none unless it is `wanted`.
+    """Yields step and experiences of each stretch, last in the file first. Steps that are not `wanted` have none.
 
-    A step that was trained again has several stretches, and the first of them counts. NothingKept without a file.
+    A step that was trained again has several stretches, of which the first counts. Raises NothingKept without a file.
     """
     number: int | None = None
     rows: list[Row] = []
@@ -76,7 +75,10 @@ def stretches(folder: Path, wanted: Callable[[int], bool]) -> Iterator[tuple[int
 
 
 def read_log(job_stage: JobStage, step: int | None) -> list[Row]:
-    """Experiences of a step out of ledger and log; else of the newest that has a batch. RunError if there are none."""
+    """Returns the experiences of a step, or of the newest with a batch, from ledger and log.
+
+    Raises RunError if there are none.
+    """
 
     async def read(reader: Reader) -> list[Row]:
         number = await reader.buffer.newest_step() if step is None else step
@@ -106,7 +108,7 @@ def _last_of_each(rows: Iterable[Row]) -> list[Row]:
 
 
 def with_arrays(row: Row) -> Row:
-    """With `arrays` as lists of numbers. Files of older versions have none."""
+    """Returns the row with `arrays` as lists of numbers. Files of older versions have none."""
     found = {key: value for key, value in row.items() if key != ARRAYS}
     for name, values in arrays(row).items():
         found[name] = np.round(values.astype(float), 6).tolist() if values.dtype.kind == "f" else values.tolist()
@@ -114,10 +116,11 @@ def with_arrays(row: Row) -> Row:
 
 
 def arrays(row: Row) -> dict[str, np.ndarray]:
-    """token_ids [P + R], mask and logprobs [R]; none in a row without. ValueError or KeyError for damaged ones.
+    """Returns token_ids [P + R], mask and logprobs [R]; empty for a row without. Raises ValueError or KeyError if
+    damaged.
 
-    Of a step that recorded them also [R]: new_logprobs under the trainer's weights of its last update, their entropy,
-    clipped unless the loss has no clip, and proximal_logprobs as the step began, where that is another update.
+    Some steps also record, [R] each: new_logprobs and entropy under the trainer's weights of its last update, clipped
+    unless the loss has no clip, and proximal_logprobs at the begin of the step if that is another update.
     """
     written = row.get(ARRAYS) or {}
     return {name: np.frombuffer(base64.b64decode(text), dtype=_KINDS[name]) for name, text in written.items()}
@@ -135,7 +138,7 @@ def _nothing_kept(folder: Path) -> NothingKept:
 
 
 def versions(value: Any) -> str:
-    """Weights that sampled a response: "12", or which tokens by which as "11:0-57 12:57-80"; "-" for none."""
+    """Returns the weights that sampled a response: "12", or token ranges as "11:0-57 12:57-80"; "-" for none."""
     if not isinstance(value, list) or not value:
         return "-"
     try:

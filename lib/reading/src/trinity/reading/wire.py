@@ -1,4 +1,4 @@
-"""Messages of the buffer and the sync service as what commands show: rows of tables, and facts for --json."""
+"""Conversion of messages of buffer and sync to rows of tables and facts for --json."""
 
 import json
 import math
@@ -28,6 +28,7 @@ _COUNTS = (
     "reward_mean", "staleness_max", "waiting_for", "finished", "log_bytes", "log_limit_bytes", "refused",
     "moved_episodes", "cut_tasks", "late_groups",
 )  # fmt: skip
+_SHOWN_ERROR = 200  # characters
 
 Facts = dict[str, Any]
 
@@ -89,7 +90,7 @@ class VersionRow:
 
 
 def finite(value: float) -> float | None:
-    """JSON has no NaN: a value that is not finite or not measured becomes null."""
+    """Returns None for NaN and infinities, which JSON lacks."""
     return value if math.isfinite(value) else None
 
 
@@ -101,7 +102,7 @@ def letter(message: experience_pb2.AttemptFailure) -> Letter:
 
 
 def whole_letter(message: experience_pb2.AttemptFailure) -> Facts:
-    """All fields: the failure, the task, its row."""
+    """Returns all fields: the failure, the task, its row."""
     task: Facts = {name: getattr(message.task, name) for name in _TASK_FIELDS}
     task["row_number"] = message.task.row
     task |= {name: _parsed(getattr(message.task, f"{name}_json")) for name in _JSON_FIELDS}
@@ -119,7 +120,7 @@ def _parsed(text: str) -> Any:
 
 
 def batch(entry: buffer_pb2.LedgerEntry) -> Facts:
-    """A ledger entry, without the reader's cursor."""
+    """Converts a ledger entry, without the reader's cursor."""
     return {
         **{name: getattr(entry, name) for name in ("run", "step", "policy", "partial", "skip_reason", "reward_mean")},
         "written_at_seconds": entry.created_at_seconds,
@@ -139,11 +140,11 @@ def batch(entry: buffer_pb2.LedgerEntry) -> Facts:
 
 
 def account(entry: buffer_pb2.LedgerEntry) -> Facts | None:
-    """What had become of every task when an entry was written, by ordinals; None where the ledger keeps it apart.
+    """Returns the fate of every task when an entry was written, by ordinals; None if the ledger keeps it elsewhere.
 
-    Every task up to `ended_through` and those of `ended` had ended. The rest of them, without `dead`, `requeued` and
-    the cut ones of all entries, has a stored group: in an entry, dropped, or `pending` for a later one. `stored`,
-    `dead_letters`, `cut_tasks`: how many.
+    Every task up to `ended_through` and those in `ended` had ended. Apart from `dead`, `requeued` and the cut tasks of
+    all entries, each of them has a stored group: in an entry, dropped, or `pending` for a later one. `stored`,
+    `dead_letters` and `cut_tasks` are numbers.
     """
     cursor = entry.cursor
     if entry.cursor_sequence or not cursor.log_sequence:
@@ -156,7 +157,7 @@ def account(entry: buffer_pb2.LedgerEntry) -> Facts | None:
 
 
 def counts(stats: buffer_pb2.StatsResponse) -> Facts:
-    """The counts of a buffer: those of tasks and groups, of the log, and what it waits for."""
+    """Returns the counts of a buffer: tasks, groups, the log, and the reason it waits for."""
     return {
         **{name: getattr(stats, name) for name in _COUNTS},
         "dropped": dict(stats.dropped),
@@ -167,7 +168,7 @@ def counts(stats: buffer_pb2.StatsResponse) -> Facts:
 
 
 def waiting_after(counts: Facts, version: int) -> int:
-    """Stored groups in no batch yet that a newer version sampled, of `counts`."""
+    """Returns how many stored groups outside batches a newer version sampled. `counts`: as `counts` returns them."""
     return sum(number for newest, number in counts["waiting_by_version"].items() if newest > version)
 
 
@@ -184,7 +185,7 @@ def _group(group: buffer_pb2.LedgerGroup) -> Facts:
 
 
 def experiences(member: buffer_pb2.LedgerGroup, outcome: bytes) -> list[Facts]:
-    """The experiences of a group that the step trained on, after the operators."""
+    """Returns the experiences of a group that the step trained on, after the operators."""
     group = decode_outcome(outcome)
     if not isinstance(group, Group):
         raise RunError(f"log entry {member.log_sequence} holds no group")
@@ -211,7 +212,7 @@ def experiences(member: buffer_pb2.LedgerGroup, outcome: bytes) -> list[Facts]:
 
 
 def attempt(outcome: bytes) -> Facts:
-    """The attempt that made a group: its number, its explorer, and Unix times of its start and end."""
+    """Returns the attempt that made a group: number, explorer, and Unix times of start and end."""
     group = decode_outcome(outcome)
     if not isinstance(group, Group):
         raise RunError("the log's entry holds no group")
@@ -250,7 +251,7 @@ def version_row(version: Version) -> VersionRow:
 
 
 def whole_version(version: Version) -> Facts:
-    """All fields."""
+    """Returns all fields."""
     manifest = version.manifest
     dtypes: dict[str, dict[str, int]] = {}
     for tensor in manifest.tensors:
@@ -269,7 +270,7 @@ def whole_version(version: Version) -> Facts:
 
 
 def _offer(manifest: Manifest, offer: Offer) -> Facts:
-    """One transport: its address and content."""
+    """Returns one transport: its address and content."""
     match offer:
         case FolderOffer(path):
             where = path
@@ -286,7 +287,7 @@ def _offer(manifest: Manifest, offer: Offer) -> Facts:
 
 
 def _canary(version: Version) -> Facts | None:
-    """Expected and measured log-probabilities; None for a version without canary."""
+    """Returns expected and measured log-probabilities; None for a version without canary."""
     canary, measured = version.manifest.canary, version.measured
     if canary is None:
         return None
@@ -301,18 +302,15 @@ def _canary(version: Version) -> Facts | None:
 
 
 def provider_line(one: Facts) -> str:
-    """One provider, for people."""
+    """Describes one provider in a line."""
     since = one["since_seconds"]
     about = f"{one['provider']}: {one['health']}" + (f" for {time.time() - since:.0f} s" if since is not None else "")
     about += f"; offers {', '.join(one['offers'])}"
     return visible(about + (f"; {one['reason']}" if one["reason"] else ""))
 
 
-_SHOWN_ERROR, _LONGEST_REFUSAL = 200, 500  # characters
-
-
 def failing(stats: buffer_pb2.StatsResponse) -> str:
-    """How many attempts failed since the buffer started, their commonest cause and the newest error; else empty."""
+    """Describes failed attempts since the buffer started: number, commonest cause, newest error; empty without any."""
     if not stats.failure_causes:
         return ""
     cause = max(stats.failure_causes, key=lambda name: (stats.failure_causes[name], name))
@@ -322,7 +320,7 @@ def failing(stats: buffer_pb2.StatsResponse) -> str:
 
 
 def prompts_cut(stats: buffer_pb2.StatsResponse) -> str:
-    """How many prompts were longer than model.max_prompt_tokens, and what becomes of them; empty if none was."""
+    """Describes prompts longer than model.max_prompt_tokens and their treatment; empty if there are none."""
     if not stats.prompts_cut:
         return ""
     if every_prompt_is_cut(stats):
@@ -337,5 +335,5 @@ def prompts_cut(stats: buffer_pb2.StatsResponse) -> str:
 
 
 def every_prompt_is_cut(stats: buffer_pb2.StatsResponse) -> bool:
-    """Whether the prompts of the first batch, and all since, were cut."""
+    """Returns True if the prompts of the first batch and all later ones were cut."""
     return 0 < max(1, stats.groups_per_step) <= stats.stored == stats.prompts_cut

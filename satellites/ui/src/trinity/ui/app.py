@@ -1,10 +1,9 @@
-"""The pages over HTTP. They change nothing, except dead letters and pins where that is asked for, and run nothing that
-a run wrote.
+"""The pages over HTTP. They change only dead letters and pins, with --writes, and run nothing that a run wrote.
 
 Text reaches the page escaped (Jinja2) and without control characters (`visible`). The policy in every answer lets the
-browser take scripts and styles from here alone, none of them inline. Who has not opened the address that `trinity ui`
-printed, with its key, gets nothing: other users of the machine reach the same port. A form has a token beside the key's
-cookie, which a browser also sends from pages of other ports.
+browser load scripts and styles only from here, none of them inline. Requests without the key that `trinity ui` printed
+get 403: other users of the machine reach the same port. A form carries a token besides the cookie, which a browser also
+sends from pages of other ports.
 """
 
 import contextlib
@@ -56,7 +55,7 @@ _Show = Callable[..., Awaitable[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Pages:
-    """Requests to pages of the runs of `places`."""
+    """Serves the pages of the runs of `places`."""
 
     places: Places
     templates: Environment
@@ -66,7 +65,7 @@ class Pages:
         return self._page(request, "runs.html", await screens.runs(self.places))
 
     def of_runs(self) -> list[Route]:
-        """A page for each screen: its path below the run's, its template, and what finds what it shows."""
+        """Routes of the screens: path below the run's, template, and the function that collects the values."""
         one, sample = self._screen, "/step/{step:number}/sample/{index:number}"
         return [
             one("", "overview.html", screens.overview_with_evaluations),
@@ -89,7 +88,7 @@ class Pages:
         ]
 
     def _screen(self, path: str, template: str, show: _Show, query: Callable[[Request], str] | None = None) -> Route:
-        """`show` gets the run, the path's parameters in their order, and what `query` reads of the address."""
+        """`show` gets the run, the parameters of the path in order, and the values of `query` from the address."""
 
         async def answer(request: Request) -> Response:
             key, *given = request.path_params.values()
@@ -110,16 +109,16 @@ class Pages:
         return self._page(request, "problem.html", {"problem": str(problem)}, status)
 
     async def go(self, request: Request) -> Response:
-        """The box of the header: to the step that was typed."""
+        """Redirects the box of the header to the typed step."""
         wanted = request.query_params.get("step", "")
         step = f"/step/{wanted}" if wanted.isascii() and wanted.isdigit() else ""
         return RedirectResponse(f"/run/{quote(request.path_params['key'], safe='~')}{step}", 303)
 
     async def change(self, request: Request) -> Response:
-        """Feed tasks of dead letters again, or drop the letters; then to the page of those that are left."""
+        """Feeds tasks of dead letters again, or drops the letters; then redirects to the page of the rest."""
         key, status = request.path_params["key"], 400
         try:
-            ordinals = letters.asked(await _form(request, self.token))
+            ordinals = letters.ordinals_of(await _form(request, self.token))
             status = 404
             await letters.change(self._source(key), request.path_params["what"], ordinals)
         except UNREADABLE as error:
@@ -127,7 +126,7 @@ class Pages:
         return RedirectResponse(f"/run/{quote(key, safe='~')}/dead", 303)
 
     async def pin(self, request: Request) -> Response:
-        """Pin a version, or unpin it; then to the page of versions."""
+        """Pins or unpins a version; then redirects to the page of versions."""
         key, status = request.path_params["key"], 400
         try:
             await _form(request, self.token)
@@ -138,13 +137,13 @@ class Pages:
         return RedirectResponse(f"/run/{quote(key, safe='~')}/versions", 303)
 
     def _source(self, key: str) -> Source:
-        """RunError if there is none."""
+        """Raises RunError for an unknown run."""
         if (source := self.places.get(key)) is None:
             raise RunError(f"no run {key} is known here")
         return source
 
     async def picture(self, request: Request) -> Response:
-        """The file of a sample's picture. 404 with the reason where there is none."""
+        """Serves the file of a sample's picture, or 404 with the reason."""
         source = self.places.get(request.path_params["key"])
         try:
             image, kind = pictures.read(source.folder if source else None, request.path_params["name"])
@@ -153,7 +152,7 @@ class Pages:
         return Response(image, media_type=kind)
 
     def _page(self, request: Request, template: str, values: dict[str, Any], status: int = 200) -> Response:
-        """In the language that the switch, an earlier use of it, or the browser asks for."""
+        """Renders the page in the language of the switch, of an earlier choice, or of the browser."""
         chosen = request.query_params.get(_LANGUAGE_KEY, "")
         accepted = request.headers.get("accept-language", "")
         language = texts.language(chosen, request.cookies.get(_LANGUAGE_COOKIE, ""), accepted)
@@ -167,14 +166,14 @@ class Pages:
         return self._problem(request, "there is no such page")
 
     async def failed(self, request: Request, error: Exception) -> Response:
-        """What nothing else named: the page says it, and the service serves on."""
+        """Shows an unexpected error on the page; the service continues."""
         return self._problem(request, f"{type(error).__name__}: {error}", 500)
 
 
 def make_app(places: Places, key: str, cookie: str = "trinity_ui", writes: bool = False) -> Starlette:
-    """The application. `key`: what the first address must have as ?key=; `cookie` holds it from then on.
+    """Returns the application. `key` must be in the first address as ?key=; `cookie` holds it from then on.
 
-    writes: dead letters and versions have buttons, which act as the run's operator.
+    writes: dead letters and versions have buttons, which act as the operator of the run.
     """
     token = secrets.token_urlsafe(16) if writes else ""
     pages = Pages(places, _environment(token), token)
@@ -211,7 +210,7 @@ def make_app(places: Places, key: str, cookie: str = "trinity_ui", writes: bool 
 
 
 class _Number(Convertor[int]):
-    """A step, ordinal or version in a path: what fits 64 bits."""
+    """A step, ordinal or version in a path that fits 64 bits."""
 
     regex = "[0-9]{1,18}"
 
@@ -223,13 +222,13 @@ class _Number(Convertor[int]):
 
 
 class _Change(StringConvertor):
-    """What a form does with dead letters."""
+    """The action of a form on dead letters."""
 
     regex = "retry|drop"
 
 
 class _Pin(StringConvertor):
-    """What a form does with a version."""
+    """The action of a form on a version."""
 
     regex = "pin|unpin"
 
@@ -240,8 +239,10 @@ register_url_convertor("change", _Change())
 
 
 async def _form(request: Request, token: str) -> dict[str, str]:
-    """The fields of a form. RunError unless it is one of this process's own pages and whole, or if it is longer than
-    these."""
+    """Returns the fields of a form.
+
+    Raises RunError unless it is complete and comes from a page of this process, or if it is too long.
+    """
     found = b""
     try:
         async for part in request.stream():
@@ -288,19 +289,19 @@ def _environment(token: str) -> Environment:
 
 
 def _shown(value: Any) -> Any:
-    """Every value that a template writes: without control characters, newlines and tabs excepted."""
+    """Removes control characters, except newlines and tabs, from every value that a template writes."""
     if value is None:
         return "-"
     return value if isinstance(value, (Markup, int, float)) else visible(str(value), layout=True)
 
 
 def _since(seconds: float) -> str:
-    """How long ago a Unix time was."""
+    """Returns the age of a Unix time."""
     return age_text(time.time() - seconds)
 
 
 def _number(value: Any) -> str:
-    """A number in as many digits as one reads."""
+    """Returns a number in readable digits."""
     if not isinstance(value, (int, float)):
         return "-" if value is None else str(value)
     if isinstance(value, int) or (math.isfinite(value) and value == int(value)):
@@ -325,7 +326,7 @@ class _Headers:
 
 
 class _Key:
-    """Lets in who has the key: in the address, which is then replaced by one without it, or in the cookie."""
+    """Admits requests with the key in the address, which redirects to one without it, or in the cookie."""
 
     def __init__(self, app: ASGIApp, key: str, cookie: str) -> None:
         self._app, self._key, self._cookie = app, key, cookie
@@ -334,12 +335,12 @@ class _Key:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        asked = HTTPConnection(scope)
-        if self._is_key(asked.query_params.get("key", "")):
+        connection = HTTPConnection(scope)
+        if self._is_key(connection.query_params.get("key", "")):
             answer: ASGIApp = RedirectResponse("/" + scope["path"].lstrip("/"), 303)
             assert isinstance(answer, Response)
             answer.set_cookie(self._cookie, self._key, httponly=True, samesite="strict")
-        elif self._is_key(asked.cookies.get(self._cookie, "")):
+        elif self._is_key(connection.cookies.get(self._cookie, "")):
             answer = self._app
         else:
             answer = HTMLResponse("open the address that trinity ui printed: it has the key\n", 403)

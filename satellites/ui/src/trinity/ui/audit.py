@@ -1,7 +1,7 @@
-"""Whether the ledger adds up: fed = stored + dead + cut + outstanding, and every stored group is in one place.
+"""Checks that the ledger adds up: fed = stored + dead + cut + outstanding, and each stored group is in one place.
 
-The counts of the buffer are compared with what the entries themselves hold. An entry is read once; what it must agree
-with is in the newest entry: which tasks had ended, which of them are dead, which groups wait for a later step.
+The counts of the buffer are compared with the content of the entries. An entry is read once. The newest entry has the
+lists it must agree with: ended tasks, dead tasks, groups that wait for a later step.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ _REUSING = "replay"  # the policy that takes a group into several steps
 
 @dataclass(frozen=True)
 class Row:
-    """A ledger entry in the list of steps. `rows`: of the dataset, where the step learns from one."""
+    """A ledger entry in the list of steps. `rows`: of the dataset, for a step that learns from one."""
 
     step: int
     groups: int
@@ -32,7 +32,7 @@ class Row:
 
 @dataclass
 class Audit:
-    """Entries of one run, read in the order of steps. `account` is that of the newest one, None if it has none."""
+    """Entries of one run, read in the order of steps. `account` belongs to the newest one; None if it has none."""
 
     steps: list[Row] = field(default_factory=list)
     staleness: Counter[int] = field(default_factory=Counter)  # steps of age -> groups
@@ -56,7 +56,7 @@ class Audit:
         return bool(self.steps) and self.steps[-1].rows > 0
 
     def read(self, entry: Facts, account: Facts | None) -> None:
-        """Take in the entry of the next step, as `wire.batch` and `wire.account` give it."""
+        """Adds the entry of the next step, as `wire.batch` and `wire.account` return it."""
         step, groups, dropped = entry["step"], entry["groups"], entry["dropped"]
         for group in groups:
             self._use(step, group, entry["policy"] == _REUSING)
@@ -94,7 +94,7 @@ class Audit:
         steps[ordinal] = step
 
     def fate(self, ordinal: int) -> tuple[str, int | None]:
-        """What has become of a task, and at which step: trained, dropped, cut, dead, requeued, waiting, outstanding."""
+        """Returns the state of a task and its step: trained, dropped, cut, dead, requeued, waiting, outstanding."""
         for name, steps in (("trained", self._used), ("dropped", self._dropped), ("cut", self._cut)):
             if ordinal in steps:
                 return name, steps[ordinal]
@@ -103,7 +103,7 @@ class Audit:
         return next((name for name, key in named if ordinal in lists.get(key, ())), "outstanding"), None
 
     def problems(self) -> list[str]:
-        """What does not add up within the ledger, each with its groups."""
+        """Returns contradictions within the ledger, each with its groups."""
         return [*self._doubled, *(self._missing(self.account) if self.account is not None else ())]
 
     def _missing(self, account: Facts) -> Iterable[str]:
@@ -130,7 +130,9 @@ class Audit:
 
 
 def count_problems(counts: Facts) -> list[str]:
-    """What is wrong with the buffer's counts; empty if fed = stored + dead + cut + outstanding, none negative."""
+    """Returns the problem of the buffer's counts; empty if fed = stored + dead + cut + outstanding and none is
+    negative.
+    """
     parts = {name: counts[name] for name in ("stored", "dead_letters", "cut_tasks", "outstanding")}
     found = [f"{name.replace('_', ' ')} is {value}" for name, value in parts.items() if value < 0]
     total = sum(parts.values())

@@ -1,7 +1,7 @@
-"""A run's pages as a folder of HTML files that opens from disk, without the service.
+"""The pages of a run as a folder of HTML files that opens from disk, without the service.
 
-Pages are those of the application, asked for in this process: from the run's own, along their links, the nearest first.
-A link to a page that is not in the folder is no link there.
+The application is called in this process: first the page of the run, then the pages behind its links, nearest first.
+Links to pages outside the folder become text.
 """
 
 import html
@@ -23,9 +23,9 @@ style-src file: 'self'; img-src file: 'self'">"""
 
 
 async def write(app: ASGIApp, key: tuple[str, str], first: str, folder: Path, most: int) -> int:
-    """Write at most `most` pages, from the path `first` on, into an empty folder; returns how many.
+    """Writes at most `most` pages, starting at the path `first`, into an empty folder. Returns their number.
 
-    `key`: name and value of the cookie that the application wants.
+    `key`: name and value of the cookie of the application.
     """
     cookie = f"{key[0]}={key[1]}"
     found: dict[str, str] = {}
@@ -59,7 +59,7 @@ def _written(file: Path, content: bytes) -> None:
 
 
 async def _get(app: ASGIApp, path: str, cookie: str) -> tuple[int, bytes]:
-    """Status and content of one page."""
+    """Returns status and content of one page."""
     url = urlsplit(path)
     headers = [(b"host", b"127.0.0.1"), (b"cookie", cookie.encode())]
     scope = {"type": "http", "method": "GET", "http_version": "1.1", "scheme": "http", "root_path": "",
@@ -88,7 +88,7 @@ def _target(path: str, link: str) -> str:
 
 
 def _file(path: str) -> str:
-    """Where a page or picture lies. Characters of the path stay quoted, so that none leaves the folder."""
+    """Returns the file of a page or picture. Characters of the path stay quoted, so that none leaves the folder."""
     url = urlsplit(path)
     parts = [part for part in url.path.split("/") if part not in ("", ".", "..")]
     if not _PICTURE.search(path):
@@ -97,7 +97,7 @@ def _file(path: str) -> str:
 
 
 def _rewritten(path: str, text: str, pages: object) -> str:
-    """The page with links to files beside it, and without what asks a service."""
+    """Returns the page with links to files next to it, and without elements that need a service."""
     up = "../" * _file(path).count("/")
 
     def link(match: re.Match[str]) -> str:

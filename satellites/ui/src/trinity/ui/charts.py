@@ -1,4 +1,4 @@
-"""Small pictures as SVG, made here: the page runs no script for them, and they need no inline style."""
+"""Small pictures as SVG, made on the server: they need no script and no inline style."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ _WIDTH, _HEIGHT = 160.0, 36.0
 
 
 def sparkline(values: Sequence[float], label: str) -> Markup:
-    """A line through values, the lowest at the bottom; empty for fewer than two."""
+    """Returns a line through values, lowest at the bottom; empty for fewer than two."""
     if len(values) < 2:
         return Markup()
     low, high = min(values), max(values)
@@ -28,7 +28,7 @@ def sparkline(values: Sequence[float], label: str) -> Markup:
 
 @dataclass(frozen=True)
 class Span:
-    """Part of a lane: Unix times. `css`: what happens in it."""
+    """A part of a lane, in Unix times. `css` is the class of its activity."""
 
     css: str
     begin: float
@@ -36,12 +36,12 @@ class Span:
 
 
 def duration(spans: Sequence[Span]) -> float:
-    """Seconds from the first beginning to the last end; 0 for none."""
+    """Returns the seconds from the first begin to the last end; 0 without spans."""
     return max(span.end for span in spans) - min(span.begin for span in spans) if spans else 0.0
 
 
 def lane(spans: Sequence[Span], whole: Sequence[Span]) -> Markup:
-    """The spans of one lane, on the time axis of `whole`. One without length is a thin mark."""
+    """Draws the spans of one lane on the time axis of `whole`. A span without length is a thin mark."""
     seconds = duration(whole) or 1.0
     begin = min((span.begin for span in whole), default=0.0)
     found = Markup()
@@ -56,8 +56,10 @@ def lane(spans: Sequence[Span], whole: Sequence[Span]) -> Markup:
 
 
 def stacked(parts: Mapping[str, float], unit: str = "", colours: int = 3) -> Markup:
-    """One horizontal bar; each part has the class `part-<its place>`, modulo `colours`. Parts that are not positive
-    are left out."""
+    """Draws one horizontal bar.
+
+    Each part has the class `part-<its place>`, modulo `colours`; parts that are not positive are left out.
+    """
     total = sum(value for value in parts.values() if value > 0)
     if total <= 0:
         return Markup()

@@ -1,4 +1,4 @@
-"""Two runs side by side: the first place at which they differ, and their curves."""
+"""Compares two runs: the first difference, and their curves."""
 
 import asyncio
 from pathlib import Path
@@ -18,7 +18,7 @@ _CURVES = ("sample/reward_mean", "sample/staleness_mean", "actor/entropy", "acto
 
 
 async def others(places: Places, source: Source) -> Facts:
-    """Runs that this one can be compared with, and its replays."""
+    """Returns the runs that can be compared with this one, and its replays."""
     found = await asyncio.to_thread(places.find)
     return {
         "others": [(key, one.title) for key, one in found.items() if one is not source and one.folder is not None],
@@ -28,7 +28,10 @@ async def others(places: Places, source: Source) -> Facts:
 
 
 async def compare(places: Places, source: Source, other: str) -> Facts:
-    """The first difference as `trinity bisect` finds it, and both runs' curves. RunError if there is no other run."""
+    """Returns the first difference as `trinity bisect` finds it, and the curves of both runs.
+
+    Raises RunError without another run.
+    """
     second = places.get(other)
     if second is None:
         raise RunError(f"no run {other} is known here")
@@ -48,7 +51,7 @@ async def compare(places: Places, source: Source, other: str) -> Facts:
 
 
 def _curves(a: Path, b: Path) -> list[Facts]:
-    """Metrics that both trainers measured."""
+    """Returns metrics that both trainers measured."""
     runs = [series.read(folder, "trainer", _STEPS) for folder in (a, b)]
     loss = [name for name in (runs[0][-1] if runs[0] else ()) if name.endswith("_loss")]
     found = []
@@ -60,7 +63,7 @@ def _curves(a: Path, b: Path) -> list[Facts]:
 
 
 def _evaluations(a: Path, b: Path) -> list[Facts]:
-    """Evaluation curves that both have."""
+    """Returns evaluation curves that both runs have."""
     both = []
     for folder in (a, b):
         try:

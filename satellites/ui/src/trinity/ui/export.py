@@ -88,7 +88,7 @@ def export(
 
 
 async def _write(job_stage: JobStage, folder: Path, tokens: bool) -> dict[str, int]:
-    """Rows of each file."""
+    """Writes the rows of each file."""
     with contextlib.ExitStack() as stack:
         columns = TABLES | {"samples": TABLES["samples"] | (TOKENS if tokens else {})}
         files = {name: stack.enter_context(_File(folder / f"{name}.parquet", columns[name])) for name in columns}
@@ -120,7 +120,10 @@ def _group(entry: Row, position: int, one: Row) -> Row:
 
 
 def _samples(folder: Path, tokens: bool) -> Iterator[Row]:
-    """Every trained experience, the newest step first; nothing where the trainer kept none. RunError as `export`."""
+    """Yields every trained experience, newest step first; none if the trainer kept none.
+
+    Raises RunError as `export`.
+    """
     done: set[int] = set()
 
     def is_new(step: int) -> bool:
@@ -149,7 +152,7 @@ def _metrics(folder: Path) -> Iterator[Row]:
 
 
 class _File:
-    """A Parquet file with these columns. RunError if pyarrow is missing, or a value has another type."""
+    """A Parquet file with these columns. Raises RunError if pyarrow is missing, or a value has another type."""
 
     def __init__(self, path: Path, columns: dict[str, str]) -> None:
         try:
@@ -170,7 +173,7 @@ class _File:
         self._file.close()
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Keep only the file's columns; what a row lacks is null."""
+        """Adds a row: only the file's columns, with null for missing ones."""
         for row in rows:
             self._kept.append({name: _storable(row.get(name)) for name in self._schema.names})
             self.rows += 1
@@ -186,12 +189,12 @@ class _File:
 
 
 def _storable(value: Any) -> Any:
-    """Text without halves of surrogate pairs, which UTF-8 does not have."""
+    """Replaces halves of surrogate pairs, which UTF-8 lacks."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 def _type(pyarrow: Any, kind: str) -> Any:
-    """The type that a name of TABLES stands for."""
+    """Returns the type for a name in TABLES."""
     if kind.startswith("list<"):
         return pyarrow.list_(_type(pyarrow, kind[5:-1]))
     if kind == "map<string, double>":

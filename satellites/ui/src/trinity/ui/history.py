@@ -1,4 +1,4 @@
-"""What became of weight versions and processes, out of the logs and the account of devices: also of a stopped run.
+"""The history of weight versions and processes, from the logs and the account of devices, also of a stopped run.
 
 Logs that were rotated away are missing. A process without devices has no account, and so no lane.
 """
@@ -30,7 +30,7 @@ _SEARCHED_STEPS = 4  # for the newest group of an explorer
 
 @dataclass
 class _Past:
-    """What the logs say of one version: Unix times, 0 where they do not."""
+    """The log records of one version: Unix times, 0 without a record."""
 
     number: int
     step: int | None = None
@@ -41,7 +41,7 @@ class _Past:
     loads: list[Entry] = field(default_factory=list)
 
     def read(self, one: Entry) -> None:
-        """Take in one line about this version."""
+        """Adds one line about this version."""
         event = one.fields["event"]
         step = one.fields.get("step")
         self.step = step if isinstance(step, int) else self.step
@@ -63,7 +63,10 @@ class _Past:
 
 
 async def versions(source: Source) -> Facts:
-    """The weight versions, newest first, and a lane for each that the logs name. RunError if there are neither."""
+    """Returns the weight versions, newest first, and a lane for each in the logs.
+
+    Raises RunError if there are neither.
+    """
     problems: list[str] = []
     listed = await screens.or_none(source.versions(), problems)
     past = await asyncio.to_thread(_versions, source.folder)
@@ -101,7 +104,7 @@ def _versions(folder: Path | None) -> Facts:
 
 
 def _pinned_by(entries: Sequence[Entry]) -> dict[int, str]:
-    """Who pinned which version last, as far as the logs say: the name of a certificate, or a role."""
+    """Returns by whom each version was last pinned, as logged: the name of a certificate, or a role."""
     found: dict[int, str] = {}
     for one in entries:
         number = one.fields.get("version")
@@ -111,7 +114,7 @@ def _pinned_by(entries: Sequence[Entry]) -> dict[int, str]:
 
 
 async def version(source: Source, number: int) -> Facts:
-    """One version: its transports and its canary, and what a rollback to it would withdraw."""
+    """Returns transports and canary of one version, and the effect of a rollback to it."""
     found, problems = await source.version(number), list[str]()
     pins = await asyncio.to_thread(journeys.log_events, source.folder, _PINS)
     return {
@@ -125,8 +128,10 @@ async def version(source: Source, number: int) -> Facts:
 
 
 async def _rollback(source: Source, number: int, problems: list[str]) -> Facts | None:
-    """Versions and steps that a rollback withdraws, and groups that its fence drops. None if there are no such
-    versions."""
+    """Returns versions and steps that a rollback withdraws, and groups that its fence drops.
+
+    None without such versions.
+    """
     newer = [one for one in await source.versions() if one.version > number and one.state != "REJECTED"]
     if not newer:
         return None
@@ -140,8 +145,10 @@ async def _rollback(source: Source, number: int, problems: list[str]) -> Facts |
 
 
 async def fleet(source: Source) -> Facts:
-    """Processes, explorers and providers of a live run, and what became of processes with devices. RunError for a
-    stopped run without an account of its devices."""
+    """Returns processes, explorers and providers of a live run, and the history of processes with devices.
+
+    Raises RunError for a stopped run without an account of its devices.
+    """
     found = await source.status()
     past = await asyncio.to_thread(_fleet, source.folder)
     if found is None and not past["lanes"]:
@@ -157,8 +164,11 @@ async def fleet(source: Source) -> Facts:
 
 
 async def _newest_groups(source: Source) -> dict[str, tuple[int, int]]:
-    """(step, ordinal) of the newest trained group of each explorer, as far as the last steps have one, and of "" for
-    that of all. RunError if the run's buffer cannot be read."""
+    """Returns (step, ordinal) of the newest trained group of each explorer, within the last steps; "" is the newest of
+    all.
+
+    Raises RunError if the buffer of the run cannot be read.
+    """
     newest = (await source.counts())["ledger_step"]
     found: dict[str, tuple[int, int]] = {}
     for step in range(newest, max(0, newest - _SEARCHED_STEPS), -1):
@@ -171,7 +181,7 @@ async def _newest_groups(source: Source) -> dict[str, tuple[int, int]]:
 
 
 def _fleet(folder: Path | None) -> Facts:
-    """A lane for each process that had devices: how long it lived, what the trainer did, when weights were loaded."""
+    """Returns a lane for each process with devices: its lives, the work of the trainer, loads of weights."""
     loads = journeys.log_events(folder, (journeys.LOADED,))
     trained = _steps(folder)
     rows = []
@@ -198,7 +208,7 @@ def _watches(folder: Path | None) -> Sequence[lives.Watch]:
 
 
 def _steps(folder: Path | None) -> list[Span]:
-    """Of the newest steps: the trainer waits, then trains."""
+    """Returns spans of the newest steps: the trainer waits, then trains."""
     found = []
     for line in series.read(folder, "trainer", _MOST_STEPS):
         end, works, waits = (line.get(name) for name in ("time", "time/step", "time/wait"))

@@ -1,8 +1,7 @@
-"""The way of tasks: attempts, group, step, gradient, weights.
+"""The journey of tasks: attempts, group, step, gradient, weights.
 
-The log of groups says which attempt of which explorer made a group, and when. It is released some time after a
-checkpoint; then these times are unknown, and the page says so. Failed attempts, and when weights became LIVE, are in
-the logs of the processes.
+The log of groups has the attempt, the explorer and the times of a group. It is released some time after a checkpoint;
+the page then reports unknown times. Failed attempts, and when weights became LIVE, are in the logs of the processes.
 """
 
 import asyncio
@@ -27,7 +26,10 @@ LIVE, LOADED = "sync.version.live", "explorer.weights.loaded"
 
 
 async def lanes(source: Source, number: int) -> Facts:
-    """A lane for each group of a step: sampled, waiting for the batch, trained. RunError if there is no such entry."""
+    """Returns a lane for each group of a step: sampled, waiting for the batch, trained.
+
+    Raises RunError without such an entry.
+    """
     entry = await source.entry(number)
     problems: list[str] = []
     attempts = await screens.or_none(source.attempts(number), problems) or {}
@@ -49,7 +51,10 @@ async def lanes(source: Source, number: int) -> Facts:
 
 
 async def task(source: Source, ordinal: int) -> Facts:
-    """One task: where it is now, its attempts with their causes, its samples. RunError if no record names it."""
+    """Returns the state of one task, its attempts with causes, and its samples.
+
+    Raises RunError if no record names it.
+    """
     problems: list[str] = []
     await screens.or_none(source.counts(), problems)
     fate, step = source.audit.fate(ordinal)
@@ -80,7 +85,10 @@ async def task(source: Source, ordinal: int) -> Facts:
 
 
 async def trace(source: Source, number: int, index: int) -> Facts:
-    """One sample from its attempts to the weights that have learned from it. RunError if there is none."""
+    """Returns the stations of one sample, from its attempts to the weights that learned from it.
+
+    Raises RunError if there is none.
+    """
     row = screens.experience(await source.rows(number), number, index)
     problems: list[str] = []
     entry = await screens.or_none(source.entry(number), problems)
@@ -120,7 +128,10 @@ def _sampled(made: Facts | None, written: float) -> list[Span]:
 
 
 def _training(folder: Path | None, step: int) -> list[Span]:
-    """The trainer's time on a step, from its monitor; a step that was trained again has that of the last time."""
+    """Returns the trainer's time on a step, from its monitor.
+
+    For a step that was trained again, the last time counts.
+    """
     line = series.at(folder, "trainer", step)
     end, seconds = line.get("time"), line.get("time/step")
     if not isinstance(end, (int, float)) or not isinstance(seconds, (int, float)):
@@ -129,7 +140,7 @@ def _training(folder: Path | None, step: int) -> list[Span]:
 
 
 def _published(folder: Path | None, step: int, trained: float) -> Iterator[tuple[str, str, Span]]:
-    """The version of a step: until it was LIVE, and until each explorer had it."""
+    """Returns the version of a step: until it was LIVE, and until each explorer had it."""
     live = [one for one in log_entries(folder, {"event": LIVE}) if one.fields.get("step") == step]
     if not live:
         return
@@ -141,14 +152,14 @@ def _published(folder: Path | None, step: int, trained: float) -> Iterator[tuple
 
 
 def log_entries(folder: Path | None, wanted: Mapping[str, Any]) -> list[Entry]:
-    """Lines of the processes' logs that have these fields, oldest first."""
+    """Returns lines of the process logs with these fields, oldest first."""
     needles = [_needle(name, value) for name, value in wanted.items()]
     found = _entries(folder, lambda line: all(needle in line for needle in needles))
     return [one for one in found if wanted.items() <= one.fields.items()]
 
 
 def log_events(folder: Path | None, events: Collection[str]) -> list[Entry]:
-    """Lines of the processes' logs about these events, oldest first."""
+    """Returns lines of the process logs about these events, oldest first."""
     needles = [_needle("event", event) for event in events]
     found = _entries(folder, lambda line: any(needle in line for needle in needles))
     return [one for one in found if one.fields.get("event") in events and one.time is not None]
@@ -159,7 +170,7 @@ def _needle(name: str, value: Any) -> bytes:
 
 
 def _entries(folder: Path | None, wanted: Callable[[bytes], bool]) -> list[Entry]:
-    """Lines that are `wanted`, oldest first."""
+    """Returns the `wanted` lines, oldest first."""
     found = []
     for path in sorted((folder / "log").glob("*.log")) if folder is not None else ():
         if path.stem not in _LEFT_OUT:

@@ -1,4 +1,4 @@
-"""Tasks that died, and attempts that failed. Dead letters are retried and dropped here."""
+"""Dead tasks and failed attempts. Dead letters are retried and dropped here."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ _ORDINAL = re.compile("[0-9]{1,18}")
 
 
 async def dead(source: Source) -> Facts:
-    """Dead letters, those of one cause together, and failed attempts. RunError if the buffer cannot be read."""
+    """Returns dead letters, by cause, and failed attempts. Raises RunError if the buffer cannot be read."""
     found = await source.letters()
     await screens.or_none(source.counts(), [])
     ordinals = source.audit.ordinals | {letter.task_id: letter.ordinal for letter in found}
@@ -37,8 +37,8 @@ async def dead(source: Source) -> Facts:
     }
 
 
-def asked(fields: Mapping[str, str]) -> list[int]:
-    """The ordinals of a form. RunError if they are none."""
+def ordinals_of(fields: Mapping[str, str]) -> list[int]:
+    """Returns the ordinals of a form. Raises RunError if they are invalid."""
     ordinals = fields.get("ordinals", "").split()
     if not 1 <= len(ordinals) <= _RETRIED or not all(_ORDINAL.fullmatch(one) for one in ordinals):
         raise RunError(f"ordinals: {fields.get('ordinals', '')[:80]!r} must be 1 to {_RETRIED} ordinals of tasks")
@@ -46,19 +46,22 @@ def asked(fields: Mapping[str, str]) -> list[int]:
 
 
 async def change(source: Source, what: str, ordinals: Sequence[int]) -> None:
-    """Feed these tasks again, or drop their letters. RunError unless the run lives and this user is its operator."""
+    """Feeds these tasks again, or drops their letters.
+
+    Raises RunError unless the run lives and this user is its operator.
+    """
     async with source.writing() as buffer:
         await (buffer.retry_letters(ordinals) if what == "retry" else buffer.drop_letters(ordinals))
 
 
 def _retry(source: Source, letters: Sequence[Letter]) -> str:
-    """The command that feeds these tasks again, the oldest _RETRIED of them."""
+    """Returns the command that feeds these tasks again, at most the oldest _RETRIED."""
     ordinals = " ".join(str(one.ordinal) for one in letters[:_RETRIED])
     return f"trinity deadletters retry {ordinals} {source.option}"
 
 
 async def letter(source: Source, ordinal: int) -> Facts:
-    """One dead letter with the row of its task."""
+    """Returns one dead letter with the row of its task."""
     found = await source.letter(ordinal)
     hidden = ("error", "task")
     task = found["task"]

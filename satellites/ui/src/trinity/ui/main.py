@@ -56,10 +56,10 @@ def ui(
     if demo:
         job = DEMO / "quickstart"
     logs.configure("look", level="ERROR")
-    asked = find_run(config, job, nats, run) if config or job or nats or run else None
-    places = Places(asked.absolute() if isinstance(asked, Path) else asked)
+    place = find_run(config, job, nats, run) if config or job or nats or run else None
+    places = Places(place.absolute() if isinstance(place, Path) else place)
     if bundle is not None:
-        stage = find_job_stage(job=asked).folder if isinstance(asked, Path) and not demo else None
+        stage = find_job_stage(job=place).folder if isinstance(place, Path) and not demo else None
         print(asyncio.run(_write_bundle(places, stage, bundle, pages)))
     else:
         serve(places, port, writes)
@@ -67,7 +67,10 @@ def ui(
 
 
 async def _write_bundle(places: Places, stage: Path | None, folder: Path, most: int) -> str:
-    """RunError unless the folder is empty and there is one run. `stage`: the folder of a job's live or last stage."""
+    """Writes the pages of the run. Raises RunError unless the folder is empty and there is one run.
+
+    `stage`: folder of the live or last stage of a job.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"--bundle {folder}: is no empty folder; name another one", 2)
     found = [key for key, source in places.find().items() if stage in (None, source.folder)]
@@ -83,7 +86,7 @@ async def _write_bundle(places: Places, stage: Path | None, folder: Path, most: 
 
 
 def serve(places: Places, port: int, writes: bool = False) -> None:
-    """Serve until SIGINT or SIGTERM. RunError for a port that is taken."""
+    """Serves until SIGINT or SIGTERM. Raises RunError for a port that is taken."""
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

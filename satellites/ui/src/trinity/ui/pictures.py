@@ -1,6 +1,6 @@
-"""The pictures of samples: files of the job folder, which the trainer names by their sha256.
+"""The pictures of samples: files in the job folder, which the trainer names by their sha256.
 
-A run wrote them, so what a page gets is of a kind that browsers only draw, and of the name's digest.
+A run wrote them, so a page gets only media types that browsers draw, and only files with the digest of the name.
 """
 
 import hashlib
@@ -16,14 +16,14 @@ _FOLDER = "buffer/images"
 
 
 def names(row: dict[str, Any]) -> list[str]:
-    """Names of a sample's pictures that a page can show, in order."""
+    """Returns the names of a sample's pictures that a page can show, in order."""
     kept = row.get("images")
     found = (str(one).removeprefix(f"{_FOLDER}/") for one in (kept if isinstance(kept, list) else ()))
     return [name for name in found if _NAME.fullmatch(name)]
 
 
 def read(folder: Path | None, name: str) -> tuple[bytes, str]:
-    """A picture's file and its media type. RunError unless the job folder has it whole."""
+    """Returns the file and the media type of a picture. Raises RunError unless the job folder has it complete."""
     match = _NAME.fullmatch(name)
     if match is None or folder is None:
         raise RunError(f"there is no picture {name} here")

@@ -1,4 +1,4 @@
-"""Which runs the page shows: the one that was asked for, or all below the folder of runs; each stage is a run here."""
+"""Finds the runs of the pages: the given one, or all below the folder of runs. Each stage is a run here."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,30 +15,30 @@ _MOST = 200  # stages that are listed
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A job folder that cannot be shown, and why."""
+    """A job folder that cannot be shown, and the reason."""
 
     folder: Path
     problem: str
 
 
 class Places:
-    """`asked`: a job folder, a run that its NATS knows, or None for all runs of this machine."""
+    """`place`: a job folder, a run that its NATS knows, or None for all runs of this machine."""
 
-    def __init__(self, asked: Path | AnnouncedRun | None) -> None:
-        self._asked = asked
+    def __init__(self, place: Path | AnnouncedRun | None) -> None:
+        self._place = place
         self._sources: dict[str, Source] = {}
         self.unreadable: list[Unreadable] = []
 
     def find(self) -> dict[str, Source]:
-        """The stages by the key that stands in their address, the newest run first. Looks at the folders again."""
-        if isinstance(self._asked, AnnouncedRun):
-            about = self._asked.about
+        """Returns the stages by their key in addresses, newest run first. Reads the folders again."""
+        if isinstance(self._place, AnnouncedRun):
+            about = self._place.about
             if not self._sources:
-                self._sources[about.run] = Source(announced_stage(self._asked))
+                self._sources[about.run] = Source(announced_stage(self._place))
             return self._sources
         self.unreadable = []
         found: dict[str, Source] = {}
-        for folder in dict.fromkeys([self._asked] if self._asked is not None else jobs_here()):
+        for folder in dict.fromkeys([self._place] if self._place is not None else jobs_here()):
             for config in self._stages(folder.absolute()):
                 key = _key(config.parent)
                 source = self._sources.get(key) or self._open(folder.absolute(), config)
@@ -71,7 +71,7 @@ class Places:
 
 
 def _key(folder: Path) -> str:
-    """Path of a stage below the folder of runs, or its last two names."""
+    """Returns the path of a stage below the folder of runs, or its last two names."""
     root = jobs_root().absolute()
     parts = folder.relative_to(root).parts if folder.is_relative_to(root) else folder.parts[-2:]
     return "~".join(parts)

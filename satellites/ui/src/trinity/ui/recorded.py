@@ -1,4 +1,4 @@
-"""A run's ledger as a file, recorded.json: what `trinity ui --demo` shows, without NATS and without a service."""
+"""The ledger of a run as a file, recorded.json: `trinity ui --demo` shows it without NATS and services."""
 
 import json
 from pathlib import Path
@@ -17,12 +17,12 @@ _MOST_LETTERS = 2000
 
 
 def is_recorded(folder: Path | None) -> bool:
-    """A copy of a run, which has this file in place of the store of NATS."""
+    """Returns True for a copy of a run, which has this file in place of the store of NATS."""
     return folder is not None and (folder / _FILE).is_file() and not (folder / "nats").exists()
 
 
 async def record(buffer: Buffer, folder: Path) -> None:
-    """Write what a buffer answers about its run to `folder`."""
+    """Writes the answers of a run's buffer to `folder`."""
     counts = await buffer.counts()
     steps = range(1, counts["ledger_step"] + 1)
     letters = await buffer.letters(_MOST_LETTERS)
@@ -36,7 +36,7 @@ async def record(buffer: Buffer, folder: Path) -> None:
 
 
 class RecordedBuffer:
-    """Answers as `trinity.reading.client.Buffer` does. RunError as its methods."""
+    """Has the methods of `trinity.reading.client.Buffer`. Raises RunError as they do."""
 
     def __init__(self, folder: Path) -> None:
         found = files.read_json(folder / _FILE)

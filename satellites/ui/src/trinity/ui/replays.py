@@ -1,4 +1,4 @@
-"""Replays of a stage, as `trinity replay` left them: <stage>/replay/<name>/replay.json."""
+"""Replays of a stage by `trinity replay`: <stage>/replay/<name>/replay.json."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ _MOST = 20
 
 @dataclass(frozen=True)
 class Step:
-    """A step that was trained again. `different`: metrics with another value; `compared`: both runs noted some."""
+    """A replayed step. `different`: metrics with another value; `compared`: both runs noted some."""
 
     step: int
     different: list[str]
@@ -19,7 +19,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Replay:
-    """`identical`: all that was compared is equal, bit for bit. `weights`: tensors that differ at the end."""
+    """`identical`: all compared values are equal, bit for bit. `weights`: tensors that differ at the end."""
 
     name: str
     identical: bool
@@ -28,16 +28,16 @@ class Replay:
 
     @property
     def first_different(self) -> int | None:
-        """The first step with another metric; None where there is none."""
+        """The first step with another metric; None without one."""
         return next((one.step for one in self.steps if one.different), None)
 
     def of_step(self, number: int) -> Step | None:
-        """What it found for one step; None if it has not trained that."""
+        """Returns the result for one step; None if the replay has not trained it."""
         return next((one for one in self.steps if one.step == number), None)
 
 
 def read(folder: Path | None) -> list[Replay]:
-    """The newest replays of a stage, by when they ended, newest first. Damaged ones are left out."""
+    """Returns the newest replays of a stage, newest first by their end, without damaged ones."""
     if folder is None:
         return []
     found = [(_seconds(path), path) for path in folder.glob("replay/*/replay.json")]

@@ -1,6 +1,6 @@
-"""What each screen shows: values for its template, read through the functions of the commands.
+"""The values of each screen for its template, read by trinity.reading.
 
-A part that cannot be read is None, and `problems` says why: the rest of the page is shown.
+A part that cannot be read is None, and `problems` has the reason: the rest of the page is shown.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _RUNS_WITH_CURVES = 60
 
 
 async def runs(places: Places) -> Facts:
-    """All runs, from their folders alone: no service is asked."""
+    """Returns all runs, from their folders: no service is called."""
     found = await asyncio.to_thread(places.find)
     listed = list(found.items())[:_RUNS_WITH_CURVES]
     rows, damaged = await asyncio.to_thread(_run_rows, listed)
@@ -42,13 +42,13 @@ async def runs(places: Places) -> Facts:
 
 
 def _run_rows(listed: list[tuple[str, Source]]) -> tuple[list[Facts], list[Unreadable]]:
-    """A row for each run, and the runs that have none."""
+    """Returns a row for each run, and the runs that have none."""
     rows, damaged = list[Facts](), list[Unreadable]()
     for key, source in listed:
         try:
             rows.append(_run_row(key, source))
         except UNREADABLE as error:
-            damaged.append(Unreadable(source.folder or Path(key), _said(error)))
+            damaged.append(Unreadable(source.folder or Path(key), _error_text(error)))
     return rows, damaged
 
 
@@ -70,7 +70,7 @@ def _run_row(key: str, source: Source) -> Facts:
 
 
 def _state(source: Source) -> str:
-    """live, finished or stopped; unknown for a folder that cannot be read."""
+    """Returns live, finished or stopped; unknown for a folder that cannot be read."""
     try:
         if source.is_live:
             return "live"
@@ -80,7 +80,7 @@ def _state(source: Source) -> str:
 
 
 async def overview(source: Source) -> Facts:
-    """One run: tiles, whether its ledger adds up, alarms, staleness, who waits, and its newest steps."""
+    """Returns tiles, the state of the ledger, alarms, staleness, waiting times and the newest steps of a run."""
     problems: list[str] = []
     counts = await or_none(source.counts(), problems)
     now = await or_none(source.status(), problems)
@@ -107,7 +107,7 @@ async def overview(source: Source) -> Facts:
 
 
 async def overview_with_evaluations(source: Source) -> Facts:
-    """The same with the curves of `trinity results`, which are read from the whole file."""
+    """Adds the curves of `trinity results`, which are read from the whole file."""
     return {**await overview(source), "evaluations": await asyncio.to_thread(_evaluations, source)}
 
 
@@ -121,21 +121,21 @@ def _evaluations(source: Source) -> list[tuple[results.Curve, Markup]]:
     return [(one, charts.sparkline([value for _, value in one.points], one.metric)) for one in curves]
 
 
-async def or_none(asked: Awaitable[T], problems: list[str]) -> T | None:
-    """What was asked for; None if it cannot be read, with the reason among `problems`."""
+async def or_none(reading: Awaitable[T], problems: list[str]) -> T | None:
+    """Returns the awaited value; None if it cannot be read, with the reason in `problems`."""
     try:
-        return await asked
+        return await reading
     except UNREADABLE as error:
-        problems.append(_said(error))
+        problems.append(_error_text(error))
         return None
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
 
 
 def _tiles(counts: Facts | None, now: Facts | None, trainer: list[series.Line]) -> list[tuple[str, Any, str]]:
-    """(name, value, beside it); the value is None where it is not known."""
+    """Returns (name, value, note); the value is None if unknown."""
     newest = {name: series.newest(trainer, name) for name in trainer[-1]} if trainer else {}
     step = now["step"] if now and now["step"] is not None else (trainer[-1]["step"] if trainer else None)
     found = counts or {}
@@ -162,17 +162,17 @@ def _has_tile(name: str, offline: bool) -> bool:
 
 
 def _loss(trainer: list[series.Line]) -> str:
-    """The name of the loss among the newest step's metrics; empty where there is none."""
+    """Returns the name of the loss in the newest step's metrics; empty without one."""
     return next((name for name in (trainer[-1] if trainer else {}) if name.endswith("_loss")), "")
 
 
 def _version(number: int | None) -> int | None:
-    """None where no version is LIVE, and where a buffer that only reads does not know it."""
+    """Returns None without a LIVE version, and for a read-only buffer, which does not know it."""
     return number if number is not None and number >= 0 else None
 
 
 def _ledger(source: Source, counts: Facts | None) -> Facts | None:
-    """The bar of tasks, and what does not add up; None where the buffer does not answer."""
+    """Returns the bar of tasks, and contradictions in the counts; None if the buffer does not answer."""
     if counts is None:
         return None
     audit = source.audit
@@ -189,7 +189,7 @@ def _ledger(source: Source, counts: Facts | None) -> Facts | None:
 
 
 def _staleness(source: Source, counts: Facts | None) -> list[tuple[int, int, int, bool]]:
-    """(steps old, groups, percent of the most, beyond the bound) for each age in the ledger."""
+    """Returns (steps old, groups, percent of the most, beyond the bound) for each age in the ledger."""
     found = source.audit.staleness
     bound = counts["max_staleness_steps"] if counts else 0
     most = max(found.values(), default=1)
@@ -197,21 +197,24 @@ def _staleness(source: Source, counts: Facts | None) -> list[tuple[int, int, int
 
 
 def _times(lines: list[series.Line]) -> list[tuple[str, float, float]]:
-    """(what, seconds, share) of the newest steps."""
+    """Returns (activity, seconds, share) of the newest steps."""
     sums = {text: sum(series.values(lines, name)) for name, text in _TIMES.items()}
     total = sum(sums.values())
     return [(text, seconds, 100 * seconds / total) for text, seconds in sums.items()] if total else []
 
 
 def _trained_steps(trainer: list[series.Line]) -> list[Facts]:
-    """What the monitor knows of steps, where the ledger cannot be read."""
+    """Returns the steps in the monitor, if the ledger cannot be read."""
     names = {"reward_mean": "sample/reward_mean", "staleness_max": "sample/staleness_max"}
     newest = trainer[: -_LISTED_STEPS - 1 : -1]
     return [{"step": line["step"], **{name: line.get(key) for name, key in names.items()}} for line in newest]
 
 
 async def step(source: Source, number: int) -> Facts:
-    """A step's entry of the ledger, and what trainer and explorers measured. RunError if neither is known."""
+    """Returns a step's ledger entry, and the measurements of trainer and explorers.
+
+    Raises RunError if neither is known.
+    """
     problems: list[str] = []
     entry = await or_none(source.entry(number), problems)
     metrics: Facts = {}
@@ -230,13 +233,13 @@ async def step(source: Source, number: int) -> Facts:
 
 
 def _replays(folder: Path | None, number: int) -> list[tuple[str, replays.Step]]:
-    """(name, what it found) of each replay that has trained a step again."""
+    """Returns (name, result) of each replay of a step."""
     found = ((one.name, one.of_step(number)) for one in replays.read(folder))
     return [(name, one) for name, one in found if one is not None]
 
 
 async def group(source: Source, number: int, ordinal: int) -> Facts:
-    """The samples of one group of a step, side by side. RunError if the step has none of it."""
+    """Returns the samples of one group of a step. Raises RunError if the step has none of it."""
     rows = [(place, row) for place, row in enumerate(await source.rows(number)) if row.get("ordinal") == ordinal]
     if not rows:
         raise RunError(f"no trained experience of group {ordinal} in step {number}")
@@ -257,7 +260,7 @@ async def group(source: Source, number: int, ordinal: int) -> Facts:
 
 
 async def sample(source: Source, number: int, index: int, by: str) -> Facts:
-    """One experience: its prompt, its response by tokens, its fields. RunError if there is none of that number."""
+    """Returns prompt, response by tokens, and fields of one experience. Raises RunError for an unknown number."""
     rows = await source.rows(number)
     row = experience(rows, number, index)
     hidden = ("prompt", "response", "arrays", "metrics", "images")
@@ -276,9 +279,9 @@ async def sample(source: Source, number: int, index: int, by: str) -> Facts:
 
 
 async def sample_tokens(source: Source, number: int, index: int, first: int, by: str) -> Facts:
-    """Some thousand tokens of a response, from the one at `first` on, coloured by this of tokens.COLOURINGS.
+    """Returns some thousand tokens of a response from `first` on, coloured by one of tokens.COLOURINGS.
 
-    RunError if there is no such experience.
+    Raises RunError without such an experience.
     """
     row = experience(await source.rows(number), number, index)
     problems: list[str] = []
@@ -290,19 +293,19 @@ async def sample_tokens(source: Source, number: int, index: int, first: int, by:
         )
         blocks, following = await asyncio.to_thread(tokens.blocks, row, tokenizer, first, by)
     except UNREADABLE as error:
-        problems.append(f"the tokens cannot be shown: {_said(error)}")
+        problems.append(f"the tokens cannot be shown: {_error_text(error)}")
     return {"number": number, "index": index, "blocks": blocks, "following": following, "problems": problems}
 
 
 def experience(rows: list[Facts], number: int, index: int) -> Facts:
-    """Row `index` of a step. RunError if it has none."""
+    """Returns row `index` of a step. Raises RunError if it has none."""
     if not 0 <= index < len(rows):
         raise RunError(f"no experience {index} in step {number}; there are 0 to {len(rows) - 1}")
     return rows[index]
 
 
 def _turns(rows: list[Facts], row: Facts) -> list[tuple[int, Any]]:
-    """(index, turn) of the other turns of the same rollout."""
+    """Returns (index, turn) of the other turns of the same rollout."""
     same = ("task_id", "rollout")
     return [
         (place, one.get("turn"))

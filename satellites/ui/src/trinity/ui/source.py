@@ -1,7 +1,7 @@
-"""One stage of a run as the page reads it: by gRPC from a live one, else from its job folder.
+"""One stage of a run for the pages: by gRPC from a live run, else from its job folder.
 
-A stopped run's ledger is in its NATS store. It is read as `trinity batch` reads it: by a read-only buffer, during which
-the job is locked. That buffer is kept for some seconds after the last question, since it takes seconds to start.
+The ledger of a stopped run is in its NATS store. A read-only buffer reads it, as for `trinity batch`, and locks the job
+meanwhile. That buffer stays for some seconds after the last request, since it takes seconds to start.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ _opening = asyncio.Lock()
 
 
 class Source:
-    """What is known of a stage. Entries of the ledger are read once: they never change."""
+    """The readable facts of a stage. Entries of the ledger never change and are read once."""
 
     def __init__(self, job_stage: JobStage) -> None:
         self.job_stage = job_stage
@@ -68,7 +68,7 @@ class Source:
 
     @property
     def option(self) -> str:
-        """What names this stage to a `trinity` command."""
+        """The option that names this stage to a `trinity` command."""
         if self.job_stage.folders is None:
             return shlex.join(["--nats", without_credentials(self.job_stage.nats_url), "--run", self.job_stage.run])
         stage = ["--stage", self.job_stage.stage] if self.job_stage.stage else []
@@ -76,12 +76,12 @@ class Source:
 
     @property
     def option_of_view(self) -> str:
-        """The same for `trinity view`, which has no --stage: it takes the folder of one."""
+        """The option for `trinity view`, which has no --stage and takes the folder of a stage."""
         return shlex.join(["--job", str(self.folder)]) if self.folder is not None else self.option
 
     @property
     def option_of_status(self) -> str:
-        """The same for `trinity status`, which shows the live stage."""
+        """The option for `trinity status`, which shows the live stage."""
         return shlex.join(["--job", str(self._job)]) if self._job is not None else self.option
 
     @property
@@ -92,7 +92,7 @@ class Source:
         return main is not None and main.run == self.job_stage.run
 
     async def status(self) -> Facts | None:
-        """What `trinity status` shows of a live stage; None for another."""
+        """Returns the facts of `trinity status` for a live stage, else None."""
         if not self.is_live:
             return None
         async with _opening:
@@ -101,7 +101,10 @@ class Source:
             return await status.collect(self.job_stage.job)
 
     async def counts(self) -> Facts:
-        """As `wire.counts`. Reads entries that the audit lacks too, some hundreds at a time. RunError as a command."""
+        """Returns counts as `wire.counts`.
+
+        Also reads entries that the audit lacks, some hundreds at a time. Raises RunError.
+        """
         async with self._ask() as buffer:
             found = await buffer.counts()
             first = self.audit.newest_step + 1
@@ -112,28 +115,31 @@ class Source:
         return found
 
     async def entry(self, step: int) -> Facts:
-        """The ledger's entry, as `trinity batch show --json` gives it. RunError if there is none."""
+        """Returns the ledger entry, as `trinity batch show --json` prints it. Raises RunError if there is none."""
         async with self._ask() as buffer:
             return await buffer.entry(step)
 
     async def attempts(self, step: int) -> dict[int, Facts]:
-        """By ordinal: which attempt made each group of a step, and when. RunError once the log has released them."""
+        """Returns the attempt that made each group of a step, by ordinal.
+
+        Raises RunError once the log has released them.
+        """
         async with self._ask() as buffer:
             return await buffer.attempts(step)
 
     async def letters(self) -> list[Letter]:
-        """Dead letters, oldest first, at most _MOST_LETTERS."""
+        """Returns dead letters, oldest first, at most _MOST_LETTERS."""
         async with self._ask() as buffer:
             return await buffer.letters(_MOST_LETTERS)
 
     async def letter(self, ordinal: int) -> Facts:
-        """All fields of one dead letter. RunError if the task has none."""
+        """Returns all fields of one dead letter. Raises RunError if the task has none."""
         async with self._ask() as buffer:
             return await buffer.letter(ordinal)
 
     @contextlib.asynccontextmanager
     async def writing(self) -> AsyncIterator[Buffer]:
-        """The live run's buffer, as its operator. RunError unless it lives."""
+        """Yields the live run's buffer, as its operator. Raises RunError unless it lives."""
         async with _opening:
             jobs.identify(self._job, Role.OPERATOR)
             async with live_buffer(self.job_stage) as reader:
@@ -142,23 +148,29 @@ class Source:
                 yield reader.buffer
 
     async def versions(self) -> list[VersionRow]:
-        """The newest versions, newest first. RunError unless the stage is live."""
+        """Returns the newest versions, newest first. Raises RunError unless the stage is live."""
         async with self._sync() as sync:
             return await sync.versions(_MOST_VERSIONS)
 
     async def pin(self, number: int, pinned: bool) -> None:
-        """Keep a version's files, or no longer. RunError unless the stage is live and this user is its operator."""
+        """Pins or unpins a version. Raises RunError unless the stage is live and this user is its operator."""
         async with self._sync(Role.OPERATOR) as sync:
             await sync.pin(number, pinned)
 
     async def version(self, number: int) -> Facts:
-        """All fields of one version, and who serves it. RunError if there is none, or the stage is not live."""
+        """Returns all fields of one version, and the explorers that serve it.
+
+        Raises RunError if there is none, or the stage is not live.
+        """
         async with self._sync() as sync:
             found = await sync.version(number)
             return found | {"explorers": [one.name for one in await sync.members() if one.version == number]}
 
     async def rows(self, step: int | None) -> list[view.Row]:
-        """Experiences that a step was trained on, in the order of `trinity view`. RunError if there are none."""
+        """Returns the experiences that a step was trained on, in the order of `trinity view`.
+
+        Raises RunError if there are none.
+        """
         if step is not None and step in self._rows:
             return self._rows[step]
         if self.folder is not None:
@@ -182,7 +194,7 @@ class Source:
 
     @contextlib.asynccontextmanager
     async def _ask(self) -> AsyncIterator[Buffer | RecordedBuffer]:
-        """The run's buffer, or a read-only one. One question at a time."""
+        """Queries the run's buffer, or a read-only one. One query at a time."""
         async with self._asking:
             if self._closing is not None:
                 self._closing.cancel()
@@ -215,7 +227,7 @@ class Source:
         await self.close()
 
     async def close(self) -> None:
-        """End what was started for this stage."""
+        """Ends the processes that were started for this stage."""
         async with self._asking:
             await self._close()
 
@@ -226,7 +238,7 @@ class Source:
 
 
 def _is_sound(name: str, value: Any) -> bool:
-    """Whether pages can compute with a field of an experience; others are left out."""
+    """Returns True for a field of an experience that pages can compute with; others are left out."""
     if name == "versions":  # spans [version, first, end]
         return isinstance(value, list) and all(
             isinstance(one, list) and [*map(type, one)] == [int] * 3 for one in value

@@ -1,6 +1,7 @@
-"""The words of the pages: English in the templates, other languages in texts/<language>.json, by the English words.
+"""The words of the pages: English in the templates, other languages in texts/<language>.json, keyed by the English
+text.
 
-What a run wrote, names of metrics, and the messages of commands stay as they are.
+Texts that a run wrote, names of metrics, and messages of commands stay as they are.
 """
 
 import json
@@ -25,19 +26,19 @@ PATTERNS = (
 
 
 def language(chosen: str, remembered: str, accepted: str) -> str:
-    """The first of these that there is; `accepted` as in the header Accept-Language, whose weights are not read."""
+    """Returns the first known language. `accepted`: the header Accept-Language, whose weights are not read."""
     wanted = [chosen, remembered, *(part.partition(";")[0].strip().partition("-")[0] for part in accepted.split(","))]
     return next((one for one in wanted if one in LANGUAGES), ENGLISH)
 
 
 @cache
 def catalogue(language: str) -> dict[str, str]:
-    """Texts by the English ones; empty for English."""
+    """Returns texts by their English text; empty for English."""
     return {} if language == ENGLISH else dict(json.loads((_FOLDER / f"{language}.json").read_text(encoding="utf-8")))
 
 
 def functions(language: str) -> dict[str, Any]:
-    """What templates call: `_` for their own words, the others for words around a name or a number."""
+    """Returns the functions of templates: `_` for their own words, the others for words around a name or a number."""
     translated = catalogue(language)
 
     def own(text: str) -> str:
@@ -51,7 +52,7 @@ def functions(language: str) -> dict[str, Any]:
 
 
 def _filled(text: str, patterns: tuple[str, ...], translated: dict[str, str]) -> str:
-    """The translation of the first pattern that the text has the form of, with its values; else the text."""
+    """Returns the translation of the first pattern that matches the text, with its values; else the text."""
     for pattern in patterns:
         if pattern in translated and (match := _expression(pattern).fullmatch(text)):
             return _FIELD.sub(lambda field, match=match: match[field[1]], translated[pattern])  # type: ignore[misc]

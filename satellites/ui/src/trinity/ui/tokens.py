@@ -1,4 +1,4 @@
-"""A sample token by token: which weights sampled each, whether it is trained, how likely it was."""
+"""A sample token by token: the weights that sampled each, whether it is trained, and its probability."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -29,8 +29,11 @@ _AT_ONCE = 512  # tokens that a browser asks for together: of more, it drops fra
 
 @dataclass(frozen=True)
 class Token:
-    """One token of a response; None is not recorded. `values` by their names in _LIMITS: logprob under the weights that
-    sampled; of the trainer's step ratio, gap and entropy (`_values`). clipped: by the policy loss."""
+    """One token of a response; None means not recorded.
+
+    `values` by their names in _LIMITS: logprob under the weights that sampled; ratio, gap and entropy of the trainer's
+    step (`_values`). clipped: by the policy loss.
+    """
 
     text: str
     token_id: int
@@ -43,7 +46,7 @@ class Token:
 
     @property
     def about(self) -> str:
-        """For the pointer."""
+        """Text for the pointer."""
         version = "" if self.version is None else f", weights {self.version}"
         known = "".join(f", {_ABOUT[name]} {value:.4g}" for name, value in self.values.items())
         step = "" if "ratio" in self.values else ", ratio and entropy not recorded"
@@ -55,7 +58,7 @@ _ABOUT = {"logprob": "log-probability", "ratio": "ratio", "gap": "trainer - engi
 
 
 def recorded(row: dict[str, Any]) -> frozenset[str]:
-    """What the trainer recorded of the row's tokens: values of _LIMITS, and "clipped" if its loss has a clip."""
+    """Returns the trainer's records on the row's tokens: values of _LIMITS, and "clipped" if its loss has a clip."""
     kept = row.get("arrays") or {}
     return frozenset(name for name, array in _RECORDED.items() if array in kept)
 
@@ -65,9 +68,9 @@ _RECORDED = {"logprob": "logprobs", "ratio": "new_logprobs", "gap": "new_logprob
 
 
 def blocks(row: dict[str, Any], tokenizer: Tokenizer | None, first: int, by: str) -> tuple[list[list[Token]], int]:
-    """The response's tokens from `first` on in blocks, and the next first; 0 behind the last.
+    """Returns the response's tokens from `first` on in blocks, and the next first; 0 at the end.
 
-    `by`: of COLOURINGS. Empty for a row without arrays. ValueError for arrays that are damaged.
+    `by`: of COLOURINGS. Empty for a row without arrays. Raises ValueError for damaged arrays.
     """
     kept = arrays(row)
     if "token_ids" not in kept:
@@ -110,10 +113,10 @@ def _tokens(
 
 
 def _values(kept: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Of each response token, float64 [R], by their names in _LIMITS; those that are recorded.
+    """Returns the recorded values of each response token, float64 [R], by their names in _LIMITS.
 
-    ratio: of the token's probabilities under the weights of the step's last update and under those that sampled it.
-    gap: the trainer's log-probability as the step began - the engine's.
+    ratio: of the token's probabilities under the weights of the step's last update and under the weights that sampled
+    it. gap: the trainer's log-probability at the begin of the step minus the engine's.
     """
     found = {name: kept[array].astype(float) for name, array in (("logprob", "logprobs"),) if array in kept}
     if "logprobs" in kept and "new_logprobs" in kept:
@@ -124,7 +127,7 @@ def _values(kept: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _versions(spans: list[list[int]], places: range) -> dict[int, int]:
-    """The version of each of these places, from the spans [version, first, end]."""
+    """Returns the version of each of these places, from the spans [version, first, end]."""
     parts = ((version, range(max(first, places.start), min(end, places.stop))) for version, first, end in spans)
     return {place: version for version, part in parts for place in part}
 
@@ -143,7 +146,7 @@ def _text(tokenizer: Tokenizer | None, token_id: int) -> str:
 
 
 def tokenizer_of(folder: Path | None, model: str) -> Tokenizer | None:
-    """The model's tokenizer, from its folder or from a checkpoint of the run; None where neither has one."""
+    """Returns the model's tokenizer, from its folder or from a checkpoint of the run; None if neither has one."""
     places = [Path(model).expanduser()]
     if folder is not None and (newest := newest_model(folder)) is not None:
         places.append(newest[1])
@@ -154,7 +157,7 @@ def tokenizer_of(folder: Path | None, model: str) -> Tokenizer | None:
 
 @lru_cache(maxsize=4)
 def _load(file: Path, written: float) -> Tokenizer | None:
-    """None for a file that is no tokenizer."""
+    """Returns None for a file that is no tokenizer."""
     try:
         return Tokenizer.from_file(str(file))
     except Exception:  # the library raises Exception itself

@@ -1,4 +1,4 @@
-"""What the seconds of a run's devices went to, as `trinity cost` counts them, and what the trained tokens cost."""
+"""The seconds of a run's devices, as `trinity cost` counts them, and the price of the trained tokens."""
 
 import asyncio
 import math
@@ -17,12 +17,12 @@ _MOST_PRICE = 1e6  # for an hour of a device
 _COLOURS = 8  # of fates
 
 
-async def waste(source: Source, asked: str = "") -> Facts:
-    """Seconds of devices by fate. `asked`: the price of an hour of a device, as typed; empty for none.
+async def waste(source: Source, typed: str = "") -> Facts:
+    """Returns device-seconds by fate. `typed`: the typed price of an hour of a device; empty for none.
 
-    RunError for a run without account, or a price that is no number from 0 to 1,000,000.
+    Raises RunError for a run without account, or a price outside 0 to 1,000,000.
     """
-    price = _price(asked)
+    price = _price(typed)
     if source.folder is None:
         raise RunError("the accounts of devices are in the job folder, and this run's is on another machine")
     problems: list[str] = []
@@ -40,22 +40,22 @@ async def waste(source: Source, asked: str = "") -> Facts:
         "dearest": sorted(found["groups"], key=lambda one: -one["seconds"])[:_LISTED_GROUPS],
         "read": source.audit.newest_step,
         "of": counts["ledger_step"] if counts else 0,
-        "price": asked,
+        "price": typed,
         "money": _money(price, found) if price is not None else None,
         "problems": problems,
         "command": f"trinity cost {source.option}",
     }
 
 
-def _price(asked: str) -> float | None:
-    if not asked.strip():
+def _price(typed: str) -> float | None:
+    if not typed.strip():
         return None
     try:
-        price = float(asked)
+        price = float(typed)
     except ValueError:
         price = math.nan
     if not 0 <= price <= _MOST_PRICE:
-        raise RunError(f"price: {asked!r} is no number from 0 to {_MOST_PRICE:,.0f}; it is for an hour of a device")
+        raise RunError(f"price: {typed!r} is no number from 0 to {_MOST_PRICE:,.0f}; it is for an hour of a device")
     return price
 
 
@@ -69,7 +69,7 @@ def _fate(place: int, fate: str, found: Facts, services: list[str]) -> Facts:
 
 
 def _money(price: float, found: Facts) -> Facts:
-    """What the devices cost, and 1,000 trained tokens; None for these while none is trained."""
+    """Returns the price of the devices, and of 1,000 trained tokens; None without trained tokens."""
     tokens = sum(one["tokens"] for one in found["groups"] if one["fate"] == "trained")
     whole = price * found["gpu_hours"]
     return {"whole": whole, "tokens": tokens, "per_thousand": 1000 * whole / tokens if tokens else None}

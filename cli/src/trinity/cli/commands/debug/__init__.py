@@ -1,1 +1,1 @@
-"""`trinity debug`: a workflow alone against one engine."""
+"""`trinity debug`: one workflow on one engine."""

@@ -1,4 +1,4 @@
-"""`trinity debug`: one task's workflow alone against one engine; prompt in, experience out.
+"""`trinity debug`: one task's workflow on one engine, from prompt to experience.
 
 Nothing is trained and no run is joined: the engine has the weights of model.model_path. With --watch the engine stays
 up, and the task runs again whenever a plugin file changes.
@@ -66,7 +66,7 @@ def debug(
     port: Annotated[int | None, typer.Option("--port", hidden=True)] = None,
     output_file: Annotated[Path | None, typer.Option("--output-file", hidden=True)] = None,
 ) -> int:
-    """Run one task's workflow alone against one engine, and show what it makes."""
+    """Run one task's workflow on one engine, and show its outcome."""
     if module != "workflow":
         raise RunError(f"--module {module}: {_ELSEWHERE.get(module, 'is unknown; the one there is is workflow')}", 2)
     refused = {"--enable-profiling": enable_profiling, "--port": port, "--output-file": output_file}
@@ -76,17 +76,17 @@ def debug(
     if file is not None and disable_overwrite and file.exists():
         raise RunError(f"--output-dir: {file} is there already; name another folder, or allow it to be written", 2)
     folders = [*(plugin_dir or []), *([_folder_of(watch)] if watch is not None else [])]
-    asked = request(config, arguments, folders)
+    options = request(config, arguments, folders)
     logs.configure("debug", level="ERROR")
-    loaded = _load(asked, waits=watch is not None)
+    loaded = _load(options, waits=watch is not None)
     say_notices(loaded, sys.stderr)
-    os.environ["TRINITY_PLUGIN_DIRS"] = os.pathsep.join(str(path.absolute()) for path in asked.plugin_dirs)
+    os.environ["TRINITY_PLUGIN_DIRS"] = os.pathsep.join(str(path.absolute()) for path in options.plugin_dirs)
     stage = next((one for one in expand(loaded) if not make_plan(one).offline), None)
     if stage is None:
-        raise RunError(f"{asked.config}: no stage explores, so no workflow runs", 2)
+        raise RunError(f"{options.config}: no stage explores, so no workflow runs", 2)
     plan = make_plan(stage)
-    given = task_of(plan, str(asked.config), task, prompt, truth)
-    check_inputs(make_plan(stage.model_copy(update={"mode": "serve"})), str(asked.config), listens=False)
+    given = task_of(plan, str(options.config), task, prompt, truth)
+    check_inputs(make_plan(stage.model_copy(update={"mode": "serve"})), str(options.config), listens=False)
     if output_dir is not None:  # said now, not after the engine has run
         output_dir.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=output_dir).close()
@@ -95,24 +95,24 @@ def debug(
     try:
         print("starting the engine", file=sys.stderr)
         bench.start()
-        seen = changes(asked.plugin_dirs)
+        seen = changes(options.plugin_dirs)
         show = _Show(given, as_json, file)
         code = show(bench.run(given))
         if watch is not None:
-            _again_and_again(bench, given, show, asked.plugin_dirs, seen)
+            _again_and_again(bench, given, show, options.plugin_dirs, seen)
         return code
     finally:
         bench.close()
 
 
 def _end(signum: int, _: object) -> None:
-    """As Ctrl-C, so that processes and their folder are removed; a second signal does not break that off."""
+    """Ends like Ctrl-C, which removes processes and their folder; a second signal does not interrupt that."""
     signal.signal(signum, signal.SIG_IGN)
     raise RunError("ended by SIGTERM", 128 + signum)
 
 
 class _Show:
-    """Prints an outcome, and writes it where --output-dir says; returns the exit code."""
+    """Prints an outcome and writes it below --output-dir. Returns the exit code."""
 
     def __init__(self, task: Task, as_json: bool, file: Path | None) -> None:
         self._task, self._as_json, self._file = task, as_json, file
@@ -126,9 +126,9 @@ class _Show:
 
 
 def task_of(plan: Plan, source: str, number: int, prompt: str | None = None, truth: str = "") -> Task:
-    """The task of a row of the first taskset; with `prompt`, one that has this prompt and reference answer alone.
+    """Returns the task of a row of the first taskset; with `prompt`, a task with only this prompt and reference answer.
 
-    RunError for a row that is not there, ConfigError for one that cannot be used.
+    Raises RunError for a missing row, ConfigError for an unusable one.
     """
     taskset, buffer = plan.tasksets[0], plan.config.buffer.explorer_input
     key = f"buffer.explorer_input.{'taskset' if buffer.taskset else 'tasksets.0'}"
@@ -156,22 +156,22 @@ def _folder_of(watched: Path) -> Path:
     return watched.absolute().parent
 
 
-def _load(asked: Request, waits: bool) -> Config:
-    """The YAML, with its plugins. `waits`: for the next version of plugin files that cannot be imported."""
+def _load(options: Request, waits: bool) -> Config:
+    """Loads the YAML and its plugins. `waits`: until plugin files that cannot be imported change."""
     while True:
-        seen = changes(asked.plugin_dirs)
+        seen = changes(options.plugin_dirs)
         try:
-            return asked.load()
+            return options.load()
         except RunError as error:
             if not waits:
                 raise
-            _wait_for_change(asked.plugin_dirs, seen, str(error))
+            _wait_for_change(options.plugin_dirs, seen, str(error))
 
 
 def _again_and_again(
     bench: Workbench, task: Task, show: _Show, folders: list[Path], seen: dict[Path, tuple[int, int]]
 ) -> None:
-    """Until SIGINT: run the task whenever plugin files have changed since `seen` and can be imported."""
+    """Until SIGINT, runs the task whenever plugin files have changed since `seen` and can be imported."""
     problem = ""
     while True:
         _wait_for_change(folders, seen, problem)
@@ -190,7 +190,7 @@ def _wait_for_change(folders: list[Path], seen: dict[Path, tuple[int, int]], pro
 
 
 def changes(folders: list[Path]) -> dict[Path, tuple[int, int]]:
-    """Time of change, in ns, and size of each Python file below the folders."""
+    """Returns time of change, in ns, and size of each Python file below the folders."""
     found = {}
     for folder in folders:
         for path in sorted(folder.expanduser().rglob("*.py")):

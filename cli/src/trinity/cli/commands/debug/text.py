@@ -1,4 +1,4 @@
-"""What a workflow made of a task, as tables and texts."""
+"""Tables and texts of the outcome of a task."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ Found = dict[str, Any]
 
 
 def render(task: Task, found: Found) -> str:
-    """`found` is what the engine's process answers: see trinity.explorer.debug."""
+    """`found` is the answer of the engine process: see trinity.explorer.debug."""
     made: list[Found] = found["experiences"]
     head = {
         "task": task.task_id,
@@ -28,7 +28,7 @@ def render(task: Task, found: Found) -> str:
 
 
 def _metrics(made: Sequence[Found]) -> str:
-    """A row for each metric, parts of the reward among them; a column for each experience."""
+    """Returns a row for each metric, with the parts of the reward, and a column for each experience."""
     names = sorted({name for one in made for name in one["metrics"]})
     columns: dict[str, Any] = {"metric": lambda name: name}
     for number, one in enumerate(made):
@@ -37,7 +37,7 @@ def _metrics(made: Sequence[Found]) -> str:
 
 
 def _texts(made: Sequence[Found]) -> list[str]:
-    """Prompt and response of each experience; a prompt that is the one before is not repeated."""
+    """Returns prompt and response of each experience, without repeated prompts."""
     texts, before = [], None
     for number, one in enumerate(made):
         for key in ("prompt", "response"):
@@ -50,7 +50,7 @@ def _texts(made: Sequence[Found]) -> list[str]:
 
 
 def spans(mask: Sequence[int]) -> str:
-    """Which response tokens are trained: "all", "none", or first-end of each stretch, as "0-12 20-31"."""
+    """Returns the trained response tokens: "all", "none", or ranges as "0-12 20-31"."""
     if all(mask):
         return "all" if mask else "none"
     edges = [place for place in range(len(mask)) if mask[place] != (mask[place - 1] if place else 0)]
@@ -59,7 +59,7 @@ def spans(mask: Sequence[int]) -> str:
 
 
 def _logprobs(one: Found) -> str:
-    """Mean and least log-probability of the trained tokens."""
+    """Returns mean and least log-probability of the trained tokens."""
     values = [value for value, trained in zip(one["logprobs"], one["mask"], strict=True) if trained]
     return f"{sum(values) / len(values):.3f} / {min(values):.3f}" if values else "-"
 

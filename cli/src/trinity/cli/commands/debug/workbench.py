@@ -1,4 +1,4 @@
-"""What a workflow needs to run alone: the environment service, and a process with one engine."""
+"""The processes that one workflow needs: the environment service, and a process with one engine."""
 
 import asyncio
 import json
@@ -30,9 +30,9 @@ _STOP_SECONDS = 10.0
 
 
 class Workbench:
-    """Processes of a stage's YAML in a temporary folder of their own, until `close`.
+    """Processes of a stage in a temporary folder, until `close`.
 
-    The folder, with the logs, stays after a failure. RunError if a process cannot start or dies.
+    After a failure the folder stays, with the logs. Raises RunError if a process cannot start or dies.
     """
 
     def __init__(self, stage: Config) -> None:
@@ -60,7 +60,7 @@ class Workbench:
         return child
 
     def start(self) -> None:
-        """Must be called from the main thread: children end with the thread that made them."""
+        """Starts the processes. Call it from the main thread: children end with the thread that made them."""
         self._environment.start()
         child = self._engine
         with child.output.open("ab") as out:
@@ -76,11 +76,11 @@ class Workbench:
         self._read()
 
     def run(self, task: Task) -> dict[str, Any]:
-        """One attempt at the task: seconds, failure, experiences; see trinity.explorer.debug."""
+        """Runs one attempt at the task. Returns seconds, failure and experiences: see trinity.explorer.debug."""
         return self._ask({"task": task_to_json(task)})
 
     def reload(self) -> str:
-        """Import the plugin files again, in both processes. What is wrong with them; empty if nothing is."""
+        """Imports the plugin files again in both processes. Returns the problem, or an empty string."""
         problem = str(self._ask({"reload": True})["problem"])
         if not problem:
             asyncio.run(stop_all([self._environment], _STOP_SECONDS))

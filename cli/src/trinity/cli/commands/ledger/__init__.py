@@ -1,1 +1,1 @@
-"""What optimizer steps learnt from: dead letters, batches, replays."""
+"""Commands on the ledger: dead letters, batches, replays."""

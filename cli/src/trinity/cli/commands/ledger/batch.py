@@ -1,7 +1,7 @@
-"""`trinity batch show`: what an optimizer step learnt from, out of the ledger and, for texts, the log.
+"""`trinity batch show`: the batch of an optimizer step, from the ledger and, for texts, the log.
 
-The ledger entry comes from the run's buffer, or from a read-only one of this command. Texts always come from the
-read-only one: a request for batches would tell the run's buffer that a trainer wants the next step.
+The ledger entry comes from the buffer of the run, or from a read-only one. Texts always come from the read-only one: a
+request for batches would tell the buffer of the run that a trainer wants the next step.
 """
 
 from typing import Annotated
@@ -17,7 +17,7 @@ from trinity.weights.checkpoints import complete_steps
 
 _SHOWN_ROWS = 64
 
-app = group("What a step learns from, out of the ledger.")
+app = group("The batch of a step, from the ledger.")
 
 Step = Annotated[int, typer.Argument(min=1, help="Optimizer step")]
 
@@ -31,7 +31,7 @@ def show_batch(
     ] = 0,
     as_json: AsJson = False,
 ) -> str:
-    """Show the groups (or rows) that a step consumed, and those that were dropped before it."""
+    """Show the groups (or rows) that a step consumed, and the groups dropped before it."""
     if texts:
         batch = ask(read_only_buffer, job_stage, lambda reader: reader.buffer.entry_with_texts(step, texts))
     else:
@@ -82,7 +82,7 @@ _COLUMNS = {
 
 
 def render(name: str, batch: Facts) -> str:
-    """A batch as text."""
+    """Returns a batch as text."""
     lines = [_title(name, batch)]
     if batch["groups"]:
         lines.append(table(batch["groups"], _COLUMNS))

@@ -1,4 +1,4 @@
-"""`trinity deadletters`: the failed tasks of a run. They can be listed at any time; only a live run can retry them."""
+"""`trinity deadletters`: the failed tasks of a run. Only a live run can retry them."""
 
 import json
 from collections.abc import Sequence
@@ -78,7 +78,7 @@ class Change:
     everything: bool
 
     def check(self) -> None:
-        """RunError unless exactly one of ordinals and --all is given."""
+        """Raises RunError unless either ordinals or --all is given."""
         if bool(self.ordinals) == self.everything:
             raise RunError(
                 f"name the tasks by ordinal, as `trinity deadletters {self.command} 3 7`, or all of them by --all; "
@@ -88,7 +88,10 @@ class Change:
 
 
 def change_letters(job_stage: JobStage, change: Change, as_json: bool) -> str:
-    """Apply a change; returns what was changed. RunError unless the run is live and all ordinals have letters."""
+    """Applies a change and returns the changed ordinals.
+
+    Raises RunError unless the run is live and all ordinals have letters.
+    """
     change.check()
     ordinals = ask(live_buffer, job_stage, lambda reader: _change(reader, job_stage, change))
     if as_json:
@@ -110,13 +113,13 @@ async def _change(reader: Reader | None, job_stage: JobStage, change: Change) ->
 
 
 def render(name: str, letters: Sequence[Letter], limit: int) -> str:
-    """A line for each letter."""
+    """Returns a line for each letter."""
     more = f", the oldest; --limit {2 * limit} shows more" if len(letters) == limit else ""
     return f"{visible(name)}: {len(letters)} dead letters{more}\n{table(letters, _COLUMNS)}"
 
 
 def describe(letter: Facts) -> str:
-    """All fields of one letter as text."""
+    """Returns all fields of one letter as text."""
     task = letter["task"]
     facts = {
         "task": letter["task_id"] or "(unknown)",

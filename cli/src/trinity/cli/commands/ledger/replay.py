@@ -1,11 +1,11 @@
-"""`trinity replay`: train steps again from the ledger, and say whether the same comes out.
+"""`trinity replay`: train steps again from the ledger, and compare the result with the run.
 
-A trainer begins at the run's newest checkpoint before the first step (the base model before step 1) and is served the
-same ledger entries out of the same log, by a buffer that only reads. It publishes and commits nothing; what it writes
-is in <stage>/replay/from_<step>/. Metrics of every step are compared with those that the run noted, and the last
-weights with the run's checkpoint of that step, if it keeps one: bit for bit.
+A trainer begins at the run's newest checkpoint before the first step (the base model before step 1). A read-only buffer
+serves it the same ledger entries from the same log. It publishes and commits nothing, and writes to
+<stage>/replay/from_<step>/. Metrics of every step, and the last weights if the run kept a checkpoint of that step, are
+compared bit for bit.
 
-With --fresh the run itself runs again from its first step, sampling included, in <stage>/replay/fresh/.
+With --fresh the whole run is repeated from its first step, sampling included, in <stage>/replay/fresh/.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ _POLL_SECONDS = 0.3
 
 @dataclass(frozen=True)
 class Wanted:
-    """Train steps `first` to `last` from the checkpoint of step `begin`; 0: the base model."""
+    """Steps `first` to `last` are trained from the checkpoint of step `begin`; 0: the base model."""
 
     first: int
     last: int
@@ -102,7 +102,7 @@ def replay(
 
 
 def _run_again(job_stage: JobStage, overrides: Sequence[str], as_json: bool) -> int:
-    """Run the stage again from its beginning, and show the first difference. Exit code 1 if there is one."""
+    """Runs the stage again from its beginning, and shows the first difference. Returns exit code 1 if there is one."""
     config = job_stage.config
     if not config.reproducible or config.mode != "both":
         problem = f"--fresh: {job_stage.name} was run with reproducible: {str(config.reproducible).lower()}, mode: "
@@ -116,7 +116,7 @@ def _run_again(job_stage: JobStage, overrides: Sequence[str], as_json: bool) -> 
 
 
 def _wanted(job_stage: JobStage, first: int, last: int | None, newest: int) -> Wanted:
-    """RunError for steps the run has not trained, and without a checkpoint to begin at."""
+    """Raises RunError for steps that the run has not trained, and without a checkpoint to begin at."""
     if not newest:
         raise RunError(f"{job_stage.name} has trained no step yet: nothing to train again")
     last = newest if last is None else last
@@ -138,7 +138,7 @@ def _wanted(job_stage: JobStage, first: int, last: int | None, newest: int) -> W
 
 
 def check_given(job_stage: JobStage) -> None:
-    """RunError for a run that NATS names without a YAML: NATS has neither its algorithm nor its model."""
+    """Raises RunError for a run that NATS names without a YAML: NATS has neither its algorithm nor its model."""
     if job_stage.nats_url and job_stage.yaml is None:
         raise RunError(
             "training again needs what NATS does not have: give the run's YAML by --config; after the options, "
@@ -148,7 +148,7 @@ def check_given(job_stage: JobStage) -> None:
 
 
 def placement_of(job_stage: JobStage, wanted: Wanted, trained: dict[int, dict[str, Any]]) -> tuple[Placement, int]:
-    """As many ranks as the run had, of the same kind, and CPU threads. RunError if this machine has fewer."""
+    """Returns the run's number and kind of ranks, and CPU threads. Raises RunError if this machine has fewer."""
     found = {(e.get("ranks"), e.get("device"), e.get("threads")) for e in map(trained.get, wanted.steps) if e}
     if len(found) > 1:
         kinds = " and ".join(sorted(f"{ranks} rank(s) on {device}" for ranks, device, _ in found))
@@ -170,15 +170,15 @@ def placement_of(job_stage: JobStage, wanted: Wanted, trained: dict[int, dict[st
 
 
 def _micro_batch_tokens(wanted: Wanted, trained: dict[int, dict[str, Any]]) -> int | None:
-    """The micro-batch size that the run noted for all these steps. None: not noted, or several values."""
+    """Returns the micro-batch size that the run noted for these steps; None if it noted none or several."""
     found = {entry.get("micro_batch_tokens") for entry in map(trained.get, wanted.steps) if entry}
     return found.pop() if len(found) == 1 else None
 
 
 def trainer_config(job_stage: JobStage, overrides: Sequence[str], micro_batch_tokens: int | None = None) -> Config:
-    """The stage's configuration for a trainer alone, in the folder where the job is now.
+    """Returns the stage's configuration for a trainer, in the present folder of the job.
 
-    micro_batch_tokens: where neither the configuration nor the command line says how many.
+    micro_batch_tokens: used if neither the configuration nor the command line sets it.
     """
     config = named_stage(load(job_stage.config_file, overrides, plugins_loaded=False), job_stage.stage)
     below = make_plan(config).job_dir.relative_to(Path(config.checkpoint_root_dir).expanduser().absolute())
@@ -201,13 +201,13 @@ def trainer_config(job_stage: JobStage, overrides: Sequence[str], micro_batch_to
 
 
 def check_model(job_stage: JobStage, config: Config) -> None:
-    """ConfigError unless this machine has the model, as far as its path says."""
+    """Raises ConfigError unless this machine has the model, as far as its path tells."""
     if problems := check_model_folder("model.model_path", config.model.model_path):
         raise ConfigError(str(job_stage.config_file), problems)
 
 
 def new_folder(stage_folder: Path, name: str) -> Path:
-    """<stage>/replay/<name>, or the next one with a number behind."""
+    """Returns <stage>/replay/<name>, or the next free one with a number."""
     number = 1
     while True:
         folder = stage_folder / "replay" / (name if number == 1 else f"{name}_{number}")
@@ -236,7 +236,7 @@ async def _train(
     folder: Path,
     quiet: bool,
 ) -> dict[int, int]:
-    """Run the trainer to its end; returns the groups (or rows) of each step. RunError if it fails."""
+    """Runs the trainer to its end. Returns the number of groups (or rows) of each step. Raises RunError if it fails."""
     async with read_only_buffer(job_stage, folder / "log") as reader:
         try:
             groups = await _check_ledger(reader.buffer, wanted)
@@ -250,7 +250,7 @@ async def _train(
 
 
 async def _check_ledger(buffer: Buffer, wanted: Wanted) -> dict[int, int]:
-    """Check that every step has an entry and its experience still exists."""
+    """Checks that every step has an entry and that its experience still exists."""
     sizes = {}
     for step in wanted.steps:
         entry = await buffer.entry(step)
@@ -266,9 +266,9 @@ def _say_steps(folder: Path, said: set[int]) -> None:
 
 
 async def run_to_end(child: Child, on_poll: Callable[[], None] | None = None) -> None:
-    """Start the trainer of a replay and wait until it ends; `on_poll` is called meanwhile and once afterwards.
+    """Starts the trainer of a replay and waits until it ends; calls `on_poll` meanwhile and once afterwards.
 
-    RunError if it fails.
+    Raises RunError if it fails.
     """
     child.start()
     try:

@@ -1,4 +1,4 @@
-"""The comparison of a replay: the metrics that a trainer notes for each step, and the weights at the end."""
+"""The comparison of a replay: the metrics of each step, and the weights at the end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,8 +18,10 @@ _CIRCUMSTANCES = {"ranks": int, "device": str, "threads": int, "micro_batch_toke
 
 
 def circumstances(stage_folder: Path) -> dict[int, dict[str, Any]]:
-    """Ranks, device and threads of each step in the run, as far as they were noted. The last attempt counts, as for
-    metrics."""
+    """Returns ranks, device and threads of each step of the run, as far as noted.
+
+    The last attempt counts, as for metrics.
+    """
     return {
         int(line["step"]): {name: line[name] for name, kind in _CIRCUMSTANCES.items() if type(line.get(name)) is kind}
         for line in lines_of_steps(stage_folder / "monitor" / "batches.jsonl")
@@ -50,7 +52,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Weights:
-    """After the last step. `different`: tensor and greatest absolute difference; `compared`: the run keeps the step."""
+    """The comparison after the last step.
+
+    `different`: tensor and greatest absolute difference; `compared`: the run kept the step.
+    """
 
     step: int
     compared: bool
@@ -59,7 +64,10 @@ class Weights:
 
     @classmethod
     def read(cls, path: Path) -> "Weights":
-        """As the trainer of a replay writes it at its end. RunError for a file that is missing or damaged."""
+        """Reads the file that the trainer of a replay writes at its end.
+
+        Raises RunError if it is missing or damaged.
+        """
         try:
             return TypeAdapter(cls).validate_python(files.read_json(path))
         except ValidationError:
@@ -80,7 +88,7 @@ class Report:
 
     @property
     def identical(self) -> bool:
-        """At least one value was compared, and all compared values are equal."""
+        """True if at least one value was compared, and all compared values are equal."""
         compared = any(step.compared for step in self.steps) or self.weights.compared
         return compared and not self.weights.different and not any(step.different for step in self.steps)
 
@@ -90,7 +98,7 @@ class Report:
 
 
 def render(report: Report) -> str:
-    """Text: a table, a sentence on the weights, the verdict."""
+    """Returns a table, a sentence on the weights, and the verdict."""
     return "\n".join([_table(report.steps), _about_weights(report.weights), _verdict(report)])
 
 
@@ -104,7 +112,7 @@ def _table(steps: list[Step]) -> str:
 
 
 def _cell(name: str, step: Step) -> str:
-    """One number if both are equal, else the numbers of run and replay."""
+    """Returns one number if both are equal, else the numbers of run and replay."""
     before, after = ((metrics or {}).get(name) for metrics in (step.original, step.replayed))
     shown = ["-" if value is None else f"{value:.6g}" for value in (before, after)]
     if before == after:

@@ -1,7 +1,7 @@
-"""`trinity replay-step`: train the kept batch of a bad step again, and show what each of its groups does to the loss.
+"""`trinity replay-step`: train the kept batch of a bad step again, and show the effect of each group on the loss.
 
-In a folder of its own, <stage>/replay/step_<k>/, from the run's newest checkpoint before the step. Keys may be changed
-on the command line, to see whether that mends it.
+It works in <stage>/replay/step_<k>/, from the run's newest checkpoint before the step. Keys may be changed on the
+command line, to see whether that mends the step.
 """
 
 import asyncio
@@ -75,13 +75,13 @@ def replay_step(
 
 
 def kept_steps(folder: Path) -> list[int]:
-    """Bad steps of a stage whose batch is kept, ascending."""
+    """Returns the bad steps of a stage whose batch is kept, ascending."""
     found = (folder / "bad_steps").glob("step_*/batch.bin")
     return sorted(int(file.parent.name.removeprefix("step_")) for file in found)
 
 
 def render(report: dict[str, Any]) -> str:
-    """The groups as a table, non-finite values marked by `!`, and the metrics of training."""
+    """Returns the groups as a table, with non-finite values marked by `!`, and the metrics of training."""
     begin = report["checkpoint_step"]
     weights = f"the checkpoint of step {begin}" if begin else "the base model"
     columns: dict[str, Callable[[dict[str, Any]], Any]] = {"": lambda group: "" if group["finite"] else "!"}

@@ -1,1 +1,1 @@
-"""Weight versions, the explorers that serve them, and the way back."""
+"""Commands on weight versions: list, pin, roll back, and the explorers that serve them."""

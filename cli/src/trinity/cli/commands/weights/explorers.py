@@ -1,4 +1,4 @@
-"""`trinity explorers`: who rolls out for a run, with which weights, and how it gets them."""
+"""`trinity explorers`: the explorers of a run, their weights and transports."""
 
 from trinity.commands import AsJson, command, group
 from trinity.reading.reader import JobStage, ask, find_job_stage, live_sync

@@ -42,7 +42,10 @@ class RunSnapshot:
 
 
 def roll_back(job_stage: JobStage, request: RollbackRequest) -> str:
-    """Roll back and report the result. RunError if it is refused, or if explorers or buffer do not follow in time."""
+    """Rolls back and reports the result.
+
+    Raises RunError if it is refused, or if explorers or buffer do not follow in time.
+    """
     return asyncio.run(_roll_back(job_stage, request))
 
 
@@ -52,7 +55,7 @@ async def _roll_back(job_stage: JobStage, request: RollbackRequest) -> str:
         sync, buffer = Sync(channel, job_stage.run), Buffer(buffer_channel, job_stage.run)
         snapshot = await take_snapshot(sync, request.version)
         if snapshot.live == request.version:
-            return _said(request, f"version {request.version} is LIVE already; nothing was done", {"rollback": None})
+            return _result(request, f"version {request.version} is LIVE already; nothing was done", {"rollback": None})
         fences = bool(addresses.buffer) and not request.keep_experience
         waiting = await buffer.waiting_after(request.version) if fences else None
         print(
@@ -71,15 +74,18 @@ async def _roll_back(job_stage: JobStage, request: RollbackRequest) -> str:
         f"newer one that was not withdrawn; {'their experience stays' if done.keep_experience else experience}"
     )
     facts = {"number": done.number, "version": done.version, "withdrawn": list(withdrawn)}
-    return _said(request, text, {"rollback": facts, "explorers": explorers, "dropped_groups": dropped})
+    return _result(request, text, {"rollback": facts, "explorers": explorers, "dropped_groups": dropped})
 
 
-def _said(request: RollbackRequest, text: str, facts: dict[str, object]) -> str:
+def _result(request: RollbackRequest, text: str, facts: dict[str, object]) -> str:
     return to_json(facts) if request.as_json else text
 
 
 async def take_snapshot(sync: Sync, number: int) -> RunSnapshot:
-    """The effect of a rollback to a version. RunError if there is no such version, or it cannot be LIVE again."""
+    """Returns the effect of a rollback to a version.
+
+    Raises RunError if the version does not exist or cannot be LIVE again.
+    """
     wanted = await sync.version(number)
     if wanted["state"] not in ("LIVE", "RETIRED"):
         why = f" ({wanted['reason']})" if wanted["reason"] else ""
@@ -93,7 +99,10 @@ async def take_snapshot(sync: Sync, number: int) -> RunSnapshot:
 
 
 def announcement(name: str, snapshot: RunSnapshot, request: RollbackRequest, waiting: int | None) -> str:
-    """The effect of the rollback as text. `waiting`: stored groups that the fence keeps out; None if not known."""
+    """Returns the effect of the rollback as text.
+
+    `waiting`: stored groups that the fence keeps out; None if unknown.
+    """
     experience = "stays in later batches" if request.keep_experience else "enters no later batch"
     experience += "" if waiting is None else f" ({waiting} stored group(s) wait for one)"
     loads = ", ".join(snapshot.explorers) or "no explorer"
@@ -105,7 +114,7 @@ def announcement(name: str, snapshot: RunSnapshot, request: RollbackRequest, wai
 
 
 def numbers(values: Sequence[int]) -> str:
-    """Versions, the middle of a long list left out."""
+    """Returns versions, without the middle of a long list."""
     if len(values) <= 6:
         return ", ".join(map(str, values)) or "none"
     return f"{values[0]}, {values[1]}, ..., {values[-1]} ({len(values)} versions)"
@@ -121,7 +130,10 @@ def _confirm(request: RollbackRequest) -> None:
 
 
 async def _until_fenced(buffer: Buffer, done: Rollback, deadline: float) -> int:
-    """Groups that fences have dropped, this one included. The buffer fences by itself too; asking twice is harmless."""
+    """Returns how many groups fences have dropped, this one included.
+
+    The buffer also fences without this request; repeating it is harmless.
+    """
     while True:
         try:
             return await buffer.fence(
@@ -139,7 +151,7 @@ async def _until_fenced(buffer: Buffer, done: Rollback, deadline: float) -> int:
 
 
 async def _until_served(sync: Sync, done: Rollback, deadline: float) -> list[str]:
-    """Wait until every explorer that serves has left the withdrawn versions; returns their names."""
+    """Waits until every serving explorer has left the withdrawn versions. Returns their names."""
     late: list[Member] = []
     while True:
         with contextlib.suppress(RunError):

@@ -1,4 +1,4 @@
-"""`trinity weights`: the versions of a live run. Looking, pinning, and one version in full; rollback.py goes back."""
+"""`trinity weights`: list, show and pin the versions of a live run; rollback.py goes back."""
 
 import time
 from typing import Annotated
@@ -106,7 +106,7 @@ def rollback(
 
 
 def describe(found: Facts) -> str:
-    """All fields of one version as text."""
+    """Returns all fields of one version as text."""
     facts = {
         "version": f"{found['version']}, of optimizer step {found['step']}",
         "state": found["state"] + (f": {found['reason']}" if found["reason"] else ""),

@@ -1,4 +1,4 @@
-"""What must be true on this machine before anything starts: the model is there, the data can be read."""
+"""Conditions on this machine for a start: the model exists, and the data can be read."""
 
 import contextlib
 import importlib.util
@@ -46,9 +46,9 @@ class _Dataset:
 
 
 def check_stages(config: Config, source: str) -> dict[str, tuple[int, TaskPipelineResult]]:
-    """Model and data of every stage; returns each one's optimizer steps, and what its task pipeline would leave.
+    """Checks model and data of every stage. Returns each stage's optimizer steps and the result of its task pipeline.
 
-    The model of a later stage is made by the one before it, so only its data can be looked at. Raises ConfigError.
+    The model of a later stage is made by the stage before it, so only its data is checked. Raises ConfigError.
     """
     found = {}
     for stage in expand(config):
@@ -59,10 +59,10 @@ def check_stages(config: Config, source: str) -> dict[str, tuple[int, TaskPipeli
 
 
 def check_inputs(plan: Plan, source: str, *, listens: bool = True) -> int:
-    """Look at model and data of a stage, and at what its endpoint and its containers need of this machine.
+    """Checks model and data of a stage, and the needs of its endpoint and containers on this machine.
 
-    `listens`: whether an explorer that serves or records opens its endpoint.
-    Returns the last optimizer step; raises ConfigError with all problems.
+    `listens`: whether an explorer that serves or records opens its endpoint. Returns the last optimizer step; raises
+    ConfigError with all problems.
     """
     checks = (
         _check_engine, _check_model, _check_vision, _check_critic, _check_reward_models, _check_lora, _check_monitor,
@@ -99,10 +99,9 @@ def check_inputs(plan: Plan, source: str, *, listens: bool = True) -> int:
 
 
 def check_deeper(plan: Plan, source: str, job: Path) -> list[str]:
-    """What the start of a run leaves to its processes: prompts by the tokenizer, templates, providers, rewards.
+    """Checks prompts by the tokenizer, templates, providers and rewards, which a start leaves to the processes.
 
-    `job`: the run's folder, where it may be live.
-    Returns sentences on what is not as it should be; raises ConfigError for what no run can do.
+    `job`: folder of the run, which may be live. Returns sentences on defects; raises ConfigError if no run is possible.
     """
     read_rows = [(d.key, d.config, read(d.config.path, d.config.split, d.config.subset_name))
                  for d in _datasets(plan) if isinstance(d.config, TasksetConfig)]  # fmt: skip
@@ -122,7 +121,7 @@ def check_deeper(plan: Plan, source: str, job: Path) -> list[str]:
 
 
 def machine_problems(plan: Plan) -> list[Problem]:
-    """Problems of running a stage on this machine's GPUs, or on its CPU if it has none."""
+    """Returns the problems of a stage on this machine's GPUs, or on its CPU if it has none."""
     gpus = detect_gpus()
     return list(devices.problems(plan, gpus, torch_build(), host_memory()))
 
@@ -136,7 +135,7 @@ def _not_repeatable(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence
 
 
 def _check_rows(config: TasksetConfig | ExperienceBufferConfig, rows: Sequence[Row], kind: str) -> list[Problem]:
-    """Check that every row can be trained. DatasetError names the first that cannot."""
+    """Checks that every row can be trained. Raises DatasetError for the first that cannot."""
     features(rows, config.data_selector.feature_keys)
     if "token_ids" in rows[0]:  # an archive of experience, which the buffer itself reads
         return []
@@ -180,7 +179,9 @@ def _check_engine(plan: Plan) -> list[Problem]:
 
 
 def _check_lora(plan: Plan) -> list[Problem]:
-    """The layers to adapt are in the model, explorers can merge adapters with its files, given ones are for it."""
+    """Checks that the model has the layers to adapt, that explorers can merge adapters with its files, and that given
+    adapters fit.
+    """
     model = plan.config.model
     lora, folder = model.lora, Path(model.model_path).expanduser()
     if lora is None or plan.config.mode not in ("both", "train"):
@@ -213,7 +214,7 @@ def _check_lora(plan: Plan) -> list[Problem]:
 
 
 def _check_stores(plan: Plan) -> list[Problem]:
-    """What a store needs on this machine."""
+    """Checks the needs of a store on this machine."""
     uses_s3 = any(entry.startswith(S3) for entry in plan.config.synchronizer.storage)
     if plan.offline or not uses_s3 or importlib.util.find_spec("obstore") is not None:
         return []
@@ -238,7 +239,7 @@ def _check_model(plan: Plan) -> list[Problem]:
 
 
 def _check_endpoints(plan: Plan) -> Iterator[Problem]:
-    """Models that are served elsewhere: their keys, and whether anything answers."""
+    """Checks the keys of external models, and that a server answers."""
     for index, model in enumerate(plan.config.explorer.auxiliary_models if plan.config.mode != "train" else []):
         if (external := model.external_model) is None:
             continue
@@ -257,13 +258,13 @@ def _check_endpoints(plan: Plan) -> Iterator[Problem]:
 
 
 def _check_reward_models(plan: Plan) -> list[Problem]:
-    """Tasksets that a reward model scores need one; those whose config.json is elsewhere are believed."""
+    """Tasksets scored by a reward model need a reward model. Models without a local config.json are accepted."""
     key = "explorer.auxiliary_models"
     models = {auxiliary_name(model): model for model in plan.config.explorer.auxiliary_models}
     for taskset in [] if plan.offline else [*plan.tasksets, *plan.eval_tasksets]:
         name = taskset.workflow_args.get("reward_model")
-        asked = [model for known, model in models.items() if name in ("", known)]
-        if asked and not any(_may_rate(model) for model in asked):
+        candidates = [model for known, model in models.items() if name in ("", known)]
+        if candidates and not any(_may_rate(model) for model in candidates):
             what = f"are to score {taskset.name}, and write text; add a sequence classifier, or name a "
             return [Problem(key, f"{what}default_reward_fn_type for the taskset")]
     return []
@@ -277,7 +278,7 @@ def _may_rate(model: AuxiliaryModelConfig) -> bool:
 
 
 def _check_vision(plan: Plan) -> list[Problem]:
-    """The model reads the images of the tasks, by files and packages that are here."""
+    """The model reads the images of the tasks with local files and packages."""
     path = plan.config.model.model_path
     tasksets = [dataset for dataset in _datasets(plan) if isinstance(dataset.config, TasksetConfig)]
     keys = [f"{dataset.key}.format.image_key" for dataset in tasksets if dataset.config.format.image_key]
@@ -294,7 +295,7 @@ def _check_vision(plan: Plan) -> list[Problem]:
 
 
 def _check_critic(plan: Plan) -> list[Problem]:
-    """It reads the images that the policy reads, by files that are here."""
+    """The critic reads the images that the policy reads, with local files."""
     path, critic = plan.config.model.model_path, plan.config.model.critic_model_path
     if not critic or not all(os.path.isfile(Path(one).expanduser() / "config.json") for one in (path, critic)):
         return []
@@ -310,7 +311,7 @@ def _check_critic(plan: Plan) -> list[Problem]:
 
 
 def _longest(folder: Path) -> int:
-    """max_position_embeddings of a local model without rope scaling; 0 where it says nothing."""
+    """Returns max_position_embeddings of a local model without rope scaling; 0 if unknown."""
     config = files.read_json(folder / "config.json")
     if not isinstance(config, dict) or config.get("rope_scaling"):
         return 0
@@ -319,7 +320,7 @@ def _longest(folder: Path) -> int:
 
 
 def check_model_folder(key: str, path: str) -> list[Problem]:
-    """What is wrong with a model's path on this machine; nothing of one that may be a hub's name."""
+    """Returns problems of a model's path on this machine; none for a path that may be a name on a hub."""
     place = Path(path).expanduser()
     if os.path.isdir(place):  # Path's own raises where it may not look
         if not os.path.isfile(place / "config.json"):
@@ -334,7 +335,7 @@ def check_model_folder(key: str, path: str) -> list[Problem]:
 
 
 def _datasets(plan: Plan) -> list[_Dataset]:
-    """What a stage reads."""
+    """Returns the datasets of a stage."""
     buffer, mode = plan.config.buffer, plan.config.mode
     if plan.offline:
         source = buffer.trainer_input.experience_buffer

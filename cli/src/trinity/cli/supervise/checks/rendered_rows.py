@@ -1,4 +1,4 @@
-"""Rows as the model's chat template and tokenizer make them: prompts of tasksets, examples of datasets."""
+"""Checks rows as the model's chat template and tokenizer render them: prompts of tasksets, examples of datasets."""
 
 import json
 import time
@@ -27,10 +27,11 @@ def check_rendering(
     tasksets: Sequence[tuple[str, TasksetConfig, Sequence[Row]]],
     examples: Sequence[tuple[str, FormatConfig, Sequence[Row]]],
 ) -> Iterator[Problem | str]:
-    """Problems, and sentences on rows that are cut. Nothing without transformers, or of a model with a hub name.
+    """Yields problems, and sentences on rows that are cut. Yields nothing without transformers, or for a model with a
+    hub name.
 
-    At most 2,000 rows of a dataset are measured, evenly spread, for at most a minute. A workflow's own system prompt
-    comes on top.
+    Measures at most 2,000 rows of a dataset, evenly spread, for at most a minute. The system prompt of a workflow is
+    not included.
     """
     model, plain = plan.config.model, plan.algorithm.offline and plan.algorithm.rows == "text"
     if not Path(model.model_path).expanduser().is_dir():
@@ -65,7 +66,7 @@ def check_rendering(
 
 
 def _tokenizer(folder: Path, trust_remote_code: bool) -> Any:
-    """The model's; a Problem where its files hold something else, None where there are none."""
+    """Returns the model's tokenizer, a Problem if its files hold no tokenizer, None without such files."""
     try:
         from transformers import AutoTokenizer
 
@@ -92,9 +93,9 @@ def _prompts(
                 messages = talk if talk[0]["role"] == "system" else [*system, *talk]
                 lengths.append(_length(tokenizer, messages))
     except Exception as error:  # a template that takes no system prompt, say
-        what = f"renders no prompt of {key}: {_said(error)}"
-        asked = reads_prompt(names_for(plan, key, taskset)[0])
-        yield Problem(place, what) if asked else f"{place}: {what}"
+        what = f"renders no prompt of {key}: {_error_text(error)}"
+        needed = reads_prompt(names_for(plan, key, taskset)[0])
+        yield Problem(place, what) if needed else f"{place}: {what}"
         return
     cut = sum(length > plan.lengths.prompt for length in lengths)
     if cut and cut == len(lengths):
@@ -106,7 +107,7 @@ def _prompts(
 
 
 def _examples(plan: Plan, tokenizer: Any, key: str, form: FormatConfig, rows: Sequence[Row]) -> Iterator[Problem | str]:
-    """Conversations whose last message is trained, as the trainer renders them."""
+    """Yields problems of conversations whose last message is trained, as the trainer renders them."""
     limit, stride = plan.lengths.model, _stride(rows)
     lengths: list[int] = []
     example = reader(plan.algorithm.rows if plan.algorithm.offline else "messages", form, rows[0])
@@ -119,7 +120,7 @@ def _examples(plan: Plan, tokenizer: Any, key: str, form: FormatConfig, rows: Se
             lengths.append(max(_length(tokenizer, messages[:-1]) for messages in conversations))
     except Exception as error:  # Jinja templates raise what they like
         row_number = len(lengths) * stride
-        yield Problem(template_key(plan.config.model), f"refuses row {row_number} of {key}: {_said(error)}")
+        yield Problem(template_key(plan.config.model), f"refuses row {row_number} of {key}: {_error_text(error)}")
         return
     cut = sum(length >= limit for length in lengths)
     if cut and cut == len(lengths):
@@ -135,7 +136,7 @@ def _stride(rows: Sequence[Row]) -> int:
 
 
 def _in_time(rows: Sequence[Row]) -> Iterator[Row]:
-    """The first ones, until _MOST_SECONDS_OF_ALL are over."""
+    """Yields the first rows, for at most _MOST_SECONDS_OF_ALL."""
     begin = time.monotonic()
     for row in rows:
         if time.monotonic() - begin > _MOST_SECONDS_OF_ALL:
@@ -152,7 +153,7 @@ class _Endless(Exception):
 
 
 def render(tokenizer: Any, messages: Messages, ask: bool) -> str:
-    """The text of a conversation. Raises _Endless, and what the template raises."""
+    """Returns the text of a conversation. Raises _Endless, and any error of the template."""
     try:
         with time_limit(_MOST_SECONDS), memory_limit(_MOST_BYTES):
             return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask))
@@ -162,5 +163,5 @@ def render(tokenizer: Any, messages: Messages, ask: bool) -> str:
         raise _Endless(f"takes more than {_MOST_BYTES / 2**30:g} GiB to render one conversation") from None
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(error) if isinstance(error, _Endless) else f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""What a taskset gives its environment and its reward function, tried out: in this process, or by their provider."""
+"""Tries out the environment and the reward function of a taskset, in this process or by their provider."""
 
 import asyncio
 import difflib
@@ -33,10 +33,10 @@ def check_environments(
 ) -> Iterator[Problem | str]:
     """Begins an episode of every taskset's first row with its arguments, and scores a reply to it.
 
-    So that environment and reward function say themselves which argument they refuse, which extra is missing, and that
-    their server answers. Built-in ones and those of plugins and installed packages are tried out here, those of an
-    address there; those that attach, only where the run in the folder `job` is live. Yields problems, and sentences
-    on what may change until a run begins.
+    Environments and reward functions then name refused arguments, missing extras and servers that do not answer.
+    Built-in ones and ones of plugins and installed packages run here, providers with an address run there, and
+    providers that attach are tried only while the run in the folder `job` is live. Yields problems, and sentences on
+    conditions that may change until a run begins.
     """
     for key, taskset, rows in tasksets:
         workflow, reward = names_for(plan, key, taskset)
@@ -48,7 +48,7 @@ def check_environments(
 
 
 def missing_packages(plan: Plan) -> Iterator[Problem]:
-    """Built-in environments that the run's own environment service, which is started here, could not play."""
+    """Yields problems of built-in environments that the run's environment service, started here, could not play."""
     provided = {one.name for one in plan.config.explorer.environments}
     for key, taskset in plan.config.buffer.explorer_input.by_key() if plan.config.mode in ("both", "bench") else []:
         workflow, _ = names_for(plan, f".{key}", taskset)
@@ -59,7 +59,7 @@ def missing_packages(plan: Plan) -> Iterator[Problem]:
 
 
 def check_repeatable(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence[Row]) -> Iterator[Problem]:
-    """For reproducible: true, what a taskset uses that says of itself that it does not repeat."""
+    """With reproducible: true, yields components of a taskset that are declared non-deterministic."""
     workflow, reward = names_for(plan, key, taskset)
     form = taskset.format
     rewards = {reward, *(str(row.get(form.reward_fn_key) or reward) for row in rows if form.reward_fn_key)}
@@ -76,12 +76,12 @@ def check_repeatable(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequenc
 
 
 def _here() -> dict[str, Any]:
-    """Environments that this process can play."""
+    """Returns the environments that this process can play."""
     return {**plugins.ENVIRONMENTS, **installed_environments(), **built_in_environments()}
 
 
 def _episodes(workflow: str, given: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(environment, key of its arguments, arguments) of each kind of episode that a built-in workflow plays."""
+    """Yields (environment, key of its arguments, arguments) for each kind of episode that a built-in workflow plays."""
     if workflow == "tool_call_workflow" and given.get("environment"):
         yield given["environment"], "environment_args", given.get("environment_args", {})
     rules = {**EPISODE_WORKFLOWS, **R3L_WORKFLOWS}.get(workflow)
@@ -114,11 +114,11 @@ def _environment(
     except TimeoutError:
         yield f"{there}: no episode of {name!r} began within {seconds:g} s"
         return
-    yield from _said(key, f"workflow_args.{place}", there, name, f"no episode of {name!r} could begin", error)
+    yield from _problems(key, f"workflow_args.{place}", there, name, f"no episode of {name!r} could begin", error)
 
 
 def _showing(plan: Plan, key: str, name: str) -> Iterator[Problem]:
-    """Where the images that an environment shows cannot be read."""
+    """Yields a problem if the images of an environment cannot be read."""
     path, place = plan.config.model.model_path, f"{key}.workflow_args.environment"
     taskset = next(
         one for where, one in plan.config.buffer.explorer_input.by_key() if key == f"buffer.explorer_input.{where}"
@@ -133,7 +133,7 @@ def _showing(plan: Plan, key: str, name: str) -> Iterator[Problem]:
 
 
 def _begin(kind: Any, row: Row, args: dict[str, Any]) -> None:
-    """The first observation of an episode. Raises what the environment raises."""
+    """Begins an episode up to its first observation. Raises the errors of the environment."""
 
     async def begin() -> None:
         environment = kind()
@@ -155,7 +155,7 @@ def _begin(kind: Any, row: Row, args: dict[str, Any]) -> None:
 def _reward(
     plan: Plan, key: str, taskset: TasksetConfig, function: str, row: Row, job: Path
 ) -> Iterator[Problem | str]:
-    """An empty reply to the first row and one with its reference answer are scored."""
+    """Scores an empty reply to the first row, and one with its reference answer."""
     if function in {one.name for one in plan.config.explorer.environments}:
         yield from _provided(plan, key, function, "reward_fn_args", taskset.reward_fn_args, row, job)
         return
@@ -180,17 +180,17 @@ def _reward(
     except TimeoutError:
         yield f"{place}: {function} scored no reply within {_MOST_SECONDS:g} s"
         return
-    yield from _said(key, "reward_fn_args", place, function, f"{function} could not score a reply to row 0", error)
+    yield from _problems(key, "reward_fn_args", place, function, f"{function} could not score a reply to row 0", error)
     if error is None:
         for name in taskset.reward_fn_args:
-            if name not in recorder.asked:
-                yield f"{key}.reward_fn_args.{name}: {function} does not read it{_near(name, recorder.asked)}"
+            if name not in recorder.used:
+                yield f"{key}.reward_fn_args.{name}: {function} does not read it{_near(name, recorder.used)}"
 
 
 def _provided(
     plan: Plan, key: str, name: str, place: str, args: dict[str, Any], row: Row, job: Path
 ) -> Iterator[Problem | str]:
-    """By the providers that explorer.environments names for an environment or a reward function."""
+    """Tries out the providers that explorer.environments names."""
     for index, one in enumerate(plan.config.explorer.environments):
         if one.name != name:
             continue
@@ -209,16 +209,16 @@ def _provided(
         if isinstance(error, Unavailable) and one.address != "attached":
             continue  # check_providers says so of every address
         where = one.address if one.address != "attached" else "its provider"
-        yield from _said(key, place, there, name, f"{name} was refused by {where}", error)
+        yield from _problems(key, place, there, name, f"{name} was refused by {where}", error)
 
 
 def _live(job: Path) -> str:
-    """The address of the environment service of the run in this folder; empty unless it is live."""
+    """Returns the address of the environment service of a live run in this folder, else an empty string."""
     processes = [process for record in read_records(job).values() for process in record.processes]
     return next((process.address for process in processes if process.service == "environment"), "")
 
 
-def _said(
+def _problems(
     key: str, args: str, place: str, reader: str, what: str, error: BaseException | None
 ) -> Iterator[Problem | str]:
     if isinstance(error, InvalidInput):
@@ -230,7 +230,7 @@ def _said(
 
 
 def _within(seconds: float, work: Callable[[], None]) -> BaseException | None:
-    """What `work` raised. Raises TimeoutError; its thread then ends with this process."""
+    """Returns the error that `work` raised, if any. Raises TimeoutError; its thread then ends with this process."""
     raised: list[BaseException | None] = []
 
     def run() -> None:
@@ -249,7 +249,7 @@ def _within(seconds: float, work: Callable[[], None]) -> BaseException | None:
 
 
 def _wrong(key: str, args: str, reader: str, error: InvalidInput) -> Problem:
-    """`args.x` is of the YAML, anything else of the row."""
+    """Assigns `args.x` to the YAML, and any other field to the row."""
     where, _, name = error.field.partition(".")
     if where == "args":
         return Problem(f"{key}.{args}.{name}", str(error).removeprefix(f"{error.field}: "))
@@ -257,38 +257,38 @@ def _wrong(key: str, args: str, reader: str, error: InvalidInput) -> Problem:
 
 
 class _Recorder(dict[str, Any]):
-    """Arguments that note which of them were asked for; who takes all at once asks for each."""
+    """Arguments that record which of them were read. Reading all at once counts for each."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(values)
-        self.asked: set[str] = set()
+        self.used: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
-        self.asked.add(name)
+        self.used.add(name)
         return super().__getitem__(name)
 
     def __contains__(self, name: object) -> bool:
-        self.asked.add(str(name))
+        self.used.add(str(name))
         return super().__contains__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        self.asked.add(name)
+        self.used.add(name)
         return super().get(name, default)
 
     def pop(self, name: str, *default: Any) -> Any:
-        self.asked.add(name)
+        self.used.add(name)
         return super().get(name, *default) if default else super().__getitem__(name)  # the next reply is scored too
 
     def __iter__(self) -> Iterator[str]:
-        self.asked.update(super().keys())
+        self.used.update(super().keys())
         return super().__iter__()
 
     def keys(self) -> Any:
-        self.asked.update(super().keys())
+        self.used.update(super().keys())
         return super().keys()
 
     def items(self) -> Any:
-        self.asked.update(super().keys())
+        self.used.update(super().keys())
         return super().items()
 
     def copy(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Rows of tasksets, read as the workflows and reward functions that they meet will read them."""
+"""Checks rows of tasksets as their workflows and reward functions read them."""
 
 import json
 import math
@@ -24,7 +24,7 @@ _COMPARING = ("accuracy_reward", "math_reward", "math_boxed_reward", "math_dapo_
 
 
 def check_tasks(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence[Row]) -> list[Problem]:
-    """DatasetError names the first row that its workflow or reward function could not read."""
+    """Raises DatasetError for the first row that its workflow or reward function could not read."""
     form = taskset.format
     if not any(form.prompt_key in row for row in rows):
         what = f"the rows have no column {form.prompt_key!r}; they have {', '.join(rows[0])}"
@@ -47,7 +47,10 @@ def check_tasks(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence[Row
 
 
 def check_images(plan: Plan, tasksets: Sequence[tuple[str, TasksetConfig, Sequence[Row]]]) -> Iterator[Problem | str]:
-    """Decode the images of the rows: the first one of each taskset that no task can have, and how far this came."""
+    """Decodes the images of the rows.
+
+    Yields the first unusable image of each taskset, and how many rows were checked.
+    """
     rules = image_rules(plan.config.model.model_path)
     for key, taskset, rows in tasksets:
         column, urls, begin = taskset.format.image_key, taskset.format.image_urls, time.monotonic()
@@ -63,13 +66,13 @@ def check_images(plan: Plan, tasksets: Sequence[tuple[str, TasksetConfig, Sequen
 
 
 def names_for(plan: Plan, key: str, taskset: TasksetConfig) -> tuple[str, str]:
-    """Workflow and reward function of the taskset at this key of the YAML."""
+    """Returns workflow and reward function of the taskset at this key of the YAML."""
     source = plan.config.buffer.explorer_input
     return source.workflow_of(taskset, ".eval_tasksets" in key), source.reward_of(taskset)
 
 
 def check_text(row: Row, number: int) -> None:
-    """DatasetError for half of a surrogate pair, which no tokenizer takes, and for what is nested too deeply."""
+    """Raises DatasetError for half of a surrogate pair, which no tokenizer accepts, and for too deep nesting."""
     try:
         text = json.dumps(row, ensure_ascii=False, default=str)
         text.encode()
@@ -82,7 +85,7 @@ def check_text(row: Row, number: int) -> None:
 
 
 def check_size(row: Row, number: int, images: str | None) -> None:
-    """DatasetError for a row, but for its images, that no message takes: it becomes a task's `row_json`."""
+    """Raises DatasetError if a row without its images exceeds a message: it becomes a task's `row_json`."""
     size = len(json.dumps({key: value for key, value in row.items() if key != images}, default=str))
     if size > _MOST_ROW_BYTES:
         raise DatasetError(
@@ -91,7 +94,7 @@ def check_size(row: Row, number: int, images: str | None) -> None:
 
 
 def _named(row: Row, number: int, column: str, known: Sequence[str]) -> str:
-    """The name in a column of names; empty if there is none."""
+    """Returns the name in a column of names; empty without one."""
     name = row.get(column) if column else None
     if name and name not in known:
         raise DatasetError(f"row {number}: {column!r} is {name!r:.100}, which is none of {', '.join(known)}")
@@ -119,7 +122,7 @@ def _text(row: Row, number: int, column: str, what: str) -> None:
 
 
 def check_providers(plan: Plan, seconds: float = 3) -> Iterator[str]:
-    """Sentences on environments whose address does not answer; a run waits for them."""
+    """Yields sentences on environments whose address does not answer; a run waits for them."""
     if plan.offline:
         return
     for index, provided in enumerate(plan.config.explorer.environments):

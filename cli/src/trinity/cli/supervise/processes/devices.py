@@ -11,7 +11,7 @@ from trinity.runtime.devices import detect_gpus
 
 @dataclass(frozen=True)
 class Placement:
-    """Where things run on this machine. Empty device lists: the CPU. `explorer` holds the auxiliary models' too."""
+    """Devices of the processes on this machine. Empty lists mean the CPU. `explorer` includes auxiliary models."""
 
     device: str
     explorer: list[str]
@@ -20,18 +20,21 @@ class Placement:
     split: MemorySplit | None = None  # of each GPU's memory, where the trainer shares the engines' GPUs
 
     def devices_of(self, plan: Plan) -> dict[str, float]:
-        """Devices that explorer and trainer have for themselves; a GPU that both use is half of each. On CPUs those
-        that the YAML declares: a rank, or a worker of an engine."""
+        """Returns the devices of explorer and trainer; a shared GPU counts half for each.
+
+        On CPUs, the number that the YAML declares counts: a rank, or a worker of an engine.
+        """
         engines = len(self.explorer) or plan.gpus.explorer + plan.gpus.auxiliary
         shared = 0.5 * self.trainer_ranks if self.split else 0.0
         return {"explorer": engines - shared, "trainer": self.trainer_ranks - shared}
 
 
 def place(plan: Plan, gpus: list[str], taken: Collection[str] = ()) -> Placement:
-    """Explorers and auxiliary models take engine_num * tensor_parallel_size GPUs each, the trainer the rest.
+    """Assigns engine_num * tensor_parallel_size GPUs to explorer and auxiliary models each, and the rest to the
+    trainer.
 
-    Where none is left the trainer shares those of the engines. `taken` are GPUs that other processes of the run hold on
-    this machine. RunError if the others do not suffice.
+    Without a rest the trainer shares the GPUs of the engines. `taken` are GPUs that other processes of the run hold on
+    this machine. Raises RunError if the others do not suffice.
     """
     config = plan.config
     ranks = config.trainer.num_ranks
@@ -58,7 +61,7 @@ def place(plan: Plan, gpus: list[str], taken: Collection[str] = ()) -> Placement
 
 
 def _share(plan: Plan, cards: list[str]) -> Placement:
-    """The trainer on the engines' GPUs; the smallest says how each one's memory is divided."""
+    """Puts the trainer on the engines' GPUs. The smallest GPU determines how memory is divided."""
     ranks = devices.ranks_sharing(plan)
     shared = detect_gpus({"CUDA_VISIBLE_DEVICES": ",".join(cards[: plan.gpus.explorer])})
     if not shared:  # nvidia-smi does not say how much memory it has

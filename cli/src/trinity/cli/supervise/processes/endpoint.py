@@ -1,4 +1,4 @@
-"""The OpenAI-compatible endpoint of an explorer: where it listens, and the keys that it asks for."""
+"""The OpenAI-compatible endpoint of an explorer: its address, and the keys that it demands."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ _KEYS = "TRINITY_EXPLORER_API_KEYS_FILE"
 
 
 def endpoint_problems(config: Config) -> list[Problem]:
-    """Why an explorer that serves or records could not ask for keys on this machine."""
+    """Returns why an explorer that serves or records could not demand keys on this machine."""
     explorer, key, file = config.explorer, "explorer.api_keys_file", _given(config)
     if config.mode != "serve" and not explorer.record:
         return []
@@ -29,9 +29,9 @@ def endpoint_problems(config: Config) -> list[Problem]:
 
 
 def endpoint_settings(config: Config, job: Job) -> dict[str, str]:
-    """Settings of the explorer that listens; none where it neither serves nor records.
+    """Returns the settings of an explorer that listens; empty if it neither serves nor records.
 
-    The configuration has no `endpoint_problems`. A file of keys is made where none is named. Raises RunError if another
+    The configuration has no `endpoint_problems`. Without a named file of keys a file is made. Raises RunError if another
     process listens on explorer.proxy_port.
     """
     explorer = config.explorer
@@ -56,6 +56,6 @@ def _check_port(host: str, port: int | None) -> None:
 
 
 def _given(config: Config) -> Path | None:
-    """The file of keys that is named."""
+    """Returns the named file of keys."""
     given = os.environ.get(_KEYS) or config.explorer.api_keys_file
     return Path(given).expanduser().absolute() if given else None

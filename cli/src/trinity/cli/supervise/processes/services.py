@@ -23,7 +23,7 @@ from trinity.runtime.settings import NO_RUN
 from trinity.runtime.trust import attach_tokens
 from trinity.runtime.trust.roles import Role
 
-# The experience log may fill this part of what is free on the disk, and no more than the limit.
+# The experience log may fill this part of the free disk space, up to the limit.
 _LOG_PART, _LOG_LIMIT_GIB = 0.1, 16.0
 _PROCESSES = 4096  # of a container
 
@@ -31,7 +31,7 @@ _PROCESSES = 4096  # of a container
 def infrastructure(
     plan: Plan, config_file: Path, broker: NatsAccess, log_dir: Path, job_folder: Path
 ) -> tuple[list[Child], Addresses]:
-    """buffer, and what explorers need: environment and sync."""
+    """Returns the buffer, and the services of explorers: environment and sync."""
     plan.job_dir.mkdir(parents=True, exist_ok=True)
     fitting = max(0.25, min(_LOG_LIMIT_GIB, nats.free_gib(plan.job_dir) * _LOG_PART))
     log_gib = os.environ.get("TRINITY_BUFFER_LOG_GIB") or f"{fitting:.2f}"
@@ -47,7 +47,7 @@ def infrastructure(
 
 
 def container_problems(plan: Plan) -> list[Problem]:
-    """Why environments that have an image cannot start on this machine."""
+    """Returns why environments with an image cannot start on this machine."""
     allowed = leases.containers_allowed()
     if allowed and shutil.which("docker"):
         return []
@@ -58,7 +58,7 @@ def container_problems(plan: Plan) -> list[Problem]:
 
 
 def containers(plan: Plan, log_dir: Path) -> list[Child]:
-    """The environments that have an image. Each is a lease of this process, so it ends with it, however that ends."""
+    """Returns the environments with an image. Each is a lease of this process and ends with it, however that ends."""
     if problems := container_problems(plan):
         raise RunError(str(problems[0]), 2)
     made = []
@@ -93,7 +93,7 @@ def _container_line(name: str, image: str, address: str) -> list[str]:
 
 
 def environment(log_dir: Path, job_folder: Path, lines: dict[str, str]) -> Child:
-    """The environment service. `lines`: settings that say where its log lines go."""
+    """Returns the environment service. `lines`: settings for the destination of its log lines."""
     # Providers that attach need an address that stays.
     listen = os.environ.get("TRINITY_ENVIRONMENT_LISTEN", "")
     tokens = os.environ.get("TRINITY_ENVIRONMENT_ATTACH_TOKENS_FILE") or str(job_folder / attach_tokens.FILE_NAME)
@@ -102,7 +102,7 @@ def environment(log_dir: Path, job_folder: Path, lines: dict[str, str]) -> Child
 
 
 def announce(buffer: Child, addresses: Addresses) -> None:
-    """Tell the buffer which addresses it announces with its own."""
+    """Gives the buffer the addresses that it announces with its own."""
     others = {name: address for name, address in asdict(addresses).items() if name != "buffer"}
     told = {f"TRINITY_BUFFER_{name.upper()}_ADDRESS": address for name, address in others.items()}
     buffer.environment = {**buffer.environment, **told}
@@ -121,7 +121,7 @@ def explorer(
     placement: Placement,
     serving: dict[str, str] | None = None,
 ) -> Child:
-    """An explorer; with `serving` one that answers at an OpenAI-compatible endpoint instead of working on tasks."""
+    """Returns an explorer. With `serving` it answers at an OpenAI-compatible endpoint instead of working on tasks."""
     given = os.environ.get("TRINITY_EXPLORER_NAME", "").format(host=socket.gethostname())
     settings = {
         "CONFIG_FILE": str(config_file),
@@ -143,7 +143,7 @@ def explorer(
 
 
 def _shared_gpu(placement: Placement) -> dict[str, str]:
-    """NCCL connects no two processes on one GPU, so weights come by storage."""
+    """NCCL does not connect two processes on one GPU, so weights come by storage."""
     if placement.split is None:
         return {}
     return {"GPU_MEMORY_GIB": f"{placement.split.engine:.2f}", "TRANSPORTS": "folder,s3,jetstream"}
@@ -157,7 +157,7 @@ def trainer(
     replaying: dict[str, str] | None = None,
     broker: dict[str, str] | None = None,
 ) -> Child:
-    """The trainer; with `replaying` one that trains steps again for comparison alone, and publishes nothing.
+    """Returns the trainer. With `replaying` it trains steps again for comparison and publishes nothing.
 
     `broker`: settings of its NATS.
     """

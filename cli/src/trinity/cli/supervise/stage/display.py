@@ -1,4 +1,4 @@
-"""Progress on the screen: a live table on a terminal, one plain line per change otherwise; and a run's pages."""
+"""Progress on the screen: a live table on a terminal, else one plain line per change; and the pages of a run."""
 
 import asyncio
 import contextlib
@@ -28,10 +28,10 @@ class Display(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def show(self, view: Answers, title: str) -> None:
-        """The state now; called about once a second."""
+        """Shows the present state; called about once a second."""
 
     def say(self, text: str) -> None:
-        """Print a line that stays on the screen."""
+        """Prints a line that stays on the screen."""
 
 
 def make_display() -> Display:
@@ -39,7 +39,7 @@ def make_display() -> Display:
 
 
 def facts(view: Answers) -> dict[str, str]:
-    """The values whose change prints a line, by name."""
+    """Returns the values whose change prints a line, by name."""
     shown: dict[str, str] = {}
     trainer, buffer = view.trainer, view.buffer
     if trainer is not None:
@@ -97,7 +97,7 @@ class LiveDisplay:
 
 
 class PlainDisplay:
-    """Lines for logs and pipes: when a step is done, when something else changes, and a heartbeat every minute."""
+    """Lines for logs and pipes: for each step, each other change, and a heartbeat every minute."""
 
     def __init__(self) -> None:
         self._seen: tuple[object, ...] = ()
@@ -125,9 +125,9 @@ class PlainDisplay:
 
 
 class Pages:
-    """`trinity ui` beside a run, where monitor.ui asks for it and a terminal can show its address.
+    """Runs `trinity ui` with a run, if monitor.ui is set and a terminal can show its address.
 
-    Started once by `start`, ended by `close`. The run does not depend on them.
+    `start` starts it once, `close` ends it. The run does not depend on it.
     """
 
     def __init__(self, config: Config, folder: Path, say: Callable[[str], None]) -> None:
@@ -137,7 +137,7 @@ class Pages:
         self._telling: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """For a job folder in which a stage has begun."""
+        """Starts the pages of a job folder in which a stage has begun."""
         if not self._wanted or self._process is not None:
             return
         command = tied([sys.executable, "-m", "trinity.cli.main", "ui", "--job", str(self._folder)])

@@ -1,7 +1,7 @@
-"""`trinity run` with mode explore: one more explorer for a run that lives, here or elsewhere.
+"""`trinity run` with mode explore: adds an explorer to a live run, here or elsewhere.
 
-Lengths, sampling and tasks come from the run; code and paths never do (join_config.py). It may bring tasksets of its
-own (own_tasks.py). The explorer may come and go at any time.
+Lengths, sampling and tasks come from the run; code and paths never do (join_config.py). The explorer may bring tasksets
+(own_tasks.py). It may come and go at any time.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _POLL_SECONDS = 1.0
 
 
 def join(config: Config, source: str) -> None:
-    """Run one explorer until the run ends. Raises ConfigError or RunError."""
+    """Runs one explorer until the run ends. Raises ConfigError or RunError."""
     if problems := endpoint_problems(config):
         raise ConfigError(source, problems)
     job = Job(config)
@@ -56,7 +56,7 @@ def join(config: Config, source: str) -> None:
 
 
 async def _join(config: Config, job: Job, source: str) -> None:
-    """Explore until the run is finished. A run that disappears is waited for: it may come back elsewhere."""
+    """Explores until the run is finished. Waits for a run that disappears: it may come back elsewhere."""
     stop = asyncio.Event()
     with ended_by_signals(stop, "the same command joins the run again"), make_display() as display:
         while not stop.is_set():
@@ -73,7 +73,7 @@ async def _join(config: Config, job: Job, source: str) -> None:
 async def find_run(
     job: Job, display: Display, stop: asyncio.Event, seconds: float
 ) -> tuple[NatsAccess, RunRecord | None]:
-    """NATS and record of the run to join; waits for it to begin. None after `stop`. RunError after the time."""
+    """Waits for the run to join. Returns its NATS and record; None after `stop`. Raises RunError after the time."""
     display.say(f"looking for the run of {job.folder}; an explorer may be started before it")
     deadline = asyncio.get_running_loop().time() + seconds
     finished_deadline = min(deadline, asyncio.get_running_loop().time() + _FINISHED_SECONDS)
@@ -99,7 +99,7 @@ async def find_run(
 
 
 def _is_finished(job: Job, since: float = 0.0) -> bool:
-    """Whether the job folder says only that the run finished, after `since` (Unix time). It may still be extended."""
+    """Returns True if the run finished after `since` (Unix time), as the job folder says. It may still be extended."""
     summary = job.folder / "summary.json"
     return summary.exists() and summary.stat().st_mtime >= since and "main" not in job.records()
 
@@ -113,7 +113,7 @@ async def _explore(
     display: Display,
     stop: asyncio.Event,
 ) -> bool:
-    """One explorer for one stage of a run; whether the stage is finished."""
+    """Runs one explorer for one stage of a run. Returns True if the stage is finished."""
     merged = joined_config(config, about)
     plan = make_plan(merged)
     name, addresses = config.explorer.name, local_addresses(job, about)
@@ -148,7 +148,7 @@ async def _explore(
 
 
 async def _unless_refused(until_end: Coroutine[Any, Any, bool], offers: "asyncio.Future[list[None]]") -> bool:
-    """What `until_end` returns. RunError if the run refuses the explorer's own tasks before that."""
+    """Returns the result of `until_end`. Raises RunError if the run refuses the explorer's tasks before that."""
     end = asyncio.create_task(until_end)
     try:
         either: tuple[asyncio.Future[Any], ...] = (end, offers)
@@ -171,7 +171,7 @@ async def _until_run_ends(
     display: Display,
     stop: asyncio.Event,
 ) -> bool:
-    """True once the run is finished; False if it does not answer any more, or after `stop`."""
+    """Returns True once the run is finished; False if it no longer answers, or after `stop`."""
     silent, begin = 0, time.time()
     while not stop.is_set():
         record = SupervisorRecord(os.getpid(), "explore", run, "", nats.url, [child.record()])
@@ -185,7 +185,7 @@ async def _until_run_ends(
         if view.finished:
             return True
         if silent > 60 / _POLL_SECONDS or (silent > 3 and "main" not in job.records()):
-            return _is_finished(job, begin)  # its buffer may have ended before it was asked once more
+            return _is_finished(job, begin)  # its buffer may have ended since
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _POLL_SECONDS)
     return False

@@ -1,9 +1,9 @@
-"""What an explorer takes from the run that it joins: numbers and names, never code or paths.
+"""The configuration of a joining explorer: numbers and names of the run, never code or paths.
 
-A process that may write the run's record on NATS could else choose the code that an explorer runs. So the keys in
-`_OWN` come from the explorer's own YAML, or from the config.json that `trinity run` of the same user wrote into the job
-folder, and the explorer does not join unless the record says the same. The keys in `_SHARED` are taken from the record.
-All other keys of the explorer's configuration are its own.
+A process that may write the run's record on NATS could otherwise choose the code that an explorer runs. So the keys in
+`_OWN` come from the explorer's YAML, or from the config.json that `trinity run` of the same user wrote into the job
+folder, and the explorer joins only if the record says the same. The keys in `_SHARED` come from the record. The
+explorer's YAML has all other keys.
 """
 
 import os
@@ -32,8 +32,10 @@ _SHOWN = 200
 
 
 def joined_config(config: Config, about: RunRecord) -> Config:
-    """The configuration of an explorer (mode explore) that joins a run. RunError as `check_identity`, `own_model`, and
-    for keys that do not go with a reproducible run."""
+    """Returns the configuration of an explorer (mode explore) that joins a run.
+
+    Raises RunError as `check_identity` and `own_model` do, and for keys that contradict a reproducible run.
+    """
     check_identity(config, about)
     theirs = about.config
     synchronizer = config.synchronizer.model_copy(update={"collective_timeout": theirs.synchronizer.collective_timeout})
@@ -52,7 +54,7 @@ def joined_config(config: Config, about: RunRecord) -> Config:
 
 
 def check_identity(config: Config, about: RunRecord) -> None:
-    """RunError if the record is of another run, whose folder and subjects the explorer would use."""
+    """Raises RunError if the record belongs to another run, whose folder and subjects the explorer would use."""
     theirs = about.config
     ours = (config.project, config.group, config.name)
     of_job = (theirs.project, theirs.group) == ours[:2] and (theirs.name + "/").startswith(config.name + "/")
@@ -62,9 +64,10 @@ def check_identity(config: Config, about: RunRecord) -> None:
 
 
 def own_model(config: Config, about: RunRecord) -> ModelConfig:
-    """The `model` section: lengths and sampling of the run's record, code and paths of this YAML or the job folder.
+    """Returns the `model` section: lengths and sampling from the record, code and paths from this YAML or the job
+    folder.
 
-    RunError with both values if neither agrees with the record.
+    Raises RunError with both values if neither agrees with the record.
     """
     theirs = about.config.model
     known = [config.model, *_written_here(config, about)]
@@ -90,7 +93,7 @@ def _shown(value: Any) -> str:
 
 
 def _written_here(config: Config, about: RunRecord) -> list[ModelConfig]:
-    """The `model` of the stage's config.json, if this user alone can write it."""
+    """Returns the `model` of the stage's config.json, if only this user can write it."""
     folder = make_plan(config.model_copy(update={"name": about.config.name})).job_dir
     path = folder / "config.json"
     value = files.read_json(path) if _is_mine(folder) and _is_mine(path) else None

@@ -1,6 +1,6 @@
-"""The tasksets that a joining explorer brings: read here, mixed with the run's own by its buffer.
+"""The tasksets that a joining explorer brings. They are read here, and the run's buffer mixes them with its own.
 
-A taskset of the explorer's YAML is its own unless the run reads the same data. Any explorer may get its tasks.
+A taskset of the explorer's YAML is brought unless the run reads the same data. Any explorer may get its tasks.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class OwnTasks:
         self._weight = len(source.rows) * source.taskset.weight
 
     async def offer(self, address: str, display: Display) -> None:
-        """Offer all tasks to the run's buffer, for as long as it takes. RunError if it refuses them."""
+        """Offers all tasks to the run's buffer, for as long as it takes. Raises RunError if it refuses them."""
         position = await self._offered(address, 0, 0)
         known = f", {position} of them fed before" if position else ""
         display.say(f"{self._count} tasks of its own as taskset {self.name!r}{known}")
@@ -58,10 +58,10 @@ class OwnTasks:
 
 
 def own_tasks(config: Config, plan: Plan, about: RunRecord, source: str) -> list[OwnTasks]:
-    """What the YAML of an explorer brings to a run. ConfigError for what cannot be read.
+    """Returns the tasksets that the YAML of an explorer brings to a run. Raises ConfigError if one cannot be read.
 
-    plan: of the explorer in the run. A YAML with stages or a task pipeline is the run's own, and brings nothing: other
-    tasksets than those it names may be in use.
+    `plan`: of the explorer in the run. A YAML with stages or a task pipeline belongs to the run and brings nothing: the
+    run may use other tasksets than it names.
     """
     given = config.buffer.explorer_input
     tasksets = [("taskset", given.taskset)] if given.taskset else []

@@ -1,6 +1,6 @@
-"""`trinity run` with mode serve: an OpenAI-compatible endpoint that follows a job's newest weights.
+"""`trinity run` with mode serve: an OpenAI-compatible endpoint with the newest weights of a job.
 
-Beside a live run it follows the versions as they become LIVE; without one, the job folder's newest checkpoint.
+With a live run it follows the LIVE version; otherwise it serves the newest checkpoint in the job folder.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _POLL_SECONDS = 0.5
 
 
 def serve(config: Config, source: str) -> None:
-    """Serve until SIGINT or SIGTERM. Raises ConfigError or RunError."""
+    """Serves until SIGINT or SIGTERM. Raises ConfigError or RunError."""
     asyncio.run(_serve(config, source))
 
 
@@ -71,7 +71,7 @@ async def _serve(config: Config, source: str) -> None:
 
 
 def _plan(config: Config, about: RunRecord | None) -> Plan:
-    """The plan of the last stage, with the live run's lengths if a run is live. RunError as join_config."""
+    """Returns the plan of the last stage, with the lengths of a live run. Raises RunError as join_config does."""
     stage = expand(config)[-1]
     changes: dict[str, Any] = {"mode": "serve"}
     if about is not None:
@@ -102,7 +102,7 @@ def _child(plan: Plan, nats: NatsAccess, about: RunRecord | None, settings: dict
 
 
 async def _until_open(host: str, port: int, keeper: "asyncio.Task[str]", stop: asyncio.Event) -> None:
-    """Wait until the endpoint listens. RunError if its process failed for good."""
+    """Waits until the endpoint listens. Raises RunError if its process failed for good."""
     place = "127.0.0.1" if host in ("", "0.0.0.0") else host
     while not stop.is_set():
         if keeper.done():

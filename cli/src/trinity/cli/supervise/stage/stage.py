@@ -1,4 +1,4 @@
-"""One stage: start its processes, keep them running, show progress, and sum up when it is finished."""
+"""One stage: starts its processes, keeps them running, shows progress, and sums up at the end."""
 
 import asyncio
 import os
@@ -56,7 +56,7 @@ class Stage:
         self._changed = asyncio.Event()
 
     def prepare(self) -> None:
-        """Write the stage's configuration and make its children; nothing is started."""
+        """Writes the stage's configuration and makes its children; starts nothing."""
         config_file = self.folder / "config.json"
         files.write_json(config_file, dump(self._plan.config), mode=0o600)
         log_dir = self.folder / "log"
@@ -76,9 +76,10 @@ class Stage:
         self.children.append(trainer)
 
     async def run(self, others: list[Child], stop: asyncio.Event) -> dict[str, Any]:
-        """Wait until the stage is finished. Returns its part of the summary. RunError if a child failed for good.
+        """Waits until the stage is finished. Returns its part of the summary. Raises RunError if a child failed for
+        good.
 
-        `others` run longer than the stage and are watched with it. After `stop` everything of the stage is ended.
+        `others` outlive the stage and are watched with it. After `stop` all processes of the stage are ended.
         """
         begin = time.monotonic()
         counted = self._count_devices()
@@ -104,7 +105,7 @@ class Stage:
             counted.end()
 
     def _count_devices(self) -> DeviceLog:
-        """From now on."""
+        """Counts devices from now on."""
         counted = DeviceLog(self.folder)
         devices = self._placement.devices_of(self._plan)
         for child in self.children:
@@ -140,7 +141,7 @@ class Stage:
             stopping.cancel()
 
     async def _end_if_spent(self, watcher: Watcher) -> None:
-        """RunError if the budget is spent, once the trainer has saved what it has learnt."""
+        """Raises RunError if the budget is spent, once the trainer has saved a checkpoint."""
         budget = Budget(self._plan.config.budget.gpu_hours, self._job.folder)
         if not await asyncio.to_thread(budget.is_spent):
             return
@@ -152,7 +153,7 @@ class Stage:
         raise RunError(f"{budget.text()} ({saved})", EXIT_SPENT)
 
     async def _keep_record(self, others: list[Child]) -> None:
-        """Write the record of running processes, again at every restart."""
+        """Writes the record of running processes, again at every restart."""
         while True:
             self._changed.clear()
             processes = [child.record() for child in [*others, *self.children]]
@@ -162,7 +163,7 @@ class Stage:
             await self._changed.wait()
 
     async def _announce(self) -> None:
-        """Publish the running services and their addresses for explorers that join."""
+        """Publishes the running services and their addresses for explorers that join."""
         about = RunRecord(
             version=run_record.this_version(),
             run=self.run_id,
@@ -183,7 +184,7 @@ class Stage:
 
 
 def newest_state(folder: Path) -> dict[str, Any]:
-    """The state the trainer stored in its newest checkpoint."""
+    """Returns the state that the trainer stored in its newest checkpoint."""
     steps = complete_steps(folder)
     return dict(files.read_json(checkpoint_folder(folder, steps[-1]) / "trainer_state.json") or {}) if steps else {}
 
@@ -197,7 +198,7 @@ def summarise(
     seconds: float,
     state: dict[str, Any],
 ) -> dict[str, Any]:
-    """A stage's part of summary.json."""
+    """Returns a stage's part of summary.json."""
     stats = view.buffer
     assert stats is not None
     evaluations: list[dict[str, Any]] = [
@@ -227,7 +228,7 @@ def summarise(
 
 
 def accuracy(evaluations: list[dict[str, Any]], step: int | None) -> float | None:
-    """Mean over the tasksets of a step's accuracy (or reward, where there is no accuracy)."""
+    """Returns the mean over the tasksets of a step's accuracy (or reward, without accuracy)."""
     values = []
     for evaluation in evaluations:
         if evaluation["step"] == step:

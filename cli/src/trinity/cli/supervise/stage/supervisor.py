@@ -42,10 +42,10 @@ class Interrupted(RunError):
 
 
 def run(config: Config, source: str, only: str = "", wait_seconds: float | None = None) -> None:
-    """Run all stages of a configuration, or only the one of a name once those before it are finished.
+    """Runs all stages of a configuration, or only the stage `only`, once the stages before it are finished.
 
-    `wait_seconds`: how long that one waits for them; None: synchronizer.sync_timeout. Raises ConfigError before
-    anything starts, RunError afterwards.
+    `wait_seconds`: how long `only` waits for them; None: synchronizer.sync_timeout. Raises ConfigError before a process
+    starts, RunError afterwards.
     """
     if only and only not in (names := [stage.stage_name for stage in config.stages]):
         raise RunError(f"--stage {only}: {source} has {', '.join(names) or 'no stages'}", 2)
@@ -90,9 +90,9 @@ def run(config: Config, source: str, only: str = "", wait_seconds: float | None 
 
 
 def _unfinished(config: Config, source: str) -> list[str]:
-    """Names of the stages that are not finished. The first of them is checked against model and data.
+    """Returns the names of unfinished stages. Checks the first of them against model and data.
 
-    The model of a later stage is made by the one before it, so only its data can be looked at.
+    The model of a later stage is made by the stage before it, so only its data is checked.
     """
     todo: list[str] = []
     for stage in expand(config):
@@ -108,7 +108,7 @@ def _unfinished(config: Config, source: str) -> list[str]:
 
 
 def _missing_packages(plan: Plan) -> Iterable[Problem]:
-    """Of environments; those load sympy, so they are imported for workflows that play episodes alone."""
+    """Checks packages of environments. They load sympy, so they are imported only for workflows that play episodes."""
     played = {"tool_call_workflow", *EPISODE_WORKFLOWS, *R3L_WORKFLOWS}
     if not any(
         names_for(plan, f".{key}", taskset)[0] in played for key, taskset in plan.config.buffer.explorer_input.by_key()
@@ -120,7 +120,10 @@ def _missing_packages(plan: Plan) -> Iterable[Problem]:
 
 
 def _wait_for_stages_before(config: Config, source: str, stage: str, deadline: float) -> None:
-    """Until the stages before it have saved their last step. RunError at the deadline (`time.monotonic`)."""
+    """Waits until the stages before it have saved their last step.
+
+    Raises RunError at the deadline (`time.monotonic`).
+    """
     first = expand(config)[0].model
     for known, expanded in zip(config.stages, expand(config), strict=True):
         if known.stage_name == stage:
@@ -138,7 +141,7 @@ def _wait_for_stages_before(config: Config, source: str, stage: str, deadline: f
 
 
 def _saved_step(folder: Path) -> int:
-    """The step at which a stage finished, or that of its newest checkpoint with a model; -1: there is none."""
+    """Returns the step at which a stage finished, or that of its newest checkpoint with a model; -1 without one."""
     found = newest_model(folder)
     return max(jobs.finished_step(folder), found[0] if found is not None else -1)
 
@@ -234,7 +237,10 @@ async def _run_stages(
 
 
 def _with_model(config: Config, previous: Path | None) -> Config:
-    """A later stage starts from the last model of the one before it. InvalidInput for files that no trainer wrote."""
+    """Starts a later stage from the last model of the one before it.
+
+    Raises InvalidInput for files that no trainer wrote.
+    """
     if previous is None:
         return config
     found = newest_model(previous)
@@ -269,12 +275,12 @@ def _closing(part: dict[str, Any]) -> str:
 
 
 def _earlier_seconds(folder: Path) -> float:
-    """Wall time of the earlier, shorter part of a stage that is resumed now."""
+    """Returns the wall time of the earlier, shorter part of a resumed stage."""
     return float(jobs.finished_summary(folder).get("wall_seconds", 0.0))
 
 
 def _summary(config: Config, parts: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """The last stage's values at the top level, all stages below."""
+    """Returns the last stage's values at the top level, and all stages below."""
     main = {key: value for key, value in parts[-1].items() if key not in ("stage", "evaluations")}
     main["wall_seconds"] = round(max(seconds, sum(part["wall_seconds"] for part in parts)), 1)
     return {"project": config.project, "name": config.name, **main, "stages": parts}

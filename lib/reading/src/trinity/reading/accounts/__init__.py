@@ -1,1 +1,1 @@
-"""Which devices a run had, for how long, and what their seconds went to."""
+"""Accounts of a run's devices: how long it had them, and where their seconds went."""

@@ -1,4 +1,4 @@
-"""What a run may cost: budget.gpu_hours, counted over all stages and restarts of its job folder."""
+"""The budget of a run: budget.gpu_hours, counted over all stages and restarts of its job folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ _HOUR = 3600.0
 
 @dataclass(frozen=True)
 class Budget:
-    """`hours` of devices, None without a limit. `job`: the folder whose accounts count."""
+    """`hours` of devices, None without a limit. `job` is the folder whose accounts count."""
 
     hours: float | None
     job: Path
@@ -19,6 +19,6 @@ class Budget:
         return self.hours is not None and spent_seconds(self.job) >= self.hours * _HOUR
 
     def text(self) -> str:
-        """What was spent, and what to do. Only where there is a limit."""
+        """Says how much is spent and what to do. Requires a limit."""
         spent = f"{spent_seconds(self.job) / _HOUR:.4g} hours of devices are spent, and {self.hours:g} is the limit"
         return f"budget.gpu_hours: {spent}; raise it, and the same command continues the run"

@@ -1,4 +1,4 @@
-"""`trinity cost`: device-seconds of a stage by what they went to (docs/ledger.md)."""
+"""Device-seconds of a stage by outcome, for `trinity cost` (docs/ledger.md)."""
 
 import asyncio
 from collections import defaultdict
@@ -17,7 +17,7 @@ _HOUR = 3600.0
 
 @dataclass(frozen=True)
 class Measured:
-    """Device-seconds of each process of a stage by fate; those of stored groups are not yet divided."""
+    """Device-seconds of each process of a stage by fate. Those of stored groups are not divided yet."""
 
     watches: list[Watch]
     fates: list[Fates]
@@ -29,7 +29,7 @@ class Measured:
 
 
 def measure(stage: Path) -> Measured:
-    """RunError for a stage whose supervisor kept no account."""
+    """Measures a stage. Raises RunError if its supervisor kept no account."""
     watches = lives.read(stage)
     if not watches:
         raise RunError(f"{stage} has no account of devices: no `trinity run` of this version trained it", code=2)
@@ -38,14 +38,14 @@ def measure(stage: Path) -> Measured:
 
 
 def collect(job_stage: JobStage) -> Facts:
-    """All values. RunError as `measure`."""
+    """Returns all values. Raises RunError as `measure` does."""
     found = measure(job_stage.folder)
     groups, shares = ask(any_buffer, job_stage, _groups) if found.stored else (Groups(), {})
     return account(job_stage.run, found, groups, shares)
 
 
 def account(run: str, measured: Measured, groups: Groups, shares: Mapping[str, float]) -> Facts:
-    """The values as a whole. `shares`: as `Groups.shares`, of the groups in the ledger."""
+    """Returns all values. `shares`: `Groups.shares` of the groups in the ledger."""
     watches, own = measured.watches, [fates.divided(one, shares) for one in measured.fates]
     seconds = sum(watch.seconds for watch in watches)
     return {
@@ -71,7 +71,7 @@ def account(run: str, measured: Measured, groups: Groups, shares: Mapping[str, f
 
 
 def _sorted(found: Iterable[Fates]) -> dict[str, float]:
-    """The sums, largest first."""
+    """Returns the sums, largest first."""
     sums: Fates = defaultdict(float)
     for one in found:
         for fate, seconds in one.items():

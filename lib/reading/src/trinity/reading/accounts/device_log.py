@@ -1,10 +1,10 @@
-"""When the processes that have devices lived, as their supervisor saw it: a line for each event.
+"""Events of the processes that have devices, as their supervisor saw them, one line each.
 
     {"time": 1795456194.3, "event": "began", "name": "explorer", "service": "explorer", "devices": 1}
     {"time": 1795456194.4, "event": "started", "name": "explorer", "pid": 4711}
 
-`began` and `ended`: from when to when the devices are counted. `died`, `finished`: the process is there no longer. A
-`beat`, without a name, says that the supervisor lives: after a power cut its devices are counted up to the last one.
+Devices count from `began` to `ended`. `died` and `finished`: the process is gone. A `beat`, without a name, proves that
+the supervisor lives: after a power cut its devices count up to the last beat.
 """
 
 import asyncio
@@ -21,35 +21,35 @@ BEAT_SECONDS = 5.0
 
 
 def folder_of(stage: Path) -> Path:
-    """Where the accounts of a stage are: <supervisor>.jsonl of each, and <explorer>-<pid>.json of its explorers."""
+    """Folder of the accounts of a stage: <supervisor>.jsonl and <explorer>-<pid>.json."""
     return stage / "monitor" / "devices"
 
 
 class DeviceLog:
-    """The events of one supervisor's processes. A disk that is full ends nothing."""
+    """Writes the events of one supervisor's processes. A full disk ends nothing."""
 
     def __init__(self, stage: Path, supervisor: str = "main") -> None:
         self._path = folder_of(stage) / f"{supervisor}.jsonl"
         self._names: list[str] = []
 
     def begin(self, name: str, service: str, devices: float) -> None:
-        """Count these devices from now on."""
+        """Counts these devices from now on."""
         self._names.append(name)
         self._write({"event": "began", "name": name, "service": service, "devices": devices})
 
     def note(self, event: str, name: str, pid: int) -> None:
-        """A process that was begun has started, died or finished; others have no devices."""
+        """Notes that a begun process has started, died or finished. Ignores processes without devices."""
         if name in self._names:
             self._write({"event": event, "name": name, "pid": pid})
 
     def end(self) -> None:
-        """Count the devices no longer."""
+        """Stops counting the devices."""
         for name in self._names:
             self._write({"event": "ended", "name": name})
         self._names.clear()
 
     async def beat(self) -> None:
-        """Until cancelled."""
+        """Writes beats until it is cancelled."""
         while True:
             await asyncio.sleep(BEAT_SECONDS)
             self._write({"event": "beat"})

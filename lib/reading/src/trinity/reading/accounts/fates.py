@@ -1,7 +1,7 @@
-"""What the seconds of devices went to.
+"""Fates of device-seconds: trained, dropped, failed, idle and others.
 
-A trainer's are those of its step times. An explorer's are those of its attempts; the seconds of stored groups are
-divided by response tokens, since the engine samples many groups at once. What no part explains is `idle` or `other`.
+A trainer's seconds are divided by its step times, an explorer's by its attempts. The seconds of stored groups are
+divided by response tokens, since an engine samples many groups at once. The rest is `idle` or `other`.
 """
 
 import math
@@ -26,7 +26,7 @@ _LATE = "dropped (cut)"  # the group of a cut task, which is not counted among s
 
 
 def of_watch(watch: Watch, stage: Path, steps: list[Facts]) -> Fates:
-    """Device-seconds by fate. `steps`: as `read_steps`. Groups of an explorer are all `stored`."""
+    """Returns device-seconds by fate. `steps`: as `read_steps`. All groups of an explorer are `stored`."""
     found: Fates = defaultdict(float)
     for life in watch.lives:
         own = _of_trainer(life, steps) if watch.service == "trainer" else _of_explorer(life, stage)
@@ -35,13 +35,13 @@ def of_watch(watch: Watch, stage: Path, steps: list[Facts]) -> Fates:
     first = watch.lives[0].began if watch.lives else watch.ended
     found["starting"] += first - watch.began
     gaps = watch.ended - first - sum(life.seconds for life in watch.lives)
-    # After its work a trainer has none; before that, another process takes the place of one that died.
+    # A finished trainer has no process; a dead one is replaced.
     found["idle" if watch.lives and watch.lives[-1].how == "finished" else "restarting"] += gaps
     return defaultdict(float, {fate: watch.devices * seconds for fate, seconds in found.items()})
 
 
 def read_steps(stage: Path) -> list[Facts]:
-    """The trainer's lines with step times. `again`: the step was trained once more after it."""
+    """Returns the trainer's lines with step times. `again`: the step was trained once more later."""
     try:
         lines = (stage / "monitor" / "trainer.jsonl").read_bytes().splitlines()
     except FileNotFoundError:
@@ -94,7 +94,7 @@ def _account(life: Life, stage: Path) -> Facts | None:
 
 
 def _is_account(found: Any) -> TypeGuard[Facts]:
-    """As an explorer writes it; another file, or a damaged one, is left out."""
+    """Checks the form in which explorers write accounts. Other and damaged files are left out."""
     if not isinstance(found, dict) or not isinstance(found.get("seconds"), dict):
         return False
     numbers = [*found["seconds"].values(), *(found.get(name) for name in ("began", "time", "running"))]
@@ -103,13 +103,13 @@ def _is_account(found: Any) -> TypeGuard[Facts]:
 
 @dataclass
 class Groups:
-    """Response tokens of a stage's groups by what became of them, out of the ledger. `add` the entries in order."""
+    """Response tokens of a stage's groups by fate, from the ledger. `add` its entries in order."""
 
     fates: dict[int, str] = field(default_factory=dict)  # ordinal -> fate
     tokens: dict[int, int] = field(default_factory=dict)
 
     def add(self, entry: Facts) -> None:
-        """An entry as `trinity batch show --json` gives it."""
+        """Adds an entry in the form of `trinity batch show --json`."""
         for group in entry["groups"]:
             if self.fates.get(group["ordinal"]) != "trained":
                 self.fates[group["ordinal"]] = "skipped" if entry["skip_reason"] else "trained"
@@ -119,7 +119,10 @@ class Groups:
             self.tokens.setdefault(group["ordinal"], group["response_tokens"])
 
     def shares(self, stored: int, duplicates: int) -> dict[str, float]:
-        """The part of each fate, all together 1. Groups in no entry, and duplicates, count with the mean length."""
+        """Returns the share of each fate; all sum to 1.
+
+        Duplicates, and groups in no entry, count with the mean length.
+        """
         by_fate: defaultdict[str, float] = defaultdict(float)
         for ordinal, fate in self.fates.items():
             by_fate[fate] += self.tokens[ordinal]
@@ -131,7 +134,7 @@ class Groups:
         return {fate: tokens / total for fate, tokens in by_fate.items() if tokens} if total else {"waiting": 1.0}
 
     def seconds(self, stored: float, shares: Mapping[str, float]) -> Iterable[Facts]:
-        """Seconds of engines for each group, of the `stored` seconds of all."""
+        """Yields the engine seconds of each group; `stored` are the seconds of all."""
         known = sum(share for fate, share in shares.items() if fate not in ("waiting", "duplicate"))
         total = sum(self.tokens.values())
         for ordinal, fate in sorted(self.fates.items()):
@@ -140,7 +143,7 @@ class Groups:
 
 
 def divided(fates: Fates, shares: Mapping[str, float]) -> Fates:
-    """The seconds of stored groups by what became of them."""
+    """Divides the seconds of stored groups by fate."""
     found = defaultdict(float, fates)
     stored = found.pop(_STORED, 0.0)
     for fate, share in shares.items():

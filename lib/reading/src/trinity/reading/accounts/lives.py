@@ -1,4 +1,4 @@
-"""How long each process of a stage had its devices, out of what its supervisors wrote (device_log.py)."""
+"""Lives of the processes of a stage and their devices, from the files of its supervisors (device_log.py)."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from trinity.runtime import files
 
 @dataclass
 class Life:
-    """One process, in Unix seconds. `how`: died, finished, or ended with its supervisor (or has not)."""
+    """One process, in Unix seconds. `how`: died, finished, or ended (with its supervisor, or not yet)."""
 
     pid: int
     began: float
@@ -25,7 +25,7 @@ class Life:
 
 @dataclass
 class Watch:
-    """The devices of a process and of those that took its place, as long as one supervisor had them."""
+    """The devices of a process and of its successors under one supervisor."""
 
     name: str
     service: str
@@ -36,7 +36,7 @@ class Watch:
 
     @property
     def seconds(self) -> float:
-        """Device-seconds: of the clock on the wall, times the devices."""
+        """Device-seconds: wall-clock seconds times devices."""
         return self.devices * (self.ended - self.began)
 
     @property
@@ -45,8 +45,7 @@ class Watch:
 
 
 def read(stage: Path) -> list[Watch]:
-    """Of all supervisors of a stage that used this folder, in the order in which each began. Damaged lines are left
-    out."""
+    """Returns the watches of all supervisors that used this stage folder, by begin. Damaged lines are left out."""
     found: list[Watch] = []
     for path in sorted(folder_of(stage).glob("*.jsonl")):
         found += _watches(path)
@@ -54,7 +53,7 @@ def read(stage: Path) -> list[Watch]:
 
 
 def spent_seconds(job: Path) -> float:
-    """Device-seconds of all stages of a job so far."""
+    """Returns the device-seconds of all stages of a job so far."""
     stages = {path.parents[2] for path in job.glob("**/monitor/devices/*.jsonl")}
     return sum(watch.seconds for stage in stages for watch in read(stage))
 
