@@ -38,7 +38,7 @@ def test_a_fresh_job_folder_is_benched_with_the_base_model(
     monkeypatch.setattr(bench, "check_inputs", lambda plan, source: None)
     bench.bench(config(tmp_path, *overrides), "x.yaml")
     assert asked == [bench.Candidate(0, Path("m"))]
-    assert bench._what(asked) == "the base model m alone: the job folder has no checkpoint"
+    assert bench._what(asked) == "the base model m, as the job folder has no checkpoint"
     (file,) = tmp_path.rglob("bench.json")
     assert json.loads(file.read_text())["results"][0]["step"] == 0
 

@@ -117,7 +117,7 @@ def test_a_batch_is_what_the_ledger_says_and_no_more() -> None:
     assert "operators: len_penalty" in text
     assert "6 (stale, 11 tokens)" in text
     assert r"cut, as the step did not wait for them, by ordinal: 5 (sums/0/5\x1b)" in text
-    assert "1 rows of 'experts' beside them: 12" in text
+    assert "1 rows of 'experts' in addition: 12" in text
 
 
 def test_texts_are_those_that_were_trained_with_the_reward_they_were_trained_with() -> None:

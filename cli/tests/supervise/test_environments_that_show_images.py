@@ -67,8 +67,8 @@ def of_workflow(name: str) -> dict[str, Any]:
         (play("pictures"), True, [], ""),
         (play("pictures"), False, [], f"{SHOWS}, and the model"),
         (play("countdown"), False, [], ""),
-        (of_workflow("R3L_workflow"), True, [], f"{SHOWS}; R3L_workflow reads text alone"),
-        (of_workflow("tool_call_workflow"), True, [], f"{SHOWS}; tool_call_workflow reads text alone"),
+        (of_workflow("R3L_workflow"), True, [], f"{SHOWS}; R3L_workflow reads only text"),
+        (of_workflow("tool_call_workflow"), True, [], f"{SHOWS}; tool_call_workflow reads only text"),
         (play("pictures"), True, [f"{ARCHIVE}=all.jsonl"], f"{ARCHIVE}: is given, and 'pictures' shows images"),
     ],
 )

@@ -109,7 +109,7 @@ def _candidates(plan: Plan, folder: Path) -> list[Candidate]:
 
 def _what(candidates: list[Candidate]) -> str:
     if [one.step for one in candidates] == [0]:
-        return f"the base model {candidates[0].folder} alone: the job folder has no checkpoint"
+        return f"the base model {candidates[0].folder}, as the job folder has no checkpoint"
     return f"{len(candidates)} model(s)"
 
 

@@ -30,7 +30,7 @@ app.add_typer(env_tokens.app, name="tokens")
 @command(app, "check")
 def check(
     address: Annotated[str, typer.Argument(help="gRPC address of the provider, host:port")],
-    name: Annotated[str, typer.Option("--name", "-n", help="This environment or scorer alone; else all")] = "",
+    name: Annotated[str, typer.Option("--name", "-n", help="Only this environment or scorer; else all")] = "",
     task: Annotated[str, typer.Option("--task", help="The task's row that is played, a JSON object")] = "{}",
     args: Annotated[str, typer.Option("--args", help="Environment arguments, a JSON object")] = "",
     action: Annotated[str, typer.Option("--action", help="Text of every action")] = "look",
@@ -72,7 +72,7 @@ def list_providers(job_stage: JobStage, as_json: AsJson = False) -> str:
     if as_json:
         return to_json(found)
     lines = map(provider_line, found)
-    return "\n".join(lines) or f"{job_stage.name}: no providers beside the environment service"
+    return "\n".join(lines) or f"{job_stage.name}: no providers except the environment service"
 
 
 @command(app, "status")

@@ -22,7 +22,7 @@ _SETTING = "TRINITY_ENVIRONMENT_ATTACH_TOKENS_FILE"
 FileOption = Annotated[
     Path | None, typer.Option("--file", help=f"File of tokens; else {_SETTING}, or the one in the job folder")
 ]
-Name = Annotated[str, typer.Argument(help="Name of the token: who attaches by it")]
+Name = Annotated[str, typer.Argument(help="Name of the token, as of the provider that attaches")]
 
 
 def find_tokens(config: Path | None = None, job: Path | None = None, file: FileOption = None) -> Path:

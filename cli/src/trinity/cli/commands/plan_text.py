@@ -10,8 +10,8 @@ from trinity.runtime.logs import without_credentials
 _FROM_RUN = "that of the run it joins"
 _STYLES = {
     "fixed": "sync_offset batches ahead",
-    "explorer_driven": "one sync_interval ahead, besides sync_offset",
-    "trainer_driven": "one sync_interval ahead, besides sync_offset",
+    "explorer_driven": "one sync_interval ahead, plus sync_offset",
+    "trainer_driven": "one sync_interval ahead, plus sync_offset",
     "fully_async": "as far ahead as the buffer's capacity",
 }
 

@@ -64,7 +64,7 @@ def results(
         list[Path] | None,
         typer.Argument(
             metavar="[FOLDER]...",
-            help="Job folders, or ones that hold them; else TRINITY_CHECKPOINT_ROOT_DIR, else ./checkpoints",
+            help="Job folders, or folders of them; else TRINITY_CHECKPOINT_ROOT_DIR, else ./checkpoints",
         ),
     ] = None,
     metric: Annotated[

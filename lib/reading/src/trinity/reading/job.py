@@ -276,7 +276,7 @@ def _is_seconds(value: Any) -> bool:
 
 
 def describe_finished(folder: Path) -> dict[str, Any]:
-    """Returns the state of a run that is not live (finished, failed or stopped), with its summary or the reason, if any."""
+    """Returns the state of a run that is not live (finished, failed, stopped), with its summary or the reason."""
     from trinity.weights.checkpoints import complete_steps
 
     read = files.read_json(folder / "summary.json")

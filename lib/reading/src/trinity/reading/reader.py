@@ -75,7 +75,7 @@ class JobStage:
     def _local(self) -> tuple[Path, Path]:
         if self.folders is None:
             raise RunError(
-                f"{self.name} is known by its NATS alone, and this reads files of its job folder: {HAVE_JOB}", 2
+                f"{self.name} is known only by its NATS, and this command reads its job folder: {HAVE_JOB}", 2
             )
         return self.folders
 

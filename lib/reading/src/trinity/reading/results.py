@@ -43,7 +43,7 @@ def collect(folders: Sequence[Path], metrics: Sequence[str]) -> list[Curve]:
     seen: set[Path] = set()
     for folder in folders:
         if not folder.is_dir():
-            raise RunError(f"no folder {folder}; give a job folder, or one that holds several", code=2)
+            raise RunError(f"no folder {folder}; give a job folder, or a folder of several", code=2)
         for file in sorted(folder.resolve().glob("**/monitor/explorer.jsonl")):
             if file not in seen:
                 seen.add(file)

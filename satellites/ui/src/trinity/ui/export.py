@@ -70,7 +70,7 @@ TOKENS = {
 def export(
     job_stage: JobStage,
     parquet: Annotated[Path, typer.Option("--parquet", help="Folder to write; it must be empty or not there")],
-    tokens: Annotated[bool, typer.Option("--tokens", help="Also what is known of each token of samples")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Also the recorded values of each token")] = False,
 ) -> str:
     """Write ledger, experiences and metrics of a run as Parquet files."""
     if parquet.exists() and (not parquet.is_dir() or any(parquet.iterdir())):

@@ -53,7 +53,7 @@ class Places:
     def _stages(self, folder: Path) -> Iterator[Path]:
         configs = stage_configs(folder)
         if not configs:
-            self.unreadable.append(Unreadable(folder, "no stage has begun: no config.json beside a log folder"))
+            self.unreadable.append(Unreadable(folder, "no stage has begun: no config.json with a log folder"))
         yield from reversed(configs)
 
     def _open(self, folder: Path, config: Path) -> Source | None:

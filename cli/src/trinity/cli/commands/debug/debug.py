@@ -39,7 +39,7 @@ _ELSEWHERE = {
     "viewer": "`trinity ui` and `trinity view` show the experiences of a run",
 }
 _REFUSED = {
-    "--enable-profiling": "Trinity has no profiler of workflows; run `py-spy` beside `trinity debug --watch`",
+    "--enable-profiling": "Trinity has no profiler of workflows; run `py-spy` on `trinity debug --watch`",
     "--port": "is of Trinity-RFT's viewer; `trinity ui` has the pages of a run",
     "--output-file": "is gone in Trinity-RFT too; --output-dir names the folder of debug.json",
 }

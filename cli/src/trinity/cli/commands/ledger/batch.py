@@ -90,7 +90,7 @@ def render(name: str, batch: Facts) -> str:
         lines.append(f"rows of the dataset: {_numbers(batch['rows'])}")
     for buffer in sorted({row["buffer"] for row in batch["auxiliary"]}):
         rows = [row["row"] for row in batch["auxiliary"] if row["buffer"] == buffer]
-        lines.append(f"{len(rows)} rows of {visible(buffer)!r} beside them: {_numbers(rows)}")
+        lines.append(f"{len(rows)} rows of {visible(buffer)!r} in addition: {_numbers(rows)}")
     if batch["operators"]:
         lines.append(f"operators: {', '.join(batch['operators'])}")
     if batch["dropped"]:

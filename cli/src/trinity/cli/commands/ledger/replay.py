@@ -72,7 +72,7 @@ def replay(
     """Train steps again from the ledger, and compare with what the run did."""
     check_given(job_stage)
     if fresh == (first is not None) or (fresh and last is not None):
-        raise RunError("give --from-step K, with --to-step N or without; or --fresh alone, for all steps", 2)
+        raise RunError("give --from-step K, with --to-step N or without; or only --fresh, for all steps", 2)
     if first is None:
         return _run_again(job_stage, overrides or [], as_json)
     trained = circumstances(job_stage.folder)

@@ -89,7 +89,7 @@ async def take_snapshot(sync: Sync, number: int) -> RunSnapshot:
     wanted = await sync.version(number)
     if wanted["state"] not in ("LIVE", "RETIRED"):
         why = f" ({wanted['reason']})" if wanted["reason"] else ""
-        raise RunError(visible(f"version {number} is {wanted['state']}{why}; roll back to one that was LIVE"))
+        raise RunError(visible(f"version {number} is {wanted['state']}{why}; roll back to a version that was LIVE"))
     versions = await sync.versions()
     return RunSnapshot(
         next((one.version for one in versions if one.state == "LIVE"), -1),

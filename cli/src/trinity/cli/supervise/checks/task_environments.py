@@ -125,7 +125,7 @@ def _showing(plan: Plan, key: str, name: str) -> Iterator[Problem]:
     )
     workflow, _ = names_for(plan, key, taskset)
     if workflow == "tool_call_workflow" or (workflow in R3L_WORKFLOWS and ".eval_tasksets" not in key):
-        yield Problem(place, f"is {name!r}, which shows images; {workflow} reads text alone")
+        yield Problem(place, f"is {name!r}, which shows images; {workflow} reads only text")
     if os.path.isfile(Path(path).expanduser() / "config.json") and not sees(path):
         yield Problem(place, f"is {name!r}, which shows images, and the model {path!r} reads none")
     for archive in archives(plan.config):

@@ -31,7 +31,7 @@ def endpoint_problems(config: Config) -> list[Problem]:
 def endpoint_settings(config: Config, job: Job) -> dict[str, str]:
     """Returns the settings of an explorer that listens; empty if it neither serves nor records.
 
-    The configuration has no `endpoint_problems`. Without a named file of keys a file is made. Raises RunError if another
+    The configuration has no `endpoint_problems`. Without a named file of keys one is made. Raises RunError if another
     process listens on explorer.proxy_port.
     """
     explorer = config.explorer
