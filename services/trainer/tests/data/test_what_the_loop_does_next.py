@@ -120,5 +120,5 @@ def test_after_the_last_step_only_a_rollback_is_left() -> None:
 
 def test_the_batch_of_another_step_is_refused() -> None:
     batches, _ = opened(Buffer(raw_batch(4)), 2)
-    with pytest.raises(DataLoss, match="sent step 4, step 3 was asked for"):
+    with pytest.raises(DataLoss, match="sent step 4, step 3 was requested"):
         batches.next(2)

@@ -111,11 +111,11 @@ def test_weights_that_are_not_those_announced_are_refused_by_name(tmp_path: Path
     weights = tensors()
     announced = layout(weights)
     missing = {name: value for name, value in weights.items() if name != "layer.1"}
-    with pytest.raises(InvalidInput, match=r"layer.1 \[4, 3\] F32 is due, norm \[5\] torch.float32 came"):
+    with pytest.raises(InvalidInput, match=r"expected layer.1 \[4, 3\] F32, got norm \[5\] torch.float32"):
         write_shards(missing.items(), announced, tmp_path, "part-{}.safetensors")
-    with pytest.raises(InvalidInput, match="none came after the last tensor that was announced"):
+    with pytest.raises(InvalidInput, match="got none after the last expected tensor"):
         write_shards(weights.items(), announced[:-1], tmp_path, "part-{}.safetensors")
-    with pytest.raises(InvalidInput, match=r"none \[0, 4\] F32 is due, nothing"):
+    with pytest.raises(InvalidInput, match=r"expected none \[0, 4\] F32, got nothing"):
         write_shards(list(weights.items())[:-1], announced, tmp_path, "part-{}.safetensors")
 
 

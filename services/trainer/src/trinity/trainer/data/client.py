@@ -75,44 +75,36 @@ class BufferClient:
         self._batches: queue.Queue[RawBatch | Exception] = queue.Queue(maxsize=_AHEAD)
         self._closed = threading.Event()
         self._calling = threading.Lock()
-        self._call: Any = None  # the stream that batches come from
-        self._replaced: Any = None  # a stream whose request lacks that the trainer waits
-        self._receives = False  # parts of a batch have come
+        self._call: Any = None  # the stream of batches
+        self._replaced: Any = None  # a cancelled stream, whose request did not say that the trainer waits
+        self._receives = False  # True once parts of a batch have arrived
         self._taken = 0  # step of the batch that the trainer has
-        self._awaited = 0  # step that the trainer cannot go on without
+        self._awaited = 0  # step for which the trainer waits
         self.waiting_for = ""
         self.checkpoint_wanted = False
 
     def rewind(self, step: int) -> pb.RewindResponse:
         """Reports the step after which this trainer continues. Raises BatchLost if the buffer cannot serve the next."""
-        while True:
-            try:
-                return self._stub.Rewind(pb.RewindRequest(run=self._run, step=step), timeout=_CALL_SECONDS)
-            except grpc.RpcError as error:
-                if error.code() is grpc.StatusCode.DATA_LOSS:
-                    raise BatchLost(str(error.details())) from None
-                self._raise_unless_passing(error)
-            time.sleep(_RETRY_SECONDS)
+        try:
+            request = pb.RewindRequest(run=self._run, step=step)
+            return rpc.ask_blocking(self._stub.Rewind, request, seconds=_CALL_SECONDS, again=lambda: True)
+        except DataLoss as error:
+            raise BatchLost(str(error)) from None
 
     def commit(self, step: int, oldest_kept_step: int) -> None:
         """Reports a durable checkpoint."""
         request = pb.CommitStepRequest(run=self._run, step=step, oldest_kept_step=oldest_kept_step)
-        while not self._closed.is_set():
-            try:
-                self._stub.CommitStep(request, timeout=_CALL_SECONDS)
-                return
-            except grpc.RpcError as error:
-                self._raise_unless_passing(error)
-            time.sleep(_RETRY_SECONDS)
+        with contextlib.suppress(*rpc.NO_ANSWER):  # raised once this client is closed
+            rpc.ask_blocking(
+                self._stub.CommitStep, request, seconds=_CALL_SECONDS, again=lambda: not self._closed.is_set()
+            )
 
     def wait_until_finished(self, stopping: Callable[[], bool]) -> None:
         """Waits until the run's last evaluation has ended too, or `stopping` returns True."""
         while not stopping():
-            try:
-                if self._stub.Stats(pb.StatsRequest(run=self._run), timeout=_CALL_SECONDS).finished:
+            with contextlib.suppress(*rpc.NO_ANSWER):
+                if rpc.ask_blocking(self._stub.Stats, pb.StatsRequest(run=self._run), seconds=_CALL_SECONDS).finished:
                     return
-            except grpc.RpcError as error:
-                self._raise_unless_passing(error)
             time.sleep(_FINISHED_SECONDS)
 
     def start(self, from_step: int) -> None:
@@ -207,8 +199,3 @@ class BufferClient:
         rows = [*entry.rows, *(expert.row for expert in entry.auxiliary)]
         if [example.row for example in batch.examples] != rows:
             raise DataLoss(f"step {entry.step}: the rows sent are not those of the ledger entry")
-
-    def _raise_unless_passing(self, error: grpc.RpcError) -> None:
-        if error.code() not in _PASSING:
-            raise TrinityError(f"the buffer refuses: {error.code().name}: {error.details()}") from None
-        log.info("trainer.buffer.retry", code=error.code().name)

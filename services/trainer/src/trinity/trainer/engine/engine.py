@@ -256,9 +256,7 @@ class TrainEngine:
         plan, totals = self._plan.algorithm, batch.totals
 
         def loss_of(sequences: Sequence[TrainSequence], micro: MicroBatch) -> tuple[torch.Tensor, Report]:
-            reference = self._preparer.reference_of(
-                micro
-            )  # first: with LoRA it runs the module that `backward` goes through
+            reference = self._preparer.reference_of(micro)  # before the policy: with LoRA both run the same module
             logprobs, entropy = self._model(micro)
             inputs = LossInputs(
                 logprobs=logprobs,

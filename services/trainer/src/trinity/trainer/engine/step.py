@@ -111,7 +111,7 @@ class StepTrainer:
         """Writes the batch and its groups' statistics, and names in the error the groups that are not finite."""
         groups: list[dict[str, Any]] = []
         if batch.sequences and isinstance(error, NotFinite):
-            with contextlib.suppress(BadStep):  # an advantage is not finite
+            with contextlib.suppress(BadStep):  # raised for an advantage that is not finite
                 groups = self.engine.per_group_stats(batch)
         error.groups = sorted({*error.groups, *(group["group"] for group in groups if not group["finite"])})
         if self.is_first:

@@ -122,7 +122,8 @@ class PolicyWeights:
 def _expected(name: str, parameter: Any, given: str, tensor: torch.Tensor) -> torch.Tensor:
     if (given, tensor.shape) != (name, parameter.shape):
         raise InvalidInput(
-            "weights", f"{name} {list(parameter.shape)} is due, {given} {list(tensor.shape)} came: another model's"
+            "weights",
+            f"expected {name} {list(parameter.shape)}, got {given} {list(tensor.shape)} of another model",
         )
     return tensor
 

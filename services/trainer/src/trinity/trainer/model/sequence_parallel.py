@@ -86,4 +86,4 @@ def check_heads(config: Any, size: int) -> None:
     queries = config.num_attention_heads
     keys = getattr(config, "num_key_value_heads", None) or queries
     if queries % size or (keys % size and size % keys):
-        raise InvalidInput(KEY, f"is {size}; the model's {queries} heads ({keys} of keys) cannot be shared out so")
+        raise InvalidInput(KEY, f"is {size}; {size} ranks cannot share the model's {queries} heads ({keys} key heads)")

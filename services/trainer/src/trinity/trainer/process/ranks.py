@@ -32,7 +32,7 @@ class Ranks:
     rank: int
     world_size: int
     local_rank: int
-    init_method: str = "env://"  # of torch.distributed.init_process_group
+    init_method: str = "env://"  # argument of torch.distributed.init_process_group
 
     @property
     def is_first(self) -> bool:

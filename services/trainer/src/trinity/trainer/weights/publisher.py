@@ -212,7 +212,7 @@ class Publisher:
         """Reads the weights of an older version. Raises Conflict if no store has undamaged files."""
         manifest = self._client.ask(calls.version(version)).manifest
         if not manifest.files:
-            raise Conflict(f"version {version} cannot be gone back to: the sync service cannot read its manifest")
+            raise Conflict(f"cannot roll back to version {version}: the sync service cannot read its manifest")
         return read_version(manifest, self._stores.find(manifest))
 
     def follows(self, rollback: Rollback) -> None:

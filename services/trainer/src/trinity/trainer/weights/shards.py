@@ -64,7 +64,7 @@ def write_shards(
         for shard in _shards(layout, shard_bytes):
             path, parts = folder / pattern.format(len(written)), _parts(shard, given)
             first = next(parts)
-            if all_stay or first.device.type != "cpu":
+            if all_stay or _is_away(first):
                 if len(written) >= at_once:
                     written[-at_once].result()
                 held = [first, *parts] if all_stay else _held(shard, chain([first], parts))
@@ -74,8 +74,12 @@ def write_shards(
                 written[-1].set_result(_write(path, shard, chain([first], parts)))
     found = [file.result() for file in written]
     for name, _ in given:
-        raise InvalidInput("weights", f"{name} came after the last tensor that was announced")
+        raise InvalidInput("weights", f"got {name} after the last expected tensor")
     return [tensor for tensors, _ in found for tensor in tensors], [info for _, info in found]
+
+
+def _is_away(tensor: torch.Tensor) -> bool:
+    return tensor.device.type != "cpu"
 
 
 def _held(shard: Sequence[TensorInfo], parts: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -95,8 +99,8 @@ def _parts(shard: Sequence[TensorInfo], given: Iterator[tuple[str, torch.Tensor]
     for expected in shard:
         name, tensor = next(given, ("nothing", torch.empty(0)))
         if (name, tuple(tensor.shape), _DTYPES.get(tensor.dtype)) != (expected.name, expected.shape, expected.dtype):
-            came = f"{name} {list(tensor.shape)} {tensor.dtype} came"
-            raise InvalidInput("weights", f"{expected.name} {list(expected.shape)} {expected.dtype} is due, {came}")
+            got = f"got {name} {list(tensor.shape)} {tensor.dtype}"
+            raise InvalidInput("weights", f"expected {expected.name} {list(expected.shape)} {expected.dtype}, {got}")
         yield tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 

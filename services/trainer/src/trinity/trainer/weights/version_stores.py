@@ -149,7 +149,7 @@ class VersionStores:
         try:
             return cache.fetch(manifest).folder
         except TrinityError as error:
-            raise Conflict(f"version {manifest.version} cannot be gone back to: {error}") from None
+            raise Conflict(f"cannot roll back to version {manifest.version}: {error}") from None
         finally:
             cache.close()
 
