@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from hatchling.metadata.core import load_toml  # has TOML on Python 3.10 too, so that pip can refuse that by a sentence
+from hatchling.metadata.core import (
+    load_toml,
+)  # has TOML on Python 3.10 too, so that pip can refuse that version in one sentence
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 # A requirement for another part, with its extras: trinity-config[parquet]==0.3.*
@@ -13,7 +15,7 @@ _PART = re.compile(r"trinity-[a-z-]+(\[[^]]*\])?")
 
 class PartsMetadataHook(MetadataHookInterface):
     def update(self, metadata: dict[str, Any]) -> None:
-        """Fill in what pyproject.toml calls dynamic. `self.config["extras"]` are extras of the root alone."""
+        """Fills in the dynamic fields of pyproject.toml. `self.config["extras"]` are extras only of the root."""
         parts = read_parts(Path(self.root))
         extras: dict[str, list[str]] = {}
         for part in parts:
@@ -27,14 +29,14 @@ class PartsMetadataHook(MetadataHookInterface):
 
 
 def read_parts(root: Path) -> list[dict[str, Any]]:
-    """The [project] tables of the distributions whose packages the root's wheel holds."""
+    """Returns the [project] tables of the distributions in the root's wheel."""
     packages = load_toml(str(root / "pyproject.toml"))["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     folders = (next(f for f in (root / package).parents if (f / "pyproject.toml").is_file()) for package in packages)
     return [load_toml(str(folder / "pyproject.toml"))["project"] for folder in folders]
 
 
 def entry_points(parts: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
-    """The entry points of all parts by group and name."""
+    """Returns the entry points of all parts by group and name."""
     groups: dict[str, dict[str, str]] = {}
     for part in parts:
         for group, entries in part.get("entry-points", {}).items():
@@ -43,7 +45,7 @@ def entry_points(parts: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
 
 
 def _merged(requirements: list[str], extra: str = "") -> list[str]:
-    """Each once, sorted. The parts are in this distribution already, so that their extras are extras of this one."""
+    """Returns distinct requirements, sorted. This distribution holds the parts, so their extras are its own."""
     kept = set()
     for line in requirements:
         part = _PART.match(line)

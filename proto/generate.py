@@ -1,10 +1,10 @@
-"""Regenerate the committed stubs, or check that they are what the .proto files say.
+"""Regenerate the committed stubs, or compare them with the .proto files.
 
     python proto/generate.py           write trinity/api/**/*_pb2{,_grpc}.py and .pyi
     python proto/generate.py --check   exit 1 and name the files that differ
 
-The generator is pinned and old on purpose: its code runs under every newer protobuf, never the reverse. It lives in a
-virtual environment of its own (build/protoc), out of everybody's dependencies.
+The generator is pinned and deliberately old: its code runs under every newer protobuf, never the reverse. A separate
+virtual environment (build/protoc) keeps it out of the dependencies.
 """
 
 import argparse
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent
 
 
 def generator_python() -> Path:
-    """The interpreter of the generator's own environment, made on first use."""
+    """Returns the interpreter of the generator's environment, made on first use."""
     home = ROOT.parent / "build" / "protoc"
     python = home / "bin" / "python"
     if not (home / "ready").exists():
@@ -36,7 +36,7 @@ def generate(out: Path) -> None:
     outs = [f"--{kind}_out={out}" for kind in ("python", "grpc_python", "pyi")]
     subprocess.run([*command, *outs, *protos], cwd=ROOT, check=True)
     for path in out.glob("trinity/api/common/v1/*_pb2_grpc.py"):
-        path.unlink()  # no services there
+        path.unlink()  # files without services
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ import grpc
 
 
 class TrinityError(Exception):
-    """Root of everything Trinity raises on purpose. `code` is what a gRPC caller sees.
+    """Root of Trinity's deliberate exceptions. gRPC callers see `code`.
 
     `for_good`: a restart would fail the same way until configuration, data or installation change.
     """
@@ -18,7 +18,7 @@ class TrinityError(Exception):
 
 
 class InvalidInput(TrinityError):
-    """A value from outside is wrong: the message names the field, the value and the fix."""
+    """A wrong value from outside: the message names the field, the value and the fix."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
     for_good = True
@@ -37,37 +37,37 @@ class AlreadyExists(TrinityError):
 
 
 class Conflict(TrinityError):
-    """The state does not allow this now; trying again unchanged does not help."""
+    """The current state forbids the request; an unchanged retry does not help."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
 
 
 class Full(TrinityError):
-    """No room now: back-pressure. Try again later."""
+    """No room now: back-pressure. The caller may retry later."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class Unavailable(TrinityError):
-    """A part this one needs does not answer. Try again."""
+    """A needed service does not answer. The caller may retry."""
 
     code = grpc.StatusCode.UNAVAILABLE
 
 
 class Unauthenticated(TrinityError):
-    """The caller does not show who it is, or shows something that is not valid."""
+    """The caller shows no identity, or an invalid one."""
 
     code = grpc.StatusCode.UNAUTHENTICATED
 
 
 class PermissionDenied(TrinityError):
-    """The caller is known, and its role may not do this."""
+    """The role of a known caller does not allow the call."""
 
     code = grpc.StatusCode.PERMISSION_DENIED
 
 
 class DataLoss(TrinityError):
-    """Something acknowledged cannot be read back, or does not match its checksum."""
+    """Acknowledged data cannot be read back, or differ from their checksum."""
 
     code = grpc.StatusCode.DATA_LOSS
 
@@ -77,7 +77,7 @@ class TimedOut(TrinityError):
 
 
 def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
-    """gRPC code and message for an error: its own `code`, if that is one, or INTERNAL with its type and text."""
+    """Returns gRPC code and message of an error: a TrinityError's `code`, else INTERNAL with type and text."""
     code = getattr(error, "code", None)
     if isinstance(code, grpc.StatusCode) and code is not grpc.StatusCode.OK:
         return code, str(error)
@@ -93,9 +93,9 @@ _KINDS: dict[grpc.StatusCode, type[TrinityError]] = {
 
 
 def error_of(code: grpc.StatusCode, message: str) -> TrinityError:
-    """The error that a gRPC status stands for; the inverse of `status_of`.
+    """Returns the error of a gRPC status; the inverse of `status_of`.
 
-    `code` of the error is always the given one, also where no class stands for it.
+    The error has the given `code`, also if no class has it.
     """
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         field, colon, problem = message.partition(": ")

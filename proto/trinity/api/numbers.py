@@ -1,4 +1,4 @@
-"""Numbers that users' code returns: rewards, metrics."""
+"""Checks numbers that users' code returns: rewards, metrics."""
 
 from typing import Any
 

@@ -4,12 +4,12 @@ import random
 from dataclasses import dataclass, field
 from itertools import product
 
-GOAL_SEED = 233  # as WebShop shuffles its goals
+GOAL_SEED = 233  # WebShop's seed for its goals
 
 
 @dataclass(frozen=True)
 class Product:
-    """One article. `query` and `category` say what kind of thing it is; attributes are what customers ask for."""
+    """One article. `query` and `category` name its kind, `attributes` the properties that customers want."""
 
     asin: str
     title: str

@@ -1,4 +1,4 @@
-"""Trinity-RFT's workflows of steps: each step's replies are experiences of their own."""
+"""Trinity-RFT's workflows of steps: each step's replies are separate experiences."""
 
 from typing import Any
 
