@@ -10,35 +10,23 @@ An error status is raised as the TrinityError of its code, with the service's me
 
 import os
 import socket
-import time
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-import grpc
-import grpc.aio
-import structlog
-
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.runtime import rpc
-from trinity.runtime.errors import AlreadyExists, Conflict, DataLoss, Full, NotFound, TrinityError, Unavailable
+from trinity.runtime.errors import TimedOut, Unavailable
 from trinity.runtime.messages import from_message, to_message
 from trinity.weights.canary import Measured
 from trinity.weights.manifest import Manifest
 from trinity.weights.pointer import Epoch, Rollback
 from trinity.weights.wire import VersionState, manifest_from_proto, manifest_to_proto
 
-log = structlog.get_logger(__name__)
-
-_UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
-_ERRORS: dict[grpc.StatusCode, type[TrinityError]] = {
-    error.code: error for error in (AlreadyExists, Conflict, NotFound, DataLoss, Full)
-}
 _SECONDS = 60.0
 _SHORT_SECONDS = 10.0
 _PUBLISH_SECONDS = 600.0  # the service reads the files
-_RETRY_SECONDS = 0.5
 
 T = TypeVar("T")
 
@@ -265,23 +253,17 @@ class SyncClient:
 
         Raises Unavailable if the service does not answer in time.
         """
-        send = getattr(self._stub, call.method)
+        method = getattr(self._stub, call.method)
         try:
-            return call.read(await send(call.of_run(self.run), timeout=call.seconds, wait_for_ready=waits))
-        except grpc.aio.AioRpcError as error:
-            raise _raised(error) from None
-        except grpc.aio.UsageError as error:  # the channel was closed meanwhile
-            raise Unavailable(f"the connection to the sync service is closed: {error}") from None
+            return call.read(await rpc.ask(method, call.of_run(self.run), seconds=call.seconds, waits=waits))
+        except TimedOut as error:
+            raise Unavailable(str(error)) from None
 
     async def watch(self, lease_id: str) -> AsyncIterator[View]:
         """Yields the view now and at every change while the lease lives. Always ends by raising an error."""
-        try:
+        with rpc.translate(self._stub.Watch):
             async for answer in self._stub.Watch(pb.WatchRequest(run=self.run, lease_id=lease_id)):
                 yield _view(answer)
-        except grpc.aio.AioRpcError as error:
-            raise _raised(error) from None
-        except grpc.aio.UsageError as error:
-            raise Unavailable(f"the connection to the sync service is closed: {error}") from None
         raise Unavailable("the watch has ended")
 
 
@@ -298,25 +280,15 @@ class BlockingSyncClient:
 
     def ask_once(self, call: Call[T]) -> T:
         """Raises Unavailable if the service does not answer."""
+        method = getattr(self._stub, call.method)
         try:
-            return call.read(getattr(self._stub, call.method)(call.of_run(self.run), timeout=call.seconds))
-        except grpc.RpcError as error:
-            raise _raised(error) from None
+            return call.read(rpc.ask_blocking(method, call.of_run(self.run), seconds=call.seconds))
+        except TimedOut as error:
+            raise Unavailable(str(error)) from None
 
     def ask(self, call: Call[T]) -> T:
-        while True:
-            try:
-                return self.ask_once(call)
-            except Unavailable as error:
-                log.info("weights.sync.retry", call=call.method, reason=str(error))
-            time.sleep(_RETRY_SECONDS)
-
-
-def _raised(error: Any) -> TrinityError:
-    code, details = error.code(), str(error.details())
-    if code in _UNAVAILABLE:
-        return Unavailable(f"the sync service does not answer: {details}")
-    return _ERRORS.get(code, TrinityError)(details)
+        method = getattr(self._stub, call.method)
+        return call.read(rpc.ask_blocking(method, call.of_run(self.run), seconds=call.seconds, again=lambda: True))
 
 
 def _nothing(answer: Any) -> None:
