@@ -39,6 +39,7 @@ PHRASES = {
 OPENING = re.compile(r"(?:What|Whether|Of|As|How|Who|Where) ")
 _PAGES = ("docs/*.md", "README.md", "*/README.md", "examples/*.md", "examples/*.yaml")  # CONTRIBUTING.md quotes phrases
 _OTHER_PAGES = re.compile(r"^docs/(zh|development/decisions)/|\.zh\.md$|^docs/configuration\.md$")
+_CODE = re.compile(r"`[^`\n]*`")  # identifiers are no prose
 _WORD = re.compile(r"\S*\w\S*")
 
 
@@ -52,7 +53,8 @@ class Text:
     is_docstring: bool
 
     def phrases(self) -> list[str]:
-        found = [name for name, pattern in PHRASES.items() for _ in pattern.findall(self.text)]
+        prose = _CODE.sub("", self.text)
+        found = [name for name, pattern in PHRASES.items() for _ in pattern.findall(prose)]
         if self.is_docstring and OPENING.match(self.text.lstrip()):
             found.append("opening")
         return found

@@ -238,7 +238,7 @@ def encode_reference(blob: BlobReference) -> bytes:
 
 
 def reference_in(outcome: experience_pb2.Outcome) -> BlobReference:
-    """The reference of an outcome that lies in a blob."""
+    """The reference to the blob that holds an outcome."""
     return from_message(BlobReference, outcome.blob)
 
 

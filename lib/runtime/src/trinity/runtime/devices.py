@@ -115,8 +115,8 @@ def mismatch(gpus: Sequence[Gpu], torch: TorchBuild | None) -> str:
 def choose(asked: str, field: str, available: bool) -> str:
     """Returns "cpu" or "cuda" for a service whose setting `field` is `asked` (auto, cpu, cuda).
 
-    `available`: torch.cuda.is_available(). Raises InvalidInput for GPUs that are asked for or present, and that torch
-    cannot use: they are never passed over in silence.
+    `available`: torch.cuda.is_available(). Raises InvalidInput for requested or present GPUs that torch
+    cannot use: no GPU is ignored in silence.
     """
     from trinity.runtime.errors import InvalidInput  # loads gRPC, which readers of a YAML do without
 

@@ -61,8 +61,8 @@ class Service(Protocol):
 
 def main(service: Service, settings: ServiceSettings) -> NoReturn:
     """Run the service until SIGTERM, and end the process. Exit code 0 when the work is finished, and after a drain
-    unless the settings say another; 1 after a failure, which is logged; EXIT_FOR_GOOD after one that a restart would
-    not mend, EXIT_UNEXPECTED after one that it may not mend."""
+    unless the settings say another; 1 after a failure, which is logged; EXIT_FOR_GOOD if a restart would
+    not mend it, EXIT_UNEXPECTED if a restart may not mend it."""
     if settings.stop_with_parent:
         process.die_with_parent()
     logs.configure(service.name, level=settings.log_level, file=settings.log_file)
@@ -89,7 +89,7 @@ def main(service: Service, settings: ServiceSettings) -> NoReturn:
 
 
 def _exit_code(reason: BaseException, plugin_dirs: str) -> int:
-    """Of what a plugin raises, only errors of the system may pass by themselves: torch's shapes are RuntimeErrors."""
+    """Returns the exit code. Only a plugin's OSErrors may vanish at a restart: torch raises RuntimeError for shapes."""
     if isinstance(reason, TrinityError):
         return EXIT_FOR_GOOD if reason.for_good else 1
     of_plugin = not isinstance(reason, OSError) and _passes(reason, plugin_dirs)

@@ -1,7 +1,7 @@
 """Every sandbox is a lease with a time to live: a file that names its process or container and its owner.
 
-The owner removes it with the sandbox. `reap` ends what is left: sandboxes whose time is over, and those whose owner is
-dead. Processes are named with the time that they started: a number alone may name another one later.
+The owner removes the lease with the sandbox. `reap` ends sandboxes whose time is over or whose owner is dead. A lease
+names a process by its number and start time, because the kernel reuses numbers.
 """
 
 import json
@@ -86,7 +86,7 @@ class Lease:
         return time.time() >= self.expires or started(self.owner) != self.owner_started
 
     def end(self) -> bool:
-        """End what it names, and the lease with it; one that cannot be ended yet stays. Whether it ended."""
+        """Ends the process or container and removes the lease. Returns False, and keeps the lease, if that failed."""
         if self.pid and self.started and started(self.pid) == self.started:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGKILL)

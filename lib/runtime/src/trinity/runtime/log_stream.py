@@ -1,8 +1,8 @@
-"""Log lines of a service on NATS: in a stream of its run, which `trinity log` reads from any machine.
+"""Publishes a service's log lines in a stream of the run, which `trinity log` reads from any machine.
 
-A service never waits for it: lines lie in a bounded queue until a thread with a connection of its own sends them, some
-together as one message. What finds no room is counted, and the line is in the service's own log alone. The buffer makes
-the stream; the oldest messages leave it when it is full.
+A service never waits for NATS: a bounded queue holds the lines until a thread sends them over a second connection,
+several in one message. Lines that find no room are counted; the service's log file still has them. The buffer creates
+the stream, which drops its oldest messages when it is full.
 """
 
 import asyncio

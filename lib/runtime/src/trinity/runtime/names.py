@@ -116,7 +116,7 @@ class RunNames:
     def evaluation_task(self, taskset: str) -> str:
         return f"trinity.{self.run}.evaluation_tasks.{slug(taskset)}"
 
-    # `owner` is the token of an explorer (owner_of): what it stores lies below subjects of its own.
+    # `owner` is the token of an explorer (owner_of): an explorer publishes below its token only.
 
     def experience(self, owner: str, version: int, taskset: str, *, blob: bool = False) -> str:
         """Subject of a stored group; `version` is the oldest weight version that sampled it."""

@@ -118,7 +118,7 @@ def guard_group() -> None:
             return
         os.setpgrp()
     code = "import os, signal, sys; sys.stdin.read(); os.killpg(os.getpgrp(), signal.SIGKILL)"
-    # A plain descriptor, closed by the end of the process alone; a file object would be closed while Python ends.
+    # Only the end of the process closes a plain descriptor; Python closes a file object while it finalizes.
     watched, held = os.pipe()
     _guards.append((subprocess.Popen([sys.executable, "-S", "-c", code], stdin=watched), held))
     os.close(watched)
@@ -152,8 +152,8 @@ _given_ports: set[int] = set()
 def free_port(host: str = "127.0.0.1") -> int:
     """A TCP port that no process holds now and this process has not returned before.
 
-    It is none of those that the kernel gives to outgoing connections, where enough others are left: between this call
-    and the listening such a connection could take it, and keep it for hours.
+    The port lies outside the kernel's range for outgoing connections, where enough ports are left: such a connection
+    could take the port before the caller listens, and keep it for hours.
     """
     ports = _ports()
     for _ in range(1000):

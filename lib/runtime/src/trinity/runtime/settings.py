@@ -19,7 +19,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 NO_RUN = "none"  # of log_run
 _OF_TRINITY_RFT = ("TRINITY_BUFFER_PATH",)  # its variables, for YAMLs, that look like settings of a service
-# Kubernetes tells every pod of the services beside it: TRINITY_BUFFER_SERVICE_HOST, TRINITY_BUFFER_PORT_7001_TCP_ADDR.
+# Kubernetes gives every pod the addresses of its namespace's services: TRINITY_BUFFER_SERVICE_HOST and others.
 _SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 
 

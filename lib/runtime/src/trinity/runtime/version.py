@@ -4,7 +4,7 @@ import importlib.metadata
 
 
 def installed_version(part: str) -> str:
-    """The version of a part, as trinity-buffer: of `trinity`, which holds all parts, or of its own distribution."""
+    """Returns the version of a part such as trinity-buffer; that of `trinity` if all parts are installed."""
     for distribution in ("trinity", part):
         try:
             return importlib.metadata.version(distribution)

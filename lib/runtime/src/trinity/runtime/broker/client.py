@@ -1,7 +1,7 @@
 """nats-py's client; refusals of the server reach the calls that wait for them.
 
-nats-py tells of a refused permission in a callback alone, while the call that caused it times out; and it never opens
-a connection again that the server has ended, as it does when credentials expire.
+nats-py reports a refused permission only in a callback, while the call that caused it times out. It never reopens a
+connection that the server ended, as servers do when credentials expire.
 """
 
 import asyncio

@@ -292,7 +292,7 @@ class Broker:
         """The first messages at or above a sequence, in one request. Some only: for a reader ahead of its need.
 
         The answer is bounded in bytes, and a server that falls silent ends it; one older than 2.11 sends one message.
-        With `subject` only those that fit this filter.
+        `subject` filters them.
         """
         inbox = self.client.new_inbox()
         subscription = await self.client.subscribe(inbox, pending_msgs_limit=-1, pending_bytes_limit=-1)

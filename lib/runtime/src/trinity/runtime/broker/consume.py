@@ -111,7 +111,7 @@ class _Pull:
             self._subscription = None
 
     async def _next(self, silence_seconds: float) -> Msg:
-        """TimeoutError after the silence, PermissionDenied at once. What is there already costs no timer."""
+        """Raises TimeoutError after the silence, PermissionDenied at once. An arrived message costs no timer."""
         if not self._arrived.empty():
             return self._arrived.get_nowait()
         async with self._broker.client.refusable(self._subject, silence_seconds):
@@ -211,8 +211,8 @@ async def on_subject(
 async def tail(broker: Broker, stream: str, after_sequence: int) -> AsyncIterator[Message]:
     """Yields every message of a stream above `after_sequence`, in order, for ever.
 
-    What is lost on its way, as with a server that dies, is asked for again. Raises Gap if a sequence is missing in the
-    stream: a corrupted replica skips silently, and our own purges stay below every reader.
+    Messages lost on the way, for example with a dying server, are requested again. Raises Gap if a sequence is missing
+    in the stream: a corrupted replica skips silently, and our own purges stay below every reader.
     """
     expected, skipped = after_sequence + 1, 0
     while True:

@@ -104,7 +104,7 @@ class Bucket:
         return Entry(entry.value or b"", entry.revision or 0)
 
     async def leader_sequence(self) -> int | None:
-        """Of the newest write, as the bucket's leader says; None where one server has it alone.
+        """Returns the sequence of the newest write by the bucket's leader; None with a single server.
 
         Reads ask any replica, which may be behind the leader. Unavailable if there is none for half a minute.
         """

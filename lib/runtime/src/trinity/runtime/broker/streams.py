@@ -62,7 +62,7 @@ async def ensure_streams(broker: Broker, specs: list[StreamSpec]) -> None:
     """Creates missing streams and updates tunable settings.
 
     Raises Conflict, with the differences, for a stream of the same name that is something else; Full if the broker has
-    no room for the limits asked for.
+    no room for the requested limits.
     """
     replicas = broker.usual_replicas
     for spec in specs:

@@ -112,7 +112,7 @@ class AttachTokens:
         return self._shared is None and not self._read()
 
     def _read(self) -> list[AttachToken]:
-        """A file that cannot be read as one keeps what it said last. One that is removed has no tokens."""
+        """Returns the file's tokens: the last good ones for a damaged file, none for a removed file."""
         if self._path is None:
             return []
         before, self._stamp = self._stamp, files.stamp(self._path)

@@ -1,7 +1,7 @@
 """A small certificate authority: ECDSA P-256, with certificates that name their holder.
 
 An identity is a URI in the certificate's subjectAltName, `trinity://<role>/<name>`; cert-manager writes the same one.
-Beside it are the hosts at which the holder serves, which clients compare with the address that they call.
+The hosts at which the holder serves follow; clients compare them with the address that they call.
 """
 
 import datetime
@@ -50,7 +50,7 @@ def make_authority(days: float) -> Pair:
 def issue(authority: Pair, name: str, *, role: str = "", hosts: Sequence[str] = (), days: float) -> Pair:
     """Returns a certificate for `name`, signed by the authority, for servers at `hosts` and for clients.
 
-    Without a role it identifies a host alone (nats-server): no Trinity service takes it for a caller. InvalidInput for
+    Without a role it identifies only a host (nats-server): no Trinity service takes it for a caller. InvalidInput for
     a name or a host that cannot be in a certificate, and where there is neither role nor host.
     """
     check_name(name)

@@ -1,7 +1,7 @@
 """Accounts and users of NATS as signed JWTs (NATS's operator mode): a user is added without telling the server.
 
-The folder that `init_accounts` makes is secret: with account.seed everybody is made a user. Its accounts.conf alone is
-for the server, and holds no secret. Format: https://docs.nats.io/running-a-nats-service/configuration/securing_nats/jwt
+The folder that `init_accounts` makes is secret: account.seed signs any user. Only accounts.conf goes to the server; it
+holds no secret. Format: https://docs.nats.io/running-a-nats-service/configuration/securing_nats/jwt
 """
 
 import base64

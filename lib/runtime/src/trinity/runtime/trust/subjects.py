@@ -169,7 +169,7 @@ _GRANTS = {
     Role.READER: _reader,
 }
 
-# Of a reader that follows a stream with a consumer of its own.
+# The consumer verbs of a reader that tails a stream.
 _TAIL = (("CREATE", ""), ("MSG.NEXT", ".*"), ("DELETE", ".*"))
 
 
@@ -207,6 +207,6 @@ def _bucket(bucket: str, keys: str) -> tuple[str, ...]:
 
 
 def _weights(run: RunNames, *verbs: str) -> list[str]:
-    """Weights on JetStream: `storage: [jetstream]` alone uses them."""
+    """Weights on JetStream: only `storage: [jetstream]` uses them."""
     stream = run.weights_stream
     return [*(f"{_API}.STREAM.{verb}.{stream}" for verb in verbs), f"{_API}.DIRECT.GET.{stream}.>"]

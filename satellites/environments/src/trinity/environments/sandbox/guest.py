@@ -48,7 +48,7 @@ class Guest:
                     answer = answer[os.write(1, answer) :]
 
     def run(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """{argv, cwd, env, seconds, output, stdin, alone} -> {code, output, cut, ended}.
+        """`{argv, cwd, env, seconds, output, stdin, alone}` -> `{code, output, cut, ended}`.
 
         stdin, output: base64; `output` of the request: bytes kept at most; `alone`: end all other processes first.
         """

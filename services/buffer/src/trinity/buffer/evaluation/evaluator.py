@@ -69,8 +69,8 @@ class Evaluator:
     def _is_over(self, tally: Tally) -> bool:
         """True if every result has come.
 
-        What is missing of an evaluation of an earlier process may be rows that the taskset did not have then. Of the
-        newest they are fed.
+        Results missing from an earlier process's evaluation may belong to rows that the taskset did not have then. The
+        newest evaluation feeds these rows.
         """
         is_earlier = tally.step <= self._recovered and tally.step < self._step
         return tally.missing == 0 or (is_earlier and self._is_read)

@@ -1,7 +1,7 @@
-"""Retention of the log: everything, until it takes more than its share; then entries that no kept checkpoint needs go.
+"""Retention of the log: entries that no kept checkpoint needs are purged once the log exceeds its share of the disk.
 
-The log is never purged above what a kept checkpoint needs, nor above what the archives hold. Its limit is a limit to
-what is fed; it grows only where a single batch does not fit, and NATS has the room.
+The log is never purged above what a kept checkpoint needs, nor above what the archives hold. Its limit
+bounds what is fed, and grows only if a single batch does not fit and NATS has the room.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ async def limits_of(broker: Broker, names: RunNames, limit: int) -> tuple[int, i
 
 
 class Retention:
-    """Purges the log, the blobs beside it, the queue of tasks and the turns of those that ended."""
+    """Purges the log, its blobs, the queue of tasks, and the turns of ended tasks."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Retention:
         replicas: int,
         evaluated_bytes: Callable[[], int],
     ) -> None:
-        """`evaluated_bytes`: of evaluations' blobs, which lie beside those of the log and are no part of it."""
+        """`evaluated_bytes` returns the size of evaluations' blobs, which share the stream of the log's blobs."""
         self._context = context
         self._ledger = ledger
         self._writer = writer
@@ -158,7 +158,7 @@ class Retention:
 
     async def _measure(self) -> None:
         names, broker, window = self._context.names, self._context.broker, self._writer.window
-        evaluated = self._evaluated_bytes()  # before: those that go meanwhile do not count either
+        evaluated = self._evaluated_bytes()  # before the states: blobs purged meanwhile must not count
         state = await broker.state(names.experiences_stream)
         blobs = await broker.state(names.blobs_stream)
         self._first_sequence = state.first_sequence

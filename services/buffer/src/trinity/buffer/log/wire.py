@@ -46,7 +46,7 @@ _ANY_LENGTH = 2**31
 
 
 class TaskMessage:
-    """A task as it lies in the queue or in an entry of the log; its fields may hold anything."""
+    """A task of the queue or of a log entry, not validated: its fields may hold any value."""
 
     __slots__ = ("_message",)
 
@@ -141,12 +141,12 @@ class LogEntry:
 
     @property
     def explorer_id(self) -> str:
-        """Of a group or a failure; empty for other kinds."""
+        """The explorer of a group or a failure; empty for other kinds."""
         return self._made.explorer_id if self.kind in ("group", "failure") else ""
 
     @property
     def attempt(self) -> int:
-        """Of a group or a failure; 0 for other kinds."""
+        """The attempt of a group or a failure; 0 for other kinds."""
         return self._made.attempt if self.kind in ("group", "failure") else 0
 
     @property
@@ -155,7 +155,7 @@ class LogEntry:
 
     @property
     def reference(self) -> BlobReference:
-        """Of an entry whose outcome lies in a blob."""
+        """The blob that holds the outcome."""
         return reference_in(self._outcome)
 
     def decoded(self) -> Outcome:
@@ -173,15 +173,15 @@ class LogEntry:
         return group_from_proto(self._outcome.group)
 
     def summary(self, sequence: int, limits: Limits = UNLIMITED, task_is_sound: bool = False) -> StoredGroup:
-        """As `summarise`."""
+        """Validates and summarises the group: see `summarise`."""
         return summarise(sequence, self._outcome.group, limits, task_is_sound)
 
     def unchecked_summary(self, sequence: int) -> StoredGroup:
-        """As `without_check`."""
+        """Summarises the group without validation: see `without_check`."""
         return without_check(sequence, self._outcome.group)
 
     def rollout_values(self) -> dict[str, list[float]]:
-        """As `rollout_values`."""
+        """Rewards and metrics of the rollouts: see `rollout_values`."""
         return rollout_values(self._outcome.group)
 
 
@@ -246,7 +246,7 @@ class Letter:
         return Letter(shown)
 
     def requeue(self) -> tuple[int, bytes]:
-        """How often the task is fed again with this time, and the entry of the log that does it."""
+        """Returns the number of requeues, this one included, and the log entry that feeds the task again."""
         entry = experience_pb2.Outcome()
         entry.requeue.task.CopyFrom(self._message.task)
         entry.requeue.task.requeues += 1
@@ -278,7 +278,7 @@ def summarise(
 
 
 def without_check(sequence: int, message: experience_pb2.Group) -> StoredGroup:
-    """Summarises a group with any content, also one that failed validation."""
+    """Summarises a group with any content, validated or not."""
     experiences = message.experiences
     versions = [span.version for experience in experiences for span in experience.version_spans] or [0]
     return StoredGroup(

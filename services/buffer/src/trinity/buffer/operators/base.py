@@ -44,8 +44,8 @@ class Operator(Protocol):
     def __call__(self, drafts: list[Draft], task: Task) -> dict[str, float] | None:
         """Changes the drafts of one group in place and returns the group's metrics.
 
-        `drafts` are those still in, at least one, in the order of their indices. A draft taken out of the list is
-        dropped as well; one that is added repeats an experience of the group.
+        `drafts` are those still in, at least one, in the order of their indices. A draft removed from the list is
+        dropped; a draft added to it repeats an experience of the group.
         """
 
 

@@ -18,7 +18,7 @@ OPERATIONS: dict[str, Callable[[float, float], float]] = {
 class RewardShapingMapper:
     """reward = reward <op_type> weight * metric, for each config in turn: {stats_key, op_type: ADD, weight: 1.0}.
 
-    `stats_key` names a metric of the experience, or one that an operator before this one added. Raises InvalidInput for
+    `stats_key` names a metric of the experience, which an earlier operator may have added. Raises InvalidInput for
     a metric that is missing and for a division by 0.
     """
 

@@ -55,7 +55,7 @@ def mix(
     expert_data_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.5,
     sft_dataset_name: str = "sft_dataset",
 ) -> bool:
-    """As default, mixed with expert rows of an auxiliary buffer (ledger.auxiliary)."""
+    """Takes groups as `default` does; expert rows of an auxiliary buffer are mixed in (ledger.auxiliary)."""
     return True
 
 

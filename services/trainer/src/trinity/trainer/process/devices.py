@@ -24,7 +24,7 @@ def choose(asked: str, ranks: Ranks) -> str:
 
 
 def check_rank(ranks: Ranks, visible: int, nccl: bool) -> None:
-    """Raises InvalidInput unless this rank has a GPU of its own, and NCCL to exchange gradients by."""
+    """Raises InvalidInput unless this rank has a GPU for itself, and NCCL to exchange gradients by."""
     if ranks.local_rank >= visible:
         raise InvalidInput(
             "trainer.num_ranks",
@@ -73,7 +73,7 @@ def limit_memory(device: torch.device, gib: float) -> int:
 
 
 def only_deterministic_kernels() -> None:
-    """Of this process, before it uses a GPU: the same numbers always give the same bits. Slower."""
+    """Makes equal inputs give equal bits in this process, more slowly. Call it before the process uses a GPU."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(True)
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (nothing reads such memory)

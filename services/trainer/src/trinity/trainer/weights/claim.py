@@ -121,7 +121,7 @@ class Claim:
                     raise
 
     def _renew(self) -> None:
-        """Renews the lease, even one that expired. Raises AlreadyExists if another trainer has claimed the run."""
+        """Renews the lease, also after it has expired. Raises AlreadyExists if another trainer has claimed the run."""
         try:
             self._claim(self.lease_id)
         except (AlreadyExists, NotFound) as error:
