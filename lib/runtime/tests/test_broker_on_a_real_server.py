@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -301,9 +302,7 @@ async def test_a_blob_that_contradicts_its_reference_is_refused(
 ) -> None:
     run = names.RunNames("blobs")
     await ensure_streams(broker, [StreamSpec(run.blobs_stream, (run.subjects("blobs"),))])
-    reference = await blobs.store(broker, run, "a", b"a payload")
-    for name, value in changes.items():
-        setattr(reference, name, value)
+    reference = replace(await blobs.store(broker, run, "a", b"a payload"), **changes)
     with pytest.raises(InvalidInput) as refused:
         await blobs.fetch(broker, run, "a", reference)
     assert refused.value.field == field

@@ -169,7 +169,7 @@ async def test_a_trainer_that_asks_while_a_step_is_skipped_gets_the_skip(
             part = asyncio.ensure_future(anext(here.batches.parts(2, by_trainer=True)))
             await asyncio.sleep(0.1)
             may.set()
-            assert (await skipping).skip_reason == (await part).entry.skip_reason == "a bad group"
+            assert (await skipping).skip_reason == (await part).skip_reason == "a bad group"
 
 
 async def test_no_task_is_cut_while_no_trainer_is_connected(started: Started) -> None:

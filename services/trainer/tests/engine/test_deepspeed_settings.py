@@ -64,5 +64,5 @@ def test_heads_that_cannot_be_shared_out_are_refused(heads: int, keys: int, size
     if fits:
         check_heads(config, size)
         return
-    with pytest.raises(InvalidInput, match=f"is {size}; the model's {heads} heads"):
+    with pytest.raises(InvalidInput, match=f"is {size}; {size} ranks cannot share the model's {heads} heads"):
         check_heads(config, size)

@@ -15,7 +15,6 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,7 +57,7 @@ def inherited() -> dict[str, str]:
     if no folder for that link can be written.
     """
     environment = {name: value for name, value in os.environ.items() if not _OF_LAUNCHERS.fullmatch(name)}
-    folder = os.path.abspath(tempfile.gettempdir())
+    folder = os.path.abspath(environment.get("TMPDIR") or "/tmp")
     if len(os.fsencode(folder)) > _LONGEST_TEMPORARY_FOLDER:
         environment["TMPDIR"] = _short_link(folder)
     return environment
