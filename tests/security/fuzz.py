@@ -302,7 +302,7 @@ class _Explorer:
     def state(self) -> ExplorerState:
         return ExplorerState.STARTING
 
-    async def drain_tasks(self, grace_seconds: float) -> tuple[int, int]:
+    async def drain(self, grace_seconds: float) -> tuple[int, int]:
         return 0, 0
 
 

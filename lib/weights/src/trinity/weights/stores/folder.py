@@ -1,7 +1,7 @@
 """The store in a folder that both sides see, local or on a shared file system.
 
-obstore's LocalStore would share its class with S3Store, but reads at a fifth and writes at half of shutil's speed with
-five times the processor time, blocks for ever on a pipe, and would make an optional package a required one.
+obstore's LocalStore would share its class with S3Store. Measured on 384 MB, it read at 140 to 221 MB/s against shutil's
+836 to 1,041, with ten times the processor time, and it would make an optional package a required one.
 """
 
 import shutil
