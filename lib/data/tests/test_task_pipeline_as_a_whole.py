@@ -168,8 +168,8 @@ def test_inputs_take_the_place_of_the_paths(tmp_path: Path) -> None:
     assert made(config) == ROWS[:3] and go(config).tasksets[0].output == tmp_path / "made/taskset_0.jsonl"
     config = config_of(tmp_path, [{"path": "a"}, {"path": "b"}], {**pipeline, "output": str(tmp_path / "two")})
     assert [t.rows_out for t in go(config).tasksets] == [2, 1]
-    assert checked(tmp_path, {"inputs": ["x.csv"]}) == {
-        f"{KEY}.inputs.0": "is 'x.csv', must be a local file: .jsonl, .json, .parquet"
+    assert checked(tmp_path, {"inputs": ["x.xml"]}) == {
+        f"{KEY}.inputs.0": "is 'x.xml', must be a local file: jsonl, json, csv, tsv, parquet or arrow"
     }
     with pytest.raises(ConfigError, match="has 3 files for 2 tasksets; give one for each"):
         go(config_of(tmp_path, [{"path": "a"}, {"path": "b"}], {"inputs": [*files, files[0]]}))
@@ -216,7 +216,7 @@ def test_any_text_survives(tmp_path: Path) -> None:
         ),
         (
             "./none.jsonl",
-            "'./none.jsonl' does not exist; give a local jsonl, json or parquet file, or a folder of them",
+            "'./none.jsonl' does not exist; give a local file (jsonl, json, csv, tsv, parquet or arrow), or a folder",
         ),
     ],
 )

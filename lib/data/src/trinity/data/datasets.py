@@ -1,4 +1,4 @@
-"""Reads rows of a dataset: jsonl, json, parquet, a folder of such files or of tasks in Harbor's form, or a hub name.
+"""Reads rows of a dataset: a file, a folder of files or of tasks in Harbor's form, or a hub name.
 
 All rows are checked before a run starts.
 """
@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trinity.config.schema.buffer import ExperienceBufferConfig, FormatConfig
-from trinity.data.tables import DatasetError, Row
+from trinity.config.schema.buffer import ExperienceBufferConfig, FormatConfig, SelectorConfig, TasksetConfig
+from trinity.data.data_files import FORMS, files_of_split, is_data, read_file
+from trinity.data.tables import DatasetError, Row, column_value
 from trinity.data.task_folders import read_task, task_folders
 
 Messages = list[dict[str, Any]]
@@ -19,8 +20,6 @@ Messages = list[dict[str, Any]]
 _TEXTS = ("text", "content")
 _MESSAGES = ("messages", "conversations", "conversation")
 _PAIRS = (("question", "answer"), ("prompt", "completion"), ("instruction", "output"), ("problem", "solution"))
-
-_SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
 def read(path: str, split: str = "train", subset: str | None = None) -> Sequence[Row]:
@@ -38,11 +37,11 @@ def _read(path: str, split: str, subset: str | None) -> Sequence[Row]:
     if place.is_dir():
         rows: list[Row] = [read_task(folder) for folder in task_folders(place, split)]
         for file in [] if rows else files_of_split(place, split, subset):
-            rows.extend(_read_file(file))
+            rows.extend(read_file(file))
     elif place.is_file():
-        rows = _read_file(place)
-    elif place.is_absolute() or path.startswith((".", "~")) or place.suffix in _SUFFIXES:
-        raise DatasetError(f"{path!r} does not exist; give a jsonl, json or parquet file, a folder, or a hub name")
+        rows = list(read_file(place))
+    elif place.is_absolute() or path.startswith((".", "~")) or is_data(place):
+        raise DatasetError(f"{path!r} does not exist; give a {FORMS} file, a folder, or a hub name")
     else:
         rows = _read_hub(path, split, subset)
     if not rows:
@@ -57,8 +56,28 @@ def read_buffer(config: ExperienceBufferConfig) -> Sequence[Row]:
     if config.storage_type == "sql":
         from trinity.data.tables import read_table
 
-        return read_table(config.path, config.name)
-    return read(config.path, config.split, config.subset_name)
+        rows = read_table(config.path, config.name)
+    else:
+        rows = read(config.path, config.split, config.subset_name)
+    return _with_nested(rows, config.format, config.data_selector)
+
+
+def read_taskset(config: TasksetConfig) -> Sequence[Row]:
+    """The rows of a taskset, with the nested columns that it names. Raises DatasetError."""
+    rows = read(config.path, config.split, config.subset_name)
+    return _with_nested(rows, config.format, config.data_selector)
+
+
+def _with_nested(rows: Sequence[Row], form: FormatConfig, selector: SelectorConfig) -> Sequence[Row]:
+    """Adds to each row the columns `a.b` that format and selector name: `b` inside of column `a`."""
+    named = [value for key, value in form if key.endswith("_key")]
+    nested = [name for name in (*named, *selector.feature_keys) if name and "." in name]
+    for row in rows if nested else ():
+        for name in nested:
+            there, value = column_value(row, name)
+            if there:
+                row[name] = value
+    return rows
 
 
 def sft_format(form: FormatConfig, row: Row) -> FormatConfig:
@@ -233,76 +252,6 @@ def finite(value: Any) -> float | None:
     except OverflowError:
         return None
     return found if math.isfinite(found) else None
-
-
-def files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
-    """Files <split>{.,-}* of the first of <folder>/<subset>, <folder>, <folder>/data that has any."""
-    others = [path.name for path in sorted(folder.iterdir()) if path.is_dir() and _split_files(path, split)]
-    others = [name for name in others if name != "data"]
-    if subset and others and subset not in others:
-        raise DatasetError(f"folder {str(folder)!r} has no subset {subset!r}; subset_name may be {', '.join(others)}")
-    places = [folder / subset] if subset and (folder / subset).is_dir() else []
-    for place in [*places, folder, folder / "data"]:
-        files = _split_files(place, split)
-        if files:
-            return files
-    hint = f"; subset_name may be {', '.join(others)}" if others else ""
-    raise DatasetError(f"folder {str(folder)!r} has no {split}.jsonl, {split}.json or {split}*.parquet{hint}")
-
-
-def _split_files(place: Path, split: str) -> list[Path]:
-    if not place.is_dir():
-        return []
-    found = (file for file in sorted(place.iterdir()) if file.name.startswith(split) and file.is_file())
-    return [file for file in found if file.suffix in _SUFFIXES and file.stem[len(split) :][:1] in "-."]
-
-
-def _read_file(file: Path) -> list[Row]:
-    if file.suffix == ".parquet":
-        return _read_parquet(file)
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DatasetError(f"{file}: cannot be read: {error}") from None
-    if file.suffix == ".json":
-        return _read_json(file, text)
-    rows: list[Row] = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            rows.append(_row(file, number, line))
-    return rows
-
-
-def _row(file: Path, number: int, line: str) -> Row:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{file} line {number}: is not JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise DatasetError(f"{file} line {number}: must be a JSON object, is {type(row).__name__}")
-    return row
-
-
-def _read_json(file: Path, text: str) -> list[Row]:
-    try:
-        rows = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{file}: is not JSON: {error}") from None
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise DatasetError(f"{file}: must be a JSON list of objects")
-    return rows
-
-
-def _read_parquet(file: Path) -> list[Row]:
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise DatasetError(f"{file}: parquet needs pyarrow; pip install -e '.[parquet]'") from None
-    try:
-        rows: list[Row] = parquet.read_table(file).to_pylist()
-    except (OSError, ValueError, OverflowError) as error:  # base classes of pyarrow's errors; dates after 9999
-        raise DatasetError(f"{file}: cannot be read: {error}") from None
-    return rows
 
 
 def _read_hub(path: str, split: str, subset: str | None) -> list[Row]:

@@ -27,6 +27,18 @@ class DatasetError(ValueError):
         return Problem(key, self.message)
 
 
+def column_value(row: Row, column: str) -> tuple[bool, Any]:
+    """(found, value) of a row's column. `a.b` is column `a.b`, or else `b` inside column `a`."""
+    if column in row:
+        return True, row[column]
+    value: Any = row
+    for part in column.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return False, None
+        value = value[part]
+    return True, value
+
+
 def sql_url(path: str) -> str:
     """A path (of sqlite) or a URL as an SQLAlchemy URL; PostgreSQL through psycopg 3."""
     if "://" not in path:

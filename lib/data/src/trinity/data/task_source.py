@@ -10,7 +10,7 @@ from typing import Any
 from trinity.config import Plan
 from trinity.config.schema.buffer import GenerationConfig, TasksetConfig
 from trinity.data import images
-from trinity.data.datasets import Row, read
+from trinity.data.datasets import Row, read_taskset
 from trinity.data.experience import SamplingParams, Task, TaskKind
 from trinity.data.selectors import Selector, make_selector
 from trinity.data.tables import DatasetError
@@ -30,7 +30,7 @@ class TaskSource:
     @classmethod
     def open(cls, run: str, plan: Plan, taskset: TasksetConfig, kind: TaskKind) -> "TaskSource":
         """Reads the dataset. Raises DatasetError."""
-        rows = read(taskset.path, taskset.split, taskset.subset_name)
+        rows = read_taskset(taskset)
         selector = make_selector(taskset.data_selector, rows)
         return cls(run, plan, taskset, rows, kind, selector)
 

@@ -22,7 +22,7 @@ from trinity.cli.supervise.checks.task_rows import check_tasks
 from trinity.commands import Arguments, AsJson, ConfigOption, PluginDirs, command, group
 from trinity.commands.request import Request, request, say_notices
 from trinity.config import Config, ConfigError, Plan, expand, make_plan
-from trinity.data.datasets import DatasetError, Row, read
+from trinity.data.datasets import DatasetError, Row, read_taskset
 from trinity.data.experience import Task, TaskKind
 from trinity.data.selectors import make_selector
 from trinity.data.task_source import TaskSource
@@ -136,7 +136,7 @@ def task_of(plan: Plan, source: str, number: int, prompt: str | None = None, tru
         if prompt is not None:
             row: Row = {taskset.format.prompt_key: prompt, taskset.format.response_key: truth}
         else:
-            rows = read(taskset.path, taskset.split, taskset.subset_name)
+            rows = read_taskset(taskset)
             if number >= len(rows):
                 raise RunError(f"--task {number}: {taskset.name!r} has the rows 0 to {len(rows) - 1}", 2)
             row = rows[number]

@@ -21,7 +21,7 @@ from trinity.config.checks.weights import S3
 from trinity.config.names import auxiliary_name, rates
 from trinity.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity.config.schema.explorer import AuxiliaryModelConfig
-from trinity.data.datasets import DatasetError, Row, check_columns, features, read, read_buffer, reader
+from trinity.data.datasets import DatasetError, Row, check_columns, features, read_buffer, read_taskset, reader
 from trinity.data.task_pipeline import TaskPipelineResult, previewed
 from trinity.data.vision import image_rules, sees
 from trinity.runtime import files
@@ -76,10 +76,7 @@ def check_inputs(plan: Plan, source: str, *, listens: bool = True) -> int:
         config = dataset.config
         assert config.path is not None
         try:
-            if isinstance(config, ExperienceBufferConfig):
-                found = read_buffer(config)
-            else:
-                found = read(config.path, config.split, config.subset_name)
+            found = read_buffer(config) if isinstance(config, ExperienceBufferConfig) else read_taskset(config)
             kind = plan.algorithm.rows if plan.algorithm.offline else "messages"  # those of experts
             if isinstance(config, TasksetConfig):
                 problems += check_tasks(plan, dataset.key, config, found)
@@ -103,7 +100,7 @@ def check_deeper(plan: Plan, source: str, job: Path) -> list[str]:
 
     `job`: folder of the run, which may be live. Returns sentences on defects; raises ConfigError if no run is possible.
     """
-    read_rows = [(d.key, d.config, read(d.config.path, d.config.split, d.config.subset_name))
+    read_rows = [(d.key, d.config, read_taskset(d.config))
                  for d in _datasets(plan) if isinstance(d.config, TasksetConfig)]  # fmt: skip
     buffers = [(d.key, d.config.format, read_buffer(d.config))
                for d in _datasets(plan) if isinstance(d.config, ExperienceBufferConfig)]  # fmt: skip

@@ -70,7 +70,7 @@ class TasksetConfig(Section):
 
     name: str = Field("", description="Name in logs and metrics; empty: taskset_<i>")
     storage_type: Literal["file"] = Field("file", description="How it is stored")
-    path: DatasetPath = Field(description="File (jsonl, json, parquet), folder, or hub name")
+    path: DatasetPath = Field(description="File (docs/compatibility.md), folder, or hub name")
     subset_name: str | None = Field(None, description="Subset of a hub dataset or a folder inside `path`")
     split: str = Field("train", description="Split of a hub dataset or a file name inside `path`")
     format: FormatConfig = Field(default_factory=FormatConfig)

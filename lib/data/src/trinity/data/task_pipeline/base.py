@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pydantic import ConfigDict, Field, model_validator
 
 from trinity.config.schema.base import Section
-from trinity.data.datasets import DatasetError, Row
+from trinity.data.tables import DatasetError, Row, column_value
 from trinity.data.task_pipeline import texts
 
 
@@ -51,9 +50,12 @@ class Context:
         """The text of each row: its fields, joined by newlines. Raises DatasetError for an unknown column."""
         wanted = tuple(fields) or self.fields
         for name in wanted:
-            if candidates and not any(name in candidate.row for candidate in candidates):
+            if candidates and not any(column_value(candidate.row, name)[0] for candidate in candidates):
                 raise DatasetError(f"no row has a column {name!r}; they have {', '.join(candidates[0].row)}")
-        return ["\n".join(texts.text_of(candidate.row.get(name)) for name in wanted) for candidate in candidates]
+        return [
+            "\n".join(texts.text_of(column_value(candidate.row, name)[1]) for name in wanted)
+            for candidate in candidates
+        ]
 
 
 class Operator(Section):
@@ -85,15 +87,3 @@ class TextFilter(Operator):
 
     def keeps(self, text: str) -> bool:
         raise NotImplementedError
-
-
-def column_value(row: Row, column: str) -> tuple[bool, Any]:
-    """(found, value) of a row's column. `a.b` is column `a.b`, or else `b` inside column `a`."""
-    if column in row:
-        return True, row[column]
-    value: Any = row
-    for part in column.split("."):
-        if not isinstance(value, dict) or part not in value:
-            return False, None
-        value = value[part]
-    return True, value

@@ -10,6 +10,7 @@ from trinity.config.errors import Problem, did_you_mean
 from trinity.config.schema import Config
 from trinity.config.schema.base import Section
 from trinity.config.schema.pipeline import TaskPipelineConfig
+from trinity.data.data_files import FORMS, is_data
 from trinity.data.task_pipeline import data_juicer
 from trinity.data.task_pipeline.names import SCORE_OPERATORS, known
 from trinity.data.task_pipeline.output import SUFFIXES
@@ -17,8 +18,6 @@ from trinity.data.task_pipeline.scores import SCORES
 from trinity.plugins.declarations import ALGORITHMS
 
 KEY = "data_processor.task_pipeline"
-
-_INPUTS = (".jsonl", ".json", ".parquet")
 
 
 def check_task_pipeline(config: Config) -> Iterator[Problem]:
@@ -110,8 +109,8 @@ def _check_files(pipeline: TaskPipelineConfig, config: Config) -> Iterator[Probl
             f"has {len(pipeline.inputs)} files for {tasksets} tasksets; give one for each, in their order",
         )
     for index, path in enumerate(pipeline.inputs):
-        if Path(path).suffix not in _INPUTS:
-            yield Problem(f"{KEY}.inputs.{index}", f"is {path!r}, must be a local file: {', '.join(_INPUTS)}")
+        if not is_data(Path(path)):
+            yield Problem(f"{KEY}.inputs.{index}", f"is {path!r}, must be a local file: {FORMS}")
     if pipeline.output is not None and Path(pipeline.output).suffix not in ("", *SUFFIXES):
         what = f"is {pipeline.output!r}, must end in {' or '.join(SUFFIXES)}, or in neither for a folder"
         yield Problem(f"{KEY}.output", what)

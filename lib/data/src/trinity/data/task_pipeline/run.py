@@ -15,6 +15,7 @@ from trinity.config.schema import Config
 from trinity.config.schema.buffer import TasksetConfig
 from trinity.config.schema.pipeline import TaskPipelineConfig
 from trinity.data import datasets
+from trinity.data.data_files import FORMS, files_of_split
 from trinity.data.datasets import DatasetError, Row
 from trinity.data.task_pipeline import data_juicer, output
 from trinity.data.task_pipeline.base import Candidate, Context, Input
@@ -250,13 +251,13 @@ def _input(place: _Place, work: _Work) -> Input:
     if not path.exists():
         local = path.is_absolute() or place.path.startswith((".", "~")) or path.suffix or place.path.count("/") != 1
         why = "does not exist" if local else "is no file or folder here, and hub datasets cannot be processed"
-        what = f"{place.path!r} {why}; give a local jsonl, json or parquet file, or a folder of them"
+        what = f"{place.path!r} {why}; give a local file ({FORMS}), or a folder of them"
         raise _Refused(Problem(place.key, what))
     if not path.is_dir() and not path.is_file():  # a pipe might never end
         raise _Refused(Problem(place.key, f"{place.path!r} is neither a file nor a folder"))
     with _naming(place.key):
         folder = path.is_dir()
-        files = datasets.files_of_split(path, place.split or "train", place.subset or None) if folder else [path]
+        files = files_of_split(path, place.split or "train", place.subset or None) if folder else [path]
         digest, changed = output.digest_of(files), max(file.stat().st_mtime for file in files)
     if folder and work.output.parent.resolve() in {file.parent.resolve() for file in files}:
         what = f"{str(work.output)!r} would lie among the files of {place.path!r} and might be read with them; "

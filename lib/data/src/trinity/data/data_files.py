@@ -1,0 +1,298 @@
+"""Reads the rows of a file (jsonl, json, csv, tsv, parquet, arrow, also compressed), and finds the files of a folder.
+
+A file that holds something else is named for what it is. Rows keep the file's order, and integers their exact values.
+"""
+
+import csv
+import io
+import json
+import math
+import re
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+from trinity.data.tables import DatasetError, Row
+
+TEXTS = (".jsonl", ".json", ".ndjson", ".csv", ".tsv")
+TABLES = (".parquet", ".arrow")
+COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+FORMS = "jsonl, json, csv, tsv, parquet or arrow"
+
+_HEAD_BYTES = 512
+_HEADER_CHARACTERS = 100_000
+_SHOWN_NAMES = 8
+# The first bytes of files that hold no rows: what they are, and the fix.
+_OTHERS = {
+    b"version https://git-lfs": "is a Git LFS pointer, not the data; run `git lfs pull` in its folder, or download the "
+    "file itself",
+    b"<": "is an HTML or XML page, such as a login or error page, not the data; download the file again, with a token "
+    "if its site asks for one",
+    b"PK\x03\x04": "is a zip archive or a workbook; unpack it and give a file of it, or save its table as csv",
+    b"\xfd7zXZ": "is compressed by xz; unpack it, or compress it by gzip or zstd",
+    b"SQLite format 3": "is an SQLite database; export the table as jsonl or csv",
+}
+_KINDS = {
+    b"\x1f\x8b": (".gz", "compressed by gzip"),
+    b"\x28\xb5\x2f\xfd": (".zst", "compressed by zstd"),
+    b"BZh": (".bz2", "compressed by bzip2"),
+    b"PAR1": (".parquet", "a parquet file"),
+    b"ARROW1": (".arrow", "an arrow file"),
+}
+_TAR = slice(257, 262)
+
+
+def kind_of(file: Path) -> str:
+    """A file's suffix, without that of a compression."""
+    return Path(file.stem if file.suffix.lower() in COMPRESSED else file.name).suffix.lower()
+
+
+def is_data(file: Path) -> bool:
+    return kind_of(file) in (*TEXTS, *TABLES)
+
+
+def read_file(file: Path) -> list[Row]:
+    """All rows of a file. Raises DatasetError naming file, line and cause."""
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(_HEAD_BYTES)
+        _check_kind(file, head)
+        packed = file.suffix.lower() in COMPRESSED
+        if kind_of(file) in TABLES:
+            return _read_table(file, _unpacked(file) if packed else None)
+        data = _unpacked(file) if packed else file.read_bytes()
+        if packed:
+            _check_content(file, data[:_HEAD_BYTES])
+        text = data.decode(json.detect_encoding(data))
+    except DatasetError:
+        raise
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"{file}: cannot be read: {error}; save it as UTF-8") from None
+    except (OSError, ValueError, OverflowError) as error:  # base classes of pyarrow's errors; dates after 9999
+        raise DatasetError(f"{file}: cannot be read: {error}") from None
+    return _read_csv(file, text) if kind_of(file) in (".csv", ".tsv") else _read_json(file, text)
+
+
+def _check_kind(file: Path, head: bytes) -> None:
+    """Raises DatasetError if the first bytes are of another kind of file than its name says."""
+    _check_content(file, head)
+    named = file.suffix.lower()
+    suffix, what = next((kind for mark, kind in _KINDS.items() if head.startswith(mark)), ("", ""))
+    if suffix and suffix != named:
+        raise DatasetError(f"{file}: is {what}, which its name does not say; rename it to end in {suffix}")
+    if not suffix and (named in COMPRESSED or named == ".parquet"):
+        kind = COMPRESSED.get(named, "parquet")
+        raise DatasetError(
+            f"{file}: cannot be read: is no {kind} file, it begins with {head[:20]!r}; download it again, or rename it"
+        )
+
+
+def _check_content(file: Path, head: bytes) -> None:
+    """Raises DatasetError for the beginning of an empty file, or of one that holds no rows."""
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not start:
+        raise DatasetError(f"{file}: is empty and has no rows; download it again, or take it out")
+    for mark, what in _OTHERS.items():
+        if start.startswith(mark):
+            raise DatasetError(f"{file}: {what}")
+    if head[_TAR] == b"ustar":
+        raise DatasetError(f"{file}: is a tar archive; unpack it and give a file of it")
+
+
+def _unpacked(file: Path) -> bytes:
+    pyarrow = _pyarrow(file)
+    with pyarrow.input_stream(str(file), compression=COMPRESSED[file.suffix.lower()]) as stream:
+        return bytes(stream.read())
+
+
+def _pyarrow(file: Path) -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        raise DatasetError(f"{file}: {file.suffix[1:]} needs pyarrow; pip install -e '.[parquet]'") from None
+    return pyarrow
+
+
+def _read_table(file: Path, data: bytes | None) -> list[Row]:
+    pyarrow = _pyarrow(file)
+    with pyarrow.memory_map(str(file)) if data is None else pyarrow.BufferReader(data) as source:
+        if kind_of(file) == ".parquet":
+            from pyarrow import parquet
+
+            table = parquet.read_table(source)
+        else:
+            from pyarrow import ipc
+
+            is_file = source.read(len(b"ARROW1")) == b"ARROW1"
+            source.seek(0)
+            table = (ipc.open_file if is_file else ipc.open_stream)(source).read_all()
+        rows: list[Row] = table.to_pylist()
+    return rows
+
+
+def _read_json(file: Path, text: str) -> list[Row]:
+    """A JSON list of objects, or an object a line."""
+    if re.match(r"\s*\[", text):
+        rows = _parsed(f"{file}", text)
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise DatasetError(f"{file}: must be a JSON list of objects, or an object a line")
+        return rows
+    rows = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = _parsed(f"{file} line {number}", line)
+        except DatasetError as error:
+            raise _whole(file, text) or error from None
+        if not isinstance(row, dict):
+            raise DatasetError(f"{file} line {number}: must be a JSON object, is {type(row).__name__}")
+        rows.append(row)
+    return rows
+
+
+def _parsed(place: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"{place}: is not JSON: {error}; it begins with {text.strip()[:60]!r}") from None
+
+
+def _whole(file: Path, text: str) -> DatasetError | None:
+    """The error for a file that is one object over several lines."""
+    try:
+        keys = ", ".join(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+    return DatasetError(f"{file}: is one JSON object ({keys:.100}); must be a list of objects, or an object a line")
+
+
+def _read_csv(file: Path, text: str) -> list[Row]:
+    """Rows by the header's names. Empty cells are None; a column of numbers has numbers if that keeps every value."""
+    csv.field_size_limit(2**31 - 1)
+    header = text[:_HEADER_CHARACTERS].lstrip("\r\n").partition("\n")[0]
+    delimiter = "\t" if kind_of(file) == ".tsv" else max(",;\t", key=header.count)
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        table = [(lines.line_num, cells) for cells in lines if cells]
+    except csv.Error as error:
+        raise DatasetError(f"{file} line {lines.line_num}: is no csv: {error}") from None
+    names = [name.strip() for name in table[0][1]]
+    if len(set(names)) < len(names) or not all(names):
+        raise DatasetError(f"{file}: its first line must name each column once, is {header.strip():.200}")
+    for number, cells in table:
+        if len(cells) != len(names):
+            what = f"has {len(cells)} cells, must have {len(names)}: {', '.join(names)}"
+            raise DatasetError(f"{file} line {number}: {what}; put cells with {delimiter!r} into double quotes")
+    columns = [_typed(list(cells)) for cells in zip(*(cells for _, cells in table[1:]), strict=True)]
+    return [dict(zip(names, cells, strict=True)) for cells in zip(*columns, strict=True)]
+
+
+def _typed(cells: list[str]) -> list[Any]:
+    given = [cell for cell in cells if cell]
+    if all(re.fullmatch(r"-?(?:0|[1-9]\d{0,999})", cell, re.ASCII) for cell in given):
+        return [int(cell) if cell else None for cell in cells]
+    if all(_is_exact(cell) for cell in given):
+        return [float(cell) if cell else None for cell in cells]
+    return [cell or None for cell in cells]
+
+
+def _is_exact(cell: str) -> bool:
+    """Returns True for a finite number that a float holds: all its digits count, and none leads with 0."""
+    if not re.fullmatch(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?", cell, re.ASCII):
+        return False
+    try:
+        return math.isfinite(float(cell)) and Decimal(cell) == Decimal(repr(float(cell)))
+    except InvalidOperation:  # an exponent beyond Decimal's
+        return False
+
+
+def files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
+    """Files of a folder's split, in order: of `save_to_disk`, of the card's `configs`, else by their names.
+
+    By name, these are <split>{.,-}* of the first of <folder>/<subset>, <folder>, <folder>/data that has any, and else
+    what the datasets library finds there. Raises DatasetError.
+    """
+    if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+        return _saved_files(folder, split)
+    if _has_configs(folder) and (files := _library_files(folder, split, subset)):
+        return files
+    others = [path.name for path in sorted(folder.iterdir()) if path.is_dir() and _split_files(path, split)]
+    others = [name for name in others if name != "data"]
+    if subset and others and subset not in others:
+        raise DatasetError(f"folder {str(folder)!r} has no subset {subset!r}; subset_name may be {', '.join(others)}")
+    places = [folder / subset] if subset and (folder / subset).is_dir() else []
+    for place in [*places, folder, folder / "data"]:
+        if files := _split_files(place, split):
+            if len(kinds := sorted({kind_of(file) for file in files})) > 1:
+                found = ", ".join(split + kind for kind in kinds)
+                what = f"has {found}, which may be the same rows; give one file as path"
+                raise DatasetError(f"folder {str(place)!r} {what}")
+            return files
+    if not others and (files := _library_files(folder, split, subset)):
+        return files
+    names = [path.name for path in sorted(folder.iterdir())]
+    held = ", ".join(names[:_SHOWN_NAMES]) + (", ..." if len(names) > _SHOWN_NAMES else "") or "nothing"
+    hint = f"subset_name may be {', '.join(others)}" if others else f"it holds {held}"
+    raise DatasetError(f"folder {str(folder)!r} has no {split}.jsonl, {split}*.parquet or other {FORMS} file; {hint}")
+
+
+def _split_files(place: Path, split: str) -> list[Path]:
+    if not place.is_dir():
+        return []
+    found = (file for file in sorted(place.iterdir()) if file.name.startswith(split) and file.is_file())
+    return [file for file in found if is_data(file) and file.name[len(split)] in "-."]
+
+
+def _has_configs(folder: Path) -> bool:
+    """Returns True for a dataset card (README.md) whose front matter names files."""
+    card = folder / "README.md"
+    if not card.is_file():
+        return False
+    front = re.match(r"---\s*\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
+    return front is not None and "data_files:" in front[1]
+
+
+def _saved_files(folder: Path, split: str) -> list[Path]:
+    """The arrow files of a folder that `save_to_disk` wrote."""
+    datasets = _datasets(folder)
+    if datasets is None:
+        raise DatasetError(
+            f"{str(folder)!r} is of save_to_disk and needs the datasets library; pip install -e '.[hub]'"
+        )
+    try:
+        found = datasets.load_from_disk(str(folder))
+    except Exception as error:  # the library raises many types
+        raise DatasetError(f"{str(folder)!r} cannot be read as a folder of save_to_disk: {error}") from None
+    if isinstance(found, dict):
+        if split not in found:
+            raise DatasetError(f"{str(folder)!r} has no split {split!r}; split may be {', '.join(found)}")
+        found = found[split]
+    return [Path(file["filename"]) for file in found.cache_files]
+
+
+def _library_files(folder: Path, split: str, subset: str | None) -> list[Path]:
+    """Files of a split by the rules of the datasets library, which the hub has too; empty if it finds none."""
+    datasets = _datasets(folder)
+    if datasets is None:
+        return []
+    try:
+        found = datasets.load_dataset_builder(str(folder), subset).config.data_files or {}
+    except FileNotFoundError:
+        return []
+    except Exception as error:  # no such configuration; a card that is no YAML
+        what = " ".join(str(error).split()).partition(" Example of usage")[0]
+        raise DatasetError(f"folder {str(folder)!r}, subset_name {subset!r}: {what}") from None
+    splits = {str(name): [Path(file) for file in files] for name, files in found.items()}
+    usable = {name: files for name, files in splits.items() if files and all(map(is_data, files))}
+    if usable and split not in usable:
+        raise DatasetError(f"folder {str(folder)!r} has no split {split!r}; split may be {', '.join(usable)}")
+    return usable.get(split, [])
+
+
+def _datasets(folder: Path) -> Any:
+    try:
+        import datasets
+    except ImportError:
+        return None
+    return datasets
