@@ -70,6 +70,7 @@ def test_lines_of_windows_and_cells_keep_their_values(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(text.encode())
     first, second = read(str(tmp_path / "t.csv"))
     assert first == {"id": "007", "answer": 1.5, "level": 0.5, "note": None, "big": "12345678901234567890.5"}
+    assert read(str(tmp_path / "t.csv"), texts=["answer"])[0]["answer"] == "1.50"
     assert second == {"id": "010", "answer": 2.0, "level": 1.0, "note": "NA", "big": "1"}
 
 

@@ -3,9 +3,11 @@
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from support.fakes.explorers.toolbox import Toolbox, make_episode_task
+from trinity.explorer.environments.client import Score
 from trinity.explorer.workflows import WORKFLOWS
 from trinity.explorer.workflows.single_turn import SimpleWorkflow
 from trinity.runtime.errors import InvalidInput
@@ -49,3 +51,24 @@ def test_judges_read_their_contents() -> None:
 def test_what_is_no_conversation_is_refused(prompt: Any, said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         workflow(prompt).messages()
+
+
+@pytest.mark.parametrize(
+    ("truth", "right"),
+    [("4", ["4"]), (4, ["4"]), (["4", "IV", 4.5], ["4", "IV", "4.5"]), ([["a"], "b"], ["a", "b"])],
+)
+async def test_a_reply_is_right_if_it_matches_any_answer(truth: Any, right: list[str]) -> None:
+    made = workflow(TALK)
+    made.row["response"] = truth
+    made.tools = Toolbox(lambda _: "4", scored=lambda _, answer: Score(float(answer.response == answer.truth), {}))
+    asked = [made.answer("", reply, np.array([1]), False) for reply in (*right, "5", " or ".join(right) + "!")]
+    assert [score.reward for score in await made.scores(asked)] == [*[1.0] * len(right), 0.0, 0.0]
+    assert made.truth() == " or ".join(right)
+
+
+@pytest.mark.parametrize("truth", [None, True, {"target": ["4"]}, [None], float("nan")])
+def test_what_is_no_answer_is_refused(truth: Any) -> None:
+    made = workflow(TALK)
+    made.row["response"] = truth
+    with pytest.raises(InvalidInput, match=r"task\.response: is .*, must be text or a list of texts"):
+        made.truth()

@@ -20,6 +20,19 @@ REWARD_FUNCTIONS = (
     "code_tests",
 )
 
+# data_source of veRL's rows -> the reward function that reads what veRL's default scorer of it reads
+DATA_SOURCES = {
+    **dict.fromkeys(
+        ("openai/gsm8k", "numina_aops_forum", "numina_synthetic_math", "numina_amc_aime"), "accuracy_reward"
+    ),
+    **dict.fromkeys(("numina_synthetic_amc", "numina_cn_k12", "numina_olympiads"), "accuracy_reward"),
+    **dict.fromkeys(("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval"), "math_boxed_reward"),
+    **dict.fromkeys(("HuggingFaceH4/MATH-500", "hiyouga/geometry3k"), "math_boxed_reward"),
+    **dict.fromkeys(("math", "math_dapo", "math_dapo_reasoning"), "math_dapo_reward"),
+    **dict.fromkeys(("codecontests", "apps", "codeforces", "taco"), "code_tests"),
+}
+_AIME = "aime"  # veRL: every data_source that begins with it
+
 # priority function -> its arguments and their defaults
 PRIORITY_ARGS: dict[str, dict[str, Any]] = {
     "linear_decay": {"decay": 2.0},
@@ -84,6 +97,13 @@ def workflows() -> tuple[str, ...]:
 
 def reward_functions() -> tuple[str, ...]:
     return (*REWARD_FUNCTIONS, *plugins.REWARD_FUNCTIONS)
+
+
+def reward_named(name: str) -> str:
+    """The reward function of a row that names it, or that names a data source of veRL; another name is returned."""
+    if name in reward_functions():
+        return name
+    return "math_dapo_reward" if name.startswith(_AIME) else DATA_SOURCES.get(name, name)
 
 
 def experience_operators() -> dict[str, dict[str, Any] | None]:

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import re
+from collections.abc import Collection, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,8 @@ def is_data(file: Path) -> bool:
     return kind_of(file) in (*TEXTS, *TABLES)
 
 
-def read_file(file: Path) -> list[Row]:
-    """All rows of a file. Raises DatasetError naming file, line and cause."""
+def read_file(file: Path, texts: Collection[str] = ()) -> list[Row]:
+    """All rows of a file. `texts`: columns of csv that stay texts. Raises DatasetError naming file, line and cause."""
     try:
         with file.open("rb") as stream:
             head = stream.read(_HEAD_BYTES)
@@ -70,7 +71,7 @@ def read_file(file: Path) -> list[Row]:
         raise DatasetError(f"{file}: cannot be read: {error}; save it as UTF-8") from None
     except (OSError, ValueError, OverflowError) as error:  # base classes of pyarrow's errors; dates after 9999
         raise DatasetError(f"{file}: cannot be read: {error}") from None
-    return _read_csv(file, text) if kind_of(file) in (".csv", ".tsv") else _read_json(file, text)
+    return _read_csv(file, text, texts) if kind_of(file) in (".csv", ".tsv") else _read_json(file, text)
 
 
 def _check_kind(file: Path, head: bytes) -> None:
@@ -167,8 +168,10 @@ def _whole(file: Path, text: str) -> DatasetError | None:
     return DatasetError(f"{file}: is one JSON object ({keys:.100}); must be a list of objects, or an object a line")
 
 
-def _read_csv(file: Path, text: str) -> list[Row]:
-    """Rows by the header's names. Empty cells are None; a column of numbers has numbers if that keeps every value."""
+def _read_csv(file: Path, text: str, texts: Collection[str]) -> list[Row]:
+    """Rows by the header's names. Empty cells are None; a column of numbers has numbers if that keeps every value,
+    unless it is one of `texts`.
+    """
     csv.field_size_limit(2**31 - 1)
     header = text[:_HEADER_CHARACTERS].lstrip("\r\n").partition("\n")[0]
     delimiter = "\t" if kind_of(file) == ".tsv" else max(",;\t", key=header.count)
@@ -184,11 +187,12 @@ def _read_csv(file: Path, text: str) -> list[Row]:
         if len(cells) != len(names):
             what = f"has {len(cells)} cells, must have {len(names)}: {', '.join(names)}"
             raise DatasetError(f"{file} line {number}: {what}; put cells with {delimiter!r} into double quotes")
-    columns = [_typed(list(cells)) for cells in zip(*(cells for _, cells in table[1:]), strict=True)]
+    cells_of = dict(zip(names, zip(*(cells for _, cells in table[1:]), strict=True), strict=False))
+    columns = [[cell or None for cell in cells] if name in texts else _typed(cells) for name, cells in cells_of.items()]
     return [dict(zip(names, cells, strict=True)) for cells in zip(*columns, strict=True)]
 
 
-def _typed(cells: list[str]) -> list[Any]:
+def _typed(cells: Sequence[str]) -> list[Any]:
     given = [cell for cell in cells if cell]
     if all(re.fullmatch(r"-?(?:0|[1-9]\d{0,999})", cell, re.ASCII) for cell in given):
         return [int(cell) if cell else None for cell in cells]

@@ -5,7 +5,7 @@ All rows are checked before a run starts.
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +22,24 @@ _MESSAGES = ("messages", "conversations", "conversation")
 _PAIRS = (("question", "answer"), ("prompt", "completion"), ("instruction", "output"), ("problem", "solution"))
 
 
-def read(path: str, split: str = "train", subset: str | None = None) -> Sequence[Row]:
-    """All rows, as mappings. Raises DatasetError."""
+def read(path: str, split: str = "train", subset: str | None = None, texts: Collection[str] = ()) -> Sequence[Row]:
+    """All rows, as mappings. `texts`: columns of csv that stay texts. Raises DatasetError."""
     try:
-        return _read(path, split, subset)
+        return _read(path, split, subset, texts)
     except DatasetError:
         raise
     except (OSError, ValueError) as error:  # no permission; a split or subset that is no file name
         raise DatasetError(f"{path!r} cannot be read: {error}") from None
 
 
-def _read(path: str, split: str, subset: str | None) -> Sequence[Row]:
+def _read(path: str, split: str, subset: str | None, texts: Collection[str]) -> Sequence[Row]:
     place = Path(path).expanduser()
     if place.is_dir():
         rows: list[Row] = [read_task(folder) for folder in task_folders(place, split)]
         for file in [] if rows else files_of_split(place, split, subset):
-            rows.extend(read_file(file))
+            rows.extend(read_file(file, texts))
     elif place.is_file():
-        rows = list(read_file(place))
+        rows = list(read_file(place, texts))
     elif place.is_absolute() or path.startswith((".", "~")) or is_data(place):
         raise DatasetError(f"{path!r} does not exist; give a {FORMS} file, a folder, or a hub name")
     else:
@@ -58,20 +58,28 @@ def read_buffer(config: ExperienceBufferConfig) -> Sequence[Row]:
 
         rows = read_table(config.path, config.name)
     else:
-        rows = read(config.path, config.split, config.subset_name)
+        rows = read(config.path, config.split, config.subset_name, _texts(config.format))
     return _with_nested(rows, config.format, config.data_selector)
 
 
 def read_taskset(config: TasksetConfig) -> Sequence[Row]:
     """The rows of a taskset, with the nested columns that it names. Raises DatasetError."""
-    rows = read(config.path, config.split, config.subset_name)
+    rows = read(config.path, config.split, config.subset_name, _texts(config.format))
     return _with_nested(rows, config.format, config.data_selector)
+
+
+def _texts(form: FormatConfig) -> set[str]:
+    """The columns that are read as texts."""
+    return {*_TEXTS, *(name for pair in _PAIRS for name in pair), *_named(form)}
+
+
+def _named(form: FormatConfig) -> list[str]:
+    return [name for key, name in form if key.endswith("_key") and name]
 
 
 def _with_nested(rows: Sequence[Row], form: FormatConfig, selector: SelectorConfig) -> Sequence[Row]:
     """Adds to each row the columns `a.b` that format and selector name: `b` inside of column `a`."""
-    named = [value for key, value in form if key.endswith("_key")]
-    nested = [name for name in (*named, *selector.feature_keys) if name and "." in name]
+    nested = [name for name in (*_named(form), *selector.feature_keys) if "." in name]
     for row in rows if nested else ():
         for name in nested:
             there, value = column_value(row, name)

@@ -1,5 +1,7 @@
-"""Prompts as conversations. veRL's preprocessing writes a list of messages into the prompt column."""
+"""Prompts as conversations, and reference answers. veRL's rows have a list of messages as prompt."""
 
+import json
+import math
 from typing import Any
 
 _ROLES = ("system", "user", "assistant")
@@ -21,3 +23,15 @@ def prompt_messages(value: list[Any]) -> list[dict[str, str]]:
 def prompt_text(value: list[Any]) -> str:
     """The joined contents, as the question for judges and reward functions. Raises ValueError."""
     return "\n\n".join(message["content"] for message in prompt_messages(value))
+
+
+def reference_answers(value: Any) -> list[str]:
+    """The texts of a reference answer: of a text or number, or of a list of right ones. Raises ValueError."""
+    if isinstance(value, list) and value:
+        return [text for one in value for text in reference_answers(one)]
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        inner = f"; name a column inside of it, such as {next(iter(value))!r}" if isinstance(value, dict) else ""
+        raise ValueError(f"is {value!r:.200}, must be text or a list of texts{inner}")
+    return [json.dumps(value)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity.config import Plan
+from trinity.config.names import reward_named
 from trinity.config.schema.buffer import GenerationConfig, TasksetConfig
 from trinity.data import images
 from trinity.data.datasets import Row, read_taskset
@@ -68,7 +69,7 @@ class TaskSource:
         source = config.buffer.explorer_input
         training = self.kind is TaskKind.TRAIN
         workflow = _from_row(values, taskset.format.workflow_key) or source.workflow_of(taskset, not training)
-        reward = _from_row(values, taskset.format.reward_fn_key) or source.reward_of(taskset)
+        reward = reward_named(_from_row(values, taskset.format.reward_fn_key)) or source.reward_of(taskset)
         values, files = _with_images(values, taskset)
         repeat_times = config.algorithm.repeat_times if training else taskset.repeat_times
         return Task(

@@ -13,6 +13,7 @@ from trinity.cli.supervise.checks.task_rows import names_for
 from trinity.cli.supervise.client import try_provider
 from trinity.config import Plan, Problem
 from trinity.config.checks.vision import archives
+from trinity.config.names import reward_named
 from trinity.config.schema.buffer import TasksetConfig
 from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS, scored_by
 from trinity.data.datasets import Row
@@ -40,11 +41,15 @@ def check_environments(
     """
     for key, taskset, rows in tasksets:
         workflow, reward = names_for(plan, key, taskset)
-        reward = str(rows[0].get(taskset.format.reward_fn_key) or reward) if taskset.format.reward_fn_key else reward
         for name, place, args in _episodes(workflow, taskset.workflow_args):
             yield from _environment(plan, key, name, place, args, dict(rows[0]), job)
-        if function := scored_by(workflow, reward):
-            yield from _reward(plan, key, taskset, function, dict(rows[0]), job)
+        column = taskset.format.reward_fn_key
+        firsts: dict[str, int] = {}  # of the rows that a reward function scores
+        for number, row in enumerate(rows):
+            firsts.setdefault(scored_by(workflow, reward_named(str(row.get(column) or reward))), number)
+        for function, number in firsts.items():
+            if function:
+                yield from _reward(plan, key, taskset, function, dict(rows[number]), number, job)
 
 
 def missing_packages(plan: Plan) -> Iterator[Problem]:
@@ -62,7 +67,7 @@ def check_repeatable(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequenc
     """With reproducible: true, yields components of a taskset that are declared non-deterministic."""
     workflow, reward = names_for(plan, key, taskset)
     form = taskset.format
-    rewards = {reward, *(str(row.get(form.reward_fn_key) or reward) for row in rows if form.reward_fn_key)}
+    rewards = {reward_named(str(row.get(form.reward_fn_key) or reward)) for row in rows}
     workflows = {workflow, *(str(row.get(form.workflow_key) or workflow) for row in rows if form.workflow_key)}
     used = [("default_workflow_type", name) for name in workflows if plugins.WORKFLOWS.get(name) in plugins.RANDOM]
     used += [("default_reward_fn_type", n) for n in rewards if plugins.REWARD_FUNCTIONS.get(n) in plugins.RANDOM]
@@ -153,9 +158,9 @@ def _begin(kind: Any, row: Row, args: dict[str, Any]) -> None:
 
 
 def _reward(
-    plan: Plan, key: str, taskset: TasksetConfig, function: str, row: Row, job: Path
+    plan: Plan, key: str, taskset: TasksetConfig, function: str, row: Row, number: int, job: Path
 ) -> Iterator[Problem | str]:
-    """Scores an empty reply to the first row, and one with its reference answer."""
+    """Scores an empty reply to a row, and one with its reference answer."""
     if function in {one.name for one in plan.config.explorer.environments}:
         yield from _provided(plan, key, function, "reward_fn_args", taskset.reward_fn_args, row, job)
         return
@@ -165,7 +170,8 @@ def _reward(
     if function in plugins.GROUP_REWARD_FUNCTIONS:
         scorer = GroupScorer(scorer)
     form, recorder = taskset.format, _Recorder(taskset.reward_fn_args)
-    prompt, truth = (str(row.get(column, "")) for column in (form.prompt_key, form.response_key))
+    given = row.get(form.response_key, "")
+    prompt, truth = str(row.get(form.prompt_key, "")), str(given[0] if isinstance(given, list) and given else given)
 
     def score() -> None:
         replies = [
@@ -180,7 +186,8 @@ def _reward(
     except TimeoutError:
         yield f"{place}: {function} scored no reply within {_MOST_SECONDS:g} s"
         return
-    yield from _problems(key, "reward_fn_args", place, function, f"{function} could not score a reply to row 0", error)
+    what = f"{function} could not score a reply to row {number}"
+    yield from _problems(key, "reward_fn_args", place, function, what, error)
     if error is None:
         for name in taskset.reward_fn_args:
             if name not in recorder.used:

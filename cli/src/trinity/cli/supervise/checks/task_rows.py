@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterator, Sequence
 
 from trinity.config import Plan, Problem
-from trinity.config.names import reward_functions, workflows
+from trinity.config.names import reward_functions, reward_named, workflows
 from trinity.config.schema.buffer import TasksetConfig
 from trinity.config.workflows import reads_prompt, scored_by
 from trinity.data import images
 from trinity.data.datasets import DatasetError, Row, check_columns, features
 from trinity.data.json_objects import DEEPEST, is_too_deep
-from trinity.data.prompts import prompt_messages
+from trinity.data.prompts import prompt_messages, reference_answers
 from trinity.data.task_source import folder_of
 from trinity.data.vision import image_rules
 
@@ -32,17 +32,18 @@ def check_tasks(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence[Row
     check_columns(form, rows)
     features(rows, taskset.data_selector.feature_keys)
     workflow, reward = names_for(plan, key, taskset)
+    rewards = _rewards(rows, form.reward_fn_key)
     for number, row in enumerate(rows):
         check_text(row, number)
         check_size(row, number, form.image_key)
         here = _named(row, number, form.workflow_key, workflows()) or workflow
-        function = scored_by(here, _named(row, number, form.reward_fn_key, reward_functions()) or reward)
+        function = scored_by(here, rewards[number] or reward)
         if reads_prompt(here):
             _prompt(row, number, form.prompt_key, form.image_key)
         if row.get(form.system_prompt_key or "") is not None:
             _text(row, number, str(form.system_prompt_key), "the system prompt")
         if function in _COMPARING and reads_prompt(here):
-            _text(row, number, form.response_key, f"the reference answer, which {function} compares with")
+            _answers(row, number, form.response_key, f"the reference answer, which {function} compares with")
     return []
 
 
@@ -99,6 +100,35 @@ def _named(row: Row, number: int, column: str, known: Sequence[str]) -> str:
     if name and name not in known:
         raise DatasetError(f"row {number}: {column!r} is {name!r:.100}, which is none of {', '.join(known)}")
     return name or ""
+
+
+def _rewards(rows: Sequence[Row], column: str) -> list[str]:
+    """The reward function that each row names; empty without one. Raises DatasetError with all unknown names."""
+    named = [reward_named(str(row.get(column) or "")) if column else "" for row in rows]
+    known = reward_functions()
+    if unknown := [number for number, name in enumerate(named) if name and name not in known]:
+        names = list(dict.fromkeys(named[number] for number in unknown))
+        others = f" (other rows: {', '.join(map(repr, names[1:]))})" if names[1:] else ""
+        what = f"row {unknown[0]}: {column!r} is {names[0]!r:.100}{others}, which is none of {', '.join(known)}"
+        raise DatasetError(
+            f"{what}, and no data source of veRL with a scorer here; register a reward function of that name "
+            "(docs/plugins.md), or remove format.reward_fn_key: then default_reward_fn_type scores every row"
+        )
+    return named
+
+
+def _answers(row: Row, number: int, column: str, what: str) -> None:
+    """Raises DatasetError unless the column has a text, a number, or a list of them."""
+    value = row.get(column)
+    if not isinstance(value, list | dict):
+        _text(row, number, column, what)
+        return
+    try:
+        texts = reference_answers(value)
+    except ValueError as error:
+        raise DatasetError(f"row {number}: {column!r} {error}: {what}") from None
+    if not all(text.strip() for text in texts):
+        raise DatasetError(f"row {number}: {column!r} has an empty text, must have texts: {what}")
 
 
 def _prompt(row: Row, number: int, column: str, image_key: str | None) -> None:

@@ -25,11 +25,11 @@ DEFAULT_REWARD_FUNCTION = "math_reward"
 
 
 class FormatConfig(Section):
-    """The meaning of the columns of a row."""
+    """The meaning of the columns of a row. `a.b` is the column, or `b` inside of column `a`."""
 
     prompt_type: Literal["messages", "plaintext"] = Field("messages", description="For SFT rows: chat or plain text")
     prompt_key: Name = Field("prompt", description="Column of the prompt; of the whole text (cpt)")
-    response_key: Name = Field("response", description="Column of the reference answer")
+    response_key: Name = Field("response", description="Column of the reference answer, or of a list of right ones")
     messages_key: Name = Field("message", description="Column of a whole conversation (SFT)")
     chosen_key: Name = Field("chosen", description="Column of the preferred reply (dpo on a dataset)")
     rejected_key: Name = Field("rejected", description="Column of the other reply (dpo on a dataset)")
@@ -39,7 +39,7 @@ class FormatConfig(Section):
     system_prompt_key: Name | None = Field(None, description="Column of a system message, wins over system_prompt")
     reply_prefix: str | None = Field(None, description="Text the reply begins with")
     workflow_key: str = Field("", description="Column that names the row's workflow")
-    reward_fn_key: str = Field("", description="Column that names the row's reward function")
+    reward_fn_key: str = Field("", description="Column that names the row's reward function, or veRL's data_source")
 
 
 class GenerationConfig(Section):

@@ -42,16 +42,18 @@ class Case:
 def code_tests(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
     """1 if the program in the answer passes every test of its row, else 0; `partial_credit`: the share that it passes.
 
-    The program is the last block between triple backticks, of Python if any is. The row's `tests_key` (tests) has a
-    text or a list of texts of Python (`assert add(1, 2) == 3`), or {"inputs", "outputs"} or a list of {"input",
-    "output"}: what a program reads, and what it has to write. Lists and objects may be JSON. A test that only defines
-    HumanEval's `check(candidate)` is called with the row's `entry_point`. `timeout_seconds` (10) are for all tests of
-    an answer, `memory_mib` (512) for its processes.
+    The program is the last block between triple backticks, of Python if any is. The row's `tests_key` (tests; without
+    such a column the reference answer) has a text or a list of texts of Python (`assert add(1, 2) == 3`), or {"inputs",
+    "outputs"} or a list of {"input", "output"}: what a program reads, and what it has to write. Lists and objects may
+    be JSON. A test that only defines HumanEval's `check(candidate)` is called with the row's `entry_point`.
+    `timeout_seconds` (10) are for all tests of an answer, `memory_mib` (512) for its processes.
 
     Raises InvalidInput naming the column for tests that would judge nothing.
     """
     given = Arguments(args)
-    cases = _cases(item.task, given.text("tests_key", "tests"))
+    key = given.text("tests_key", "tests")
+    is_truth = "tests_key" not in args and key not in item.task and item.truth
+    cases = _cases({**item.task, key: item.truth} if is_truth else item.task, key)
     partial = given.boolean("partial_credit", False)
     seconds = given.number("timeout_seconds", 10.0, low=0.1, high=35)
     memory = given.integer("memory_mib", Limits.memory_mib, low=32, high=most_mib())

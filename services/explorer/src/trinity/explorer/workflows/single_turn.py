@@ -8,7 +8,7 @@ import numpy as np
 
 from trinity.data.experience import Experience, SamplingParams, Truncation
 from trinity.data.images import MARKER, parts
-from trinity.data.prompts import prompt_messages
+from trinity.data.prompts import prompt_messages, reference_answers
 from trinity.explorer.chat import Message
 from trinity.explorer.environments.client import Answer, Score
 from trinity.explorer.workflows.base import Workflow
@@ -95,8 +95,15 @@ class SimpleWorkflow(Workflow):
         return await self.checked(answers, await self.tools.rate(conversations, model), "reward_model")
 
     async def _by_function(self, answers: list[Answer]) -> list[Score]:
-        args = json.loads(self.task.reward_args_json or "{}")
-        return await self.tools.score(self.reward_function or self.task.reward_function, answers, self.row, args)
+        """Score by the reward function. With several reference answers, the best score of each answer counts."""
+        name, args = self.reward_function or self.task.reward_function, json.loads(self.task.reward_args_json or "{}")
+        if len(truths := self.truths()) < 2:
+            return await self.tools.score(name, answers, self.row, args)
+        found = [
+            await self.tools.score(name, [replace(answer, truth=truth) for answer in answers], self.row, args)
+            for truth in truths
+        ]
+        return [max(scores, key=lambda score: score.reward) for scores in zip(*found, strict=True)]
 
     async def checked(self, answers: Sequence[Answer], rewards: Sequence[float], metric: str) -> list[Score]:
         """Scores with given rewards, also as a metric, and the metrics of the reward function.
@@ -120,8 +127,16 @@ class SimpleWorkflow(Workflow):
         return [{"role": "system", "content": str(system)}, *asked] if system else asked
 
     def truth(self) -> str:
-        """The reference answer; empty if the row has none."""
-        return self.column("response_key") if self.format["response_key"] in self.row else ""
+        """The reference answer, or several right ones as one text; empty if the row has none."""
+        return " or ".join(self.truths())
+
+    def truths(self) -> list[str]:
+        """The reference answers. A reply is right if it matches any."""
+        name = self.format["response_key"]
+        try:
+            return reference_answers(self.row[name]) if name in self.row else []
+        except ValueError as error:
+            raise InvalidInput(f"task.{name}", f"{error} (columns: {', '.join(self.row)})") from None
 
     async def _too_long(self, prompt: list[int]) -> list[Experience]:
         """Cut a prompt that is over the limit and keep it out of the loss: one token is sampled, none is trained."""
