@@ -104,6 +104,12 @@ def _eval_tasksets(run: Run) -> Node | None:
     return list(found)
 
 
+def _own_reward(run: Run) -> Node | None:
+    """A script's own reward function, which `trinity check` refuses until a plugin registers it."""
+    name = run.own_reward()
+    return None if name is None else text_leaf(name, "custom_reward_function; a plugin must register it")
+
+
 def _eval_interval(run: Run) -> Node:
     every = run.number("trainer.test_freq", -1, derived=False)
     if every is None or every > 0:
@@ -235,6 +241,7 @@ RULES: Mapping[str, Callable[[Run], Node | None]] = {
     "buffer.train_batch_size": _train_batch,
     "buffer.explorer_input.tasksets": _tasksets,
     "buffer.explorer_input.eval_tasksets": _eval_tasksets,
+    "buffer.explorer_input.default_reward_fn_type": _own_reward,
     "explorer.eval_interval": _eval_interval,
     "explorer.rollout_model.engine_num": _engines,
     "explorer.rollout_model.tensor_parallel_size": _parallel_size,

@@ -2,14 +2,16 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from trinity.import_verl.expand import default_of
 from trinity.import_verl.script import Call
 from trinity.import_verl.tables import ESTIMATORS, NAME, PROJECT
-from trinity.import_verl.values import Leaf, Node, node_of, text_leaf, text_of, texts_of
+from trinity.import_verl.values import Leaf, Node, is_null, is_true, node_of, text_leaf, text_of, texts_of
 
 _OWN_REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)+)\}")
-_FILE = re.compile(r"(?:(?P<folder>.*)/)?(?P<stem>[^/{}]+?)\.(?:parquet|jsonl?|csv)", re.S)
+_TRUTH = "reward_model.ground_truth"
+_FILE = re.compile(r"(?:(?P<folder>.*)/)?(?P<stem>[^/{}]+?)\.(?:parquet|jsonl?|csv|arrow)(?:\.gz|\.zst)?", re.S)
 
 
 class Run:
@@ -91,11 +93,7 @@ class Run:
             key = "eval_tasksets" if suffix else "tasksets"
             self.notes.append(f"{option} is not given; set buffer.explorer_input.{key} yourself")
             return []
-        prompt, response = self.take("data.prompt_key"), self.take("data.response_key")
-        columns: dict[str, Node] = {
-            "prompt_key": node_of(prompt or "prompt", "data.prompt_key" if prompt else ""),
-            "response_key": node_of(response or "answer", "data.response_key" if response else ""),
-        }
+        columns = self._columns()
         found: list[dict[str, Node]] = []
         names: set[str] = set()
         for path in texts_of(value):
@@ -116,10 +114,35 @@ class Run:
                 "storage_type": Leaf("file"),
                 "path": text_leaf(folder, option),
             }
-            if stem:
+            if file and len(list(Path(folder).glob(f"{stem}.*"))) > 1:  # the folder has this split in other files too
+                taskset["path"] = text_leaf(path, option)
+            elif stem:
                 taskset["split"] = text_leaf(stem)
+            if "image_key" in columns:
+                taskset["default_workflow_type"] = Leaf("simple_mm_workflow", "its prompts have images")
             found.append({**taskset, "format": dict(columns)})
         return found
+
+    def _columns(self) -> dict[str, Node]:
+        """The columns of veRL's rows. Each row's data_source chooses its scorer, unless the script names another."""
+        prompt, response, image = (self.take(f"data.{name}_key") for name in ("prompt", "response", "image"))
+        columns: dict[str, Node] = {
+            "prompt_key": node_of(prompt or "prompt", "data.prompt_key" if prompt else ""),
+            "response_key": node_of(response or _TRUTH, "data.response_key" if response else "as in veRL's rows"),
+        }
+        if image:
+            columns["image_key"] = node_of(image, "data.image_key")
+        source = self.take("data.reward_fn_key") or "data_source"
+        if self.own_reward() is None and not is_true(self.take("reward_model.enable") or "False"):
+            columns["reward_fn_key"] = node_of(source, "veRL's default scorer of each data_source")
+        return columns
+
+    def own_reward(self) -> str | None:
+        """The name of the script's own reward function, or None."""
+        path = next((key for key in self._values if key.endswith("custom_reward_function.path")), None)
+        if path is None or is_null(self._values[path]):
+            return None
+        return text_of(self._values.get(path.removesuffix("path") + "name", "compute_score"))
 
     @staticmethod
     def put(tree: dict[str, Node], path: str, node: Node) -> bool:

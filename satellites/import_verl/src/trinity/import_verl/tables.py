@@ -109,6 +109,7 @@ LAYOUT: tuple[Row | str, ...] = (
     "buffer.train_batch_size",
     "buffer.explorer_input.tasksets",
     "buffer.explorer_input.eval_tasksets",
+    "buffer.explorer_input.default_reward_fn_type",
     "explorer.eval_interval",
     Row("explorer.eval_on_startup", "trainer.val_before_train"),
     "explorer.rollout_model.engine_num",
@@ -167,12 +168,11 @@ NOT_NEEDED: Mapping[str, str] = {
 
 # Options whose place is known, without a counterpart that could be written.
 NO_COUNTERPART: Mapping[str, str] = {
-    "custom_reward_function.": "write a reward function here and name it in default_reward_fn_type",
+    "custom_reward_function.": "register a reward function (docs/plugins.md) by the name in default_reward_fn_type",
     "reward_model.reward_manager": "name a reward function in buffer.explorer_input.default_reward_fn_type",
     "reward_model.launch_reward_fn_async": "rewards are computed while other rollouts continue",
     f"{ROLLOUT}.multi_turn.": "a workflow plays the turns; name it in default_workflow_type",
     f"{ROLLOUT}.agent.": "a workflow plays the turns; name it in default_workflow_type",
-    "data.reward_fn_key": "veRL's column names the data's source; here format.reward_fn_key names the function",
     "data.custom_cls.": "datasets are files; a workflow makes the prompt",
     "algorithm.filter_groups.": "groups are not filtered by their rewards",
     "trainer.resume_from_path": "a run resumes from the newest checkpoint in its job folder",
