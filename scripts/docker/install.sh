@@ -14,7 +14,7 @@ $uv venv --quiet --python python3 /opt/trinity
 export VIRTUAL_ENV=/opt/trinity
 
 locks="requirements/image-cpu.txt requirements/alfworld.txt"
-options="--excludes requirements/excluded.txt"
+options="--excludes requirements/excluded.txt --excludes requirements/excluded-running.txt"
 case $device in
   none) ;;
   cpu)

@@ -129,7 +129,7 @@ def test_a_wheel_holds_every_module(folder: Path, tmp_path: Path) -> None:
     assert VERSION in Path(wheel).name
 
 
-@pytest.mark.parametrize(("lock", "extra"), [("cpu", "cpu"), ("image-cpu", "cpu"), ("cuda", "cuda")])
+@pytest.mark.parametrize(("lock", "extra"), [("cpu", "cpu"), ("run", "cpu"), ("image-cpu", "cpu"), ("cuda", "cuda")])
 def test_every_line_of_a_lock_has_hashes_and_every_requirement_is_in_it(lock: str, extra: str, root: Any) -> None:
     text = (ROOT / f"requirements/{lock}.txt").read_text()
     entries = re.findall(
