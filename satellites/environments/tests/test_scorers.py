@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trinity.environments.scorers import SCORERS, ScoreItem
-from trinity.environments.scorers.answers import given_answer, last_boxed, same_answer
+from trinity.environments.scorers.answers import same_answer
+from trinity.environments.scorers.extraction import given_answer, last_boxed
 from trinity.runtime.errors import InvalidInput
 from trinity.sdk.arena import Arena
 from trinity.sdk.contract import Response, ScoreRequest

@@ -144,12 +144,14 @@ async def test_classes_of_built_in_reward_functions_score_in_workflows(registere
 
     def scored(name: str, answer: Answer) -> Score:
         asked.append(answer)
-        return Score(1.5, {"accuracy": 1.5, "format_score": 0.0}) if name == "math_boxed_reward" else Score(0.0, {})
+        found = {"accuracy": 1.5, "answered": 1.0, "format_score": 0.0}
+        return Score(1.5, found) if name == "math_boxed_reward" else Score(0.0, {})
 
     class Boxed(Workflow):
         def run(self) -> list[Made]:
             (made,) = self.model.chat(ASKED)
             parts = MathBoxedRewardFn()(made.response_text, self.task.task_desc, truth=2, with_think=True)
+            assert parts == {"accuracy": 1.5, "format_score": 0.0}
             made.reward = sum(parts.values())
             return [made]
 

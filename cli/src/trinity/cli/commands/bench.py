@@ -204,7 +204,7 @@ async def _evaluation(
 
 
 def _figures(metrics: dict[str, float]) -> str:
-    shown = sorted(name for name in metrics if name.startswith(("accuracy/", "reward/")))
+    shown = sorted(name for name in metrics if name.startswith(("accuracy/", "answered/", "reward/")))
     return ", ".join(f"{name} {metrics[name]:.4f}" for name in shown)
 
 

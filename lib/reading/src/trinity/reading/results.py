@@ -13,7 +13,7 @@ from typing import Any
 from trinity.reading.errors import RunError
 from trinity.runtime import files
 
-METRICS = ("success", "accuracy", "steps", "attempts", "reward")
+METRICS = ("success", "accuracy", "answered", "steps", "attempts", "reward")
 # Of rollouts, not of evaluations: R3L's ratio of second attempts that were better.
 _ROLLOUT_METRICS = ("second_improve", "second_success")
 _LOWER_IS_BETTER = ("steps", "attempts")

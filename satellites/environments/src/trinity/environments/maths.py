@@ -6,7 +6,8 @@ from trinity.environments.arguments import Arguments
 from trinity.environments.attempts import AttemptsGame
 from trinity.environments.game import Unsolvable, replies
 from trinity.environments.replies import Reply, ReplyFormat, thought
-from trinity.environments.scorers.answers import final_answer, given_answer, reference_answer, same_answer
+from trinity.environments.scorers.answers import reference_answer, same_answer
+from trinity.environments.scorers.extraction import final_answer, given_answer
 from trinity.sdk.environment import Description
 
 

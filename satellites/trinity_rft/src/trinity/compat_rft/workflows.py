@@ -127,7 +127,7 @@ class RftWorkflow(Workflow):
             answer = _answer(response, truth, prompt, sampler.replies)
             asked = self.tools.score(name, [answer], self.row, args)
             (found,) = asyncio.run_coroutine_threadsafe(asked, loop).result()
-            parts = dict(found.metrics)
+            parts = {name: part for name, part in found.metrics.items() if name != "answered"}  # workflows add parts up
             return parts if parts and abs(sum(parts.values()) - found.reward) < 1e-6 else {"reward": found.reward}
 
         return score

@@ -63,6 +63,8 @@ def facts(view: Answers) -> dict[str, str]:
         key = next((k for k in sorted(newest.metrics) if k.startswith("accuracy/")), "")
         if key:
             shown["eval"] = f"{newest.metrics[key]:.3f} at step {newest.step}"
+            answered = newest.metrics.get(key.replace("accuracy/", "answered/"), 1.0)
+            shown["eval"] += f", {1 - answered:.0%} without an answer" if answered < 1 else ""
     if view.members:
         versions = ",".join(str(member.version) for member in view.members)
         shown["explorers"] = f"{len(view.members)} (version {versions})"

@@ -1,49 +1,58 @@
-"""Finding the answer in a reply and comparing it with the reference."""
+"""Compares an answer with the reference."""
 
 import re
-from collections.abc import Callable
 from fractions import Fraction
 
-from trinity.environments.replies import between
+from trinity.environments.scorers.extraction import FULL_WIDTH, last_boxed
 from trinity.environments.scorers.verifier import Verifier, shared
 
-_MAX_TEXT = 200_000
 _MAX_ANSWER = 200
-_MAX_OPEN_BOXES = 100
 _MAX_COMPARED = 1000
 _MAX_NESTED = 50
 _SURELY_DIFFERENT = Fraction(1, 10_000)
-_NUMBER = re.compile(r"[-+−]?(?:\d{1,9} \d{1,9}/\d+|(?:\d[\d,]*\.?\d*|\.\d+)(?:/\d+)?)", re.ASCII)
 _PLAIN = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)", re.ASCII)
+_POWER_OF_TEN = re.compile(r"([-+]?\d+(?:\.\d+)?)(?:[eE]|(?:\\times|\\cdot|×|\*)10\^)\{?([-+]?\d{1,3})\}?", re.ASCII)
 _FRACTION = re.compile(r"([-+]?\d+)/(\d+)", re.ASCII)
 _MIXED = re.compile(r"([-+]?)(\d+) (\d+/\d+)", re.ASCII)
+_LATEX_MIXED = re.compile(r"(?<![\d.}])(\d+) ?\\frac\s*(?:\{(\d+)\}\s*\{(\d+)\}|(\d)(\d))", re.ASCII)
+_LATEX_FRACTION = re.compile(r"([-+]?)\\frac\s*(?:\{([-+]?\d+)\}\s*\{(\d+)\}|(\d)(\d))", re.ASCII)
 _THREE_DIGITS = re.compile(r"(?<![\d./])\d{1,3}(?: \d{3})+(?![\d/])", re.ASCII)
 _TWO_NUMBERS = re.compile(r"\d \d", re.ASCII)
-_IN_LATEX = re.compile(r"\\(?:text|mathrm|mathbf)\{([^{}]*)\}")
-_WITH_UNIT = re.compile(r"(.*[\d}$.]) ([a-zA-Z]{2,})\.?", re.ASCII)
-# Words that change the number in front of them.
-_NO_UNIT = re.compile(
-    "(?:dozen|hundred|thousand|million|billion|trillion|percent|pi|squared|cubed|factorial|half|halve|third|quarter"
-    "|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth)s?"
+_IN_LATEX = re.compile(
+    r"\\(?:text|mathrm|mathbf|textbf|textit|textrm|mathit|mbox|operatorname|boxed|fbox)"
+    r"\s?\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
 )
-_LATEX_FRACTION = re.compile(r"([-+]?)\\[dt]?frac\s*(?:\{([-+]?\d+)\}\s*\{(\d+)\}|(\d)(\d))", re.ASCII)
-
-
-def last_boxed(text: str) -> str | None:
-    r"""Content of the last complete \boxed{...}, braces balanced; None if the last hundred are all incomplete."""
-    text = text[-_MAX_TEXT:]
-    at = len(text)
-    for _ in range(_MAX_OPEN_BOXES):
-        at = text.rfind("\\boxed{", 0, at)
-        if at == -1:
-            return None
-        begin = at + len("\\boxed{")
-        depth = 1
-        for index in range(begin, min(len(text), begin + 10 * _MAX_ANSWER)):
-            depth += {"{": 1, "}": -1}.get(text[index], 0)
-            if depth == 0:
-                return text[begin:index].strip()
-    return None
+_SPACING = re.compile(r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-z])|\\displaystyle|\\(?:left|right)(?![a-z])|\\[()\[\]]")
+_DEGREES = re.compile(r"\^\s?\{?\s?\\circ\s?\}?|°|\\degree|(?<=\d) degrees?\b")
+_PERCENT = re.compile(r"\s?\bper ?cent\b|\\%")
+_BASE = re.compile(r"\d_")
+_NAME = re.compile(r"(?:[a-zA-Z]|\([a-zA-Z](?:, ?[a-zA-Z])*\))\s?(?:=|≈|\\approx|\\in(?![a-z]))\s?")
+_UNIT = re.compile(
+    r"(.*[\d}$.%]) ((?:[a-zA-Z]{2,}|[mgshLJNWV])(?:\^?\{?[23²³]\}?)?(?:/[a-zA-Z]{1,9}(?:\^?\{?[23²³]\}?)?)?)\.?",
+    re.ASCII,
+)
+# Words that change the number beside them, or say that it is not the answer.
+_NO_UNIT = (
+    "(?:dozen|hundred|thousand|million|billion|trillion|pi|squared|cubed|factorial|half|halve|third|quarter|fourth|fifth"
+    "|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth)s?"
+)
+_NO_SENTENCE = re.compile(
+    rf"\b(?:{_NO_UNIT}|or|nor|not|no|never|cannot|wrong|incorrect|either|between|unsure|unknown|plus|minus|times|over"
+    r"|mod|divided|root|log|ln|exp|sin|cos|tan|sqrt|power|if|maybe|perhaps|at (?:least|most)"
+    r"|(?:more|less|fewer|greater|other|smaller|larger) than|up to|n['’]t)\b|n['’]t\b|[\\^_+*/<>≤≥√|{}=≠?](?!\d)",
+    re.IGNORECASE,
+)  # fmt: skip
+_STANDING = re.compile(
+    r"(?<![\w.^/*+\\{(,-])-?\$?(\d{1,9} \d{1,9}/\d+|\d[\d,]*\.?\d*(?:/\d+)?|\.\d+)%?(?![\w^/*+\\{(-])", re.ASCII
+)
+_FUNCTIONS = "sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|infinity|inf|arcsin|arccos|arctan|frac|max|min|mod"
+_PROSE = re.compile(rf"(?<![\\a-zA-Z])(?!(?:{_FUNCTIONS})(?![a-z]))[a-zA-Z]{{2,}}")
+_CHOICE = re.compile(
+    r"(?:(?:option|choice|answer) )?"
+    r"(?:\(([A-Ja-j])\)(?![a-z])|(?-i:([A-J]))(?:[.):](?!\w)| [-–—:](?= )|$))[.:]?\s*(.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+_SECOND_CHOICE = re.compile(r"\([A-Ja-j]\)|\b[A-J](?:[.):](?:\s|$)|$)|^(?:or|and|nor)\b|^[,/&]")
 
 
 def reference_answer(truth: str) -> str:
@@ -53,64 +62,27 @@ def reference_answer(truth: str) -> str:
     return last_boxed(truth) or truth.strip()
 
 
-def answer_line(text: str) -> str | None:
-    """Returns the text after the last `Answer:` on its line; None without one."""
-    _, mark, rest = text.rpartition("Answer:")
-    line = rest.split("\n", 1)[0].strip() if mark else ""
-    return line or None
-
-
-def final_answer(response: str) -> str | None:
-    r"""The answer of a reply in the style of DAPO's: the last \boxed{} inside of <answer>, else <answer> itself, else
-    \boxed{}, else what follows the last `Answer:`; never just the last number. None if nothing."""
-    return _behind_thoughts(response, answer_line)
-
-
-def given_answer(response: str) -> str | None:
-    r"""The answer of a reply: the last \boxed{} inside of <answer>, else <answer> itself, else \boxed{}, else after
-    `####`, else the last number. None if nothing."""
-    return _behind_thoughts(response, _last_number)
-
-
-def _behind_thoughts(response: str, unmarked: Callable[[str], str | None]) -> str | None:
-    """Thoughts may mark an answer and reject it later: they count only where nothing behind them does."""
-    response = response[-_MAX_TEXT:]
-    for text in (response.rpartition("</think>")[2], response):
-        marked = _marked_answer(text)
-        found = unmarked(text) if marked is None else marked
-        if found is not None:
-            return found
-    return None
-
-
-def _marked_answer(text: str) -> str | None:
-    tagged = between(text, "<answer>", "</answer>")
-    return last_boxed(text) if tagged is None else last_boxed(tagged) or tagged.strip()
-
-
-def _last_number(text: str) -> str | None:
-    if "####" in text:
-        after = text.rsplit("####", 1)[1].strip()
-        return after.splitlines()[0].strip() if after else None
-    numbers = _NUMBER.findall(text)
-    return str(numbers[-1]) if numbers else None
+def cleaned(text: str) -> str:
+    """Removes markup: Markdown's emphasis, quotes, delimiters of formulas, LaTeX's fonts, boxes and spaces."""
+    text = text.translate(FULL_WIDTH).replace("\\!", "").replace("{,}", ",").replace("\\$", "$")
+    text = re.sub(r"(?<=\d)\\,(?=\d)", "", text)
+    for _ in range(4):
+        text = _IN_LATEX.sub(lambda found: f" {found[1]}", text)
+    text = re.sub(r"\\[dtc]frac", r"\\frac", _SPACING.sub(" ", text))
+    text = _PERCENT.sub("%", _DEGREES.sub("", re.sub(r"(?<![\w)])\*\*|\*\*(?![\w(])|`|[“”\"]|[€£¥]", "", text)))
+    text = " ".join(text.split()).lstrip("*_$ ").rstrip("*_$ .,;:")
+    return re.sub(r"^(?:is|are|=|:|≈|\\approx) ?", "", text)
 
 
 def normalise(answer: str) -> str:
-    """Removes parts without meaning: spaces, thousands separators, currency, percent, a final full stop, `x =`."""
-    text = answer.strip().strip("$").replace("\\!", "").replace("\\,", "").replace("\\%", "").replace("\\$", "")
-    text = _IN_LATEX.sub(r"\1", text)
-    text = re.sub(r"^[a-zA-Z]\s*=\s*", "", text)
+    """Removes parts without meaning: markup, spaces, thousands separators, currency, percent, `x =`."""
+    text = _NAME.sub("", cleaned(answer), count=1) if _NAME.match(cleaned(answer)) else cleaned(answer)
     text = re.sub(r"^\(([A-Za-z])\)$", r"\1", text)
     text = re.sub(r"(?<=\d),(?=\d{3}(?:\D|$))", "", text, flags=re.ASCII)
     text = _thousands_joined(text.replace("$", "").replace("%", ""))
+    text = _LATEX_MIXED.sub(lambda found: f"{found[1]} {found[2] or found[4]}/{found[3] or found[5]}", text)
     # A space between two numbers has a meaning: 1 1/2 is not 11/2.
     return re.sub(r"(?<!\d) | (?!\d)", "", text, flags=re.ASCII).rstrip(".")
-
-
-def _without_unit(text: str) -> str:
-    found = _WITH_UNIT.fullmatch(" ".join(_IN_LATEX.sub(r"\1", text).split()))
-    return found[1] if found and not _NO_UNIT.fullmatch(found[2].lower()) else text
 
 
 def _thousands_joined(text: str) -> str:
@@ -129,6 +101,8 @@ def number(text: str) -> Fraction | None:
         text = f"{sign}{top or digit_top}/{bottom or digit_bottom}"
     if _PLAIN.fullmatch(text):
         return Fraction(text)
+    if power := _POWER_OF_TEN.fullmatch(text):
+        return Fraction(power[1]) * Fraction(10) ** int(power[2])
     mixed = _MIXED.fullmatch(text)
     if mixed and (part := number(mixed[3])) is not None:
         return (int(mixed[2]) + part) * (-1 if mixed[1] == "-" else 1)
@@ -138,27 +112,85 @@ def number(text: str) -> Fraction | None:
     return None
 
 
-def same_answer(given: str, reference: str, verifier: Verifier | None = None) -> bool:
-    """Compares two answers: plain numbers by their exact values, all others by math-verify.
+def quantity(text: str) -> tuple[Fraction, str] | None:
+    """Returns the value of a cleaned number, and its unit or ""; None for anything else."""
+    value = number(normalise(text))
+    if value is not None:
+        return value, ""
+    found = _UNIT.fullmatch(_NAME.sub("", text, count=1) if _NAME.match(text) else text)
+    if found and not re.fullmatch(_NO_UNIT, found[2].lower()):
+        value = number(normalise(found[1]))
+        return None if value is None else (value, found[2])
+    return None
 
-    A number with a unit (`42 dollars`) is the number where the reference has none. Pairs that
-    neither equal text nor exact numbers decide go to math-verify, which is a thousand times slower. `verifier`: None
-    stands for this process's.
+
+def _in_sentence(text: str) -> Fraction | None:
+    """Returns the one number of a sentence that says nothing else about it, or what its one equation ends with."""
+    _, equals, result = text.rpartition("=")
+    if equals and text.count("=") == 1 and not re.search(r"\bor\b|\band\b|,(?!\d{3})", text):
+        found = quantity(result.strip())
+        return found[0] if found else _in_sentence(result)
+    if not _PROSE.search(text) or _NO_SENTENCE.search(text):
+        return None
+    if remark := re.fullmatch(r"([^()]+) \([^()]*\)", text):
+        text = f"{remark[1]} is"
+    values = {number(normalise(found[0])) for found in _STANDING.finditer(text)}
+    digits = sum(map(len, re.findall(r"\d+", text)))
+    inside = sum(len(re.sub(r"\D", "", found[0])) for found in _STANDING.finditer(text))
+    return values.pop() if len(values) == 1 and digits == inside else None
+
+
+def _choice(text: str) -> tuple[str, str] | None:
+    """Returns the letter of a choice and the text behind it; None for anything else, and for several choices."""
+    found = _CHOICE.fullmatch(text)
+    if not found or _SECOND_CHOICE.search(found[3]):
+        return None
+    return (found[1] or found[2]).upper(), found[3]
+
+
+def same_answer(given: str, reference: str, verifier: Verifier | None = None) -> bool:
+    """Compares two answers: choices by letter, plain numbers by their exact values, all others by math-verify.
+
+    A number with a unit (`42 dollars`), or the only one of a sentence, is the number where the reference has no other
+    unit. Pairs that neither equal text nor exact numbers decide go to math-verify, which is a thousand times slower.
+    `verifier`: None stands for this process's.
     """
-    if len(given) > _MAX_COMPARED or not given.strip():
+    if len(given) > _MAX_COMPARED:
         return False
-    given, reference = given.replace("−", "-"), reference.replace("−", "-")
-    plain_reference = normalise(reference[:_MAX_COMPARED])
-    plain_given = normalise(given if number(plain_reference) is None else _without_unit(given))
-    if plain_given and plain_given == plain_reference:
+    given, reference = cleaned(given), cleaned(reference[:_MAX_COMPARED])
+    if not given or not normalise(given):
+        return False
+    chosen, right = _choice(given), _choice(reference)
+    if chosen and right:
+        silent = not chosen[1] or not right[1]
+        return chosen[0] == right[0] and (silent or _same(chosen[1], right[1], verifier))
+    if chosen and chosen[1]:
+        given = chosen[1]
+    elif right and right[1]:
+        reference = right[1]
+    return _same(given, reference, verifier)
+
+
+def _same(given: str, reference: str, verifier: Verifier | None) -> bool:
+    plain_given, plain_reference = normalise(given), normalise(reference)
+    if plain_given == plain_reference:
         return True
-    values = number(plain_given), number(plain_reference)
-    if values[0] is not None and values[1] is not None:
-        if values[0] == values[1]:
+    if all(re.fullmatch(r"[a-zA-Z' -]{4,}", text) for text in (given, reference)):
+        return given.casefold() == reference.casefold()
+    wanted, found = quantity(reference), quantity(given)
+    if wanted and not found and (value := _in_sentence(given)) is not None:
+        found = value, wanted[1]
+    if wanted and found:
+        units = {unit.lower().rstrip("s") for unit in (wanted[1], found[1]) if unit}
+        if len(units) > 1 and min(map(len, units)) < 3:
+            return False
+        if wanted[0] == found[0]:
             return True
         # Percentages have two readings, and rounded decimals are near: those are math-verify's to decide.
-        if "%" not in given + reference and abs(values[0] - values[1]) > _SURELY_DIFFERENT:
+        if "%" not in given + reference and abs(wanted[0] - found[0]) > _SURELY_DIFFERENT:
             return False
+    if (wanted and not found and _PROSE.search(given)) or bool(_BASE.search(given)) != bool(_BASE.search(reference)):
+        return False
     if not _mathematical(given) or not _mathematical(reference):
         return False
     asked, answered = _for_math_verify(reference), _for_math_verify(given)
@@ -169,10 +201,11 @@ def same_answer(given: str, reference: str, verifier: Verifier | None = None) ->
 
 def _for_math_verify(text: str) -> str:
     """Rewrites a mixed number as a sum, which math-verify reads."""
-    return _MIXED.sub(r"\1(\2+\3)", _thousands_joined(text.strip().strip("$")))
+    text = _LATEX_MIXED.sub(lambda found: f"{found[1]} {found[2] or found[4]}/{found[3] or found[5]}", text)
+    return _MIXED.sub(r"\1(\2+\3)", _thousands_joined(text))
 
 
 def _mathematical(text: str) -> bool:
     """Tells if math-verify may read a text: one line of ASCII with moderate nesting."""
-    plain = text.isascii() and text.strip().isprintable() and any(c.isalnum() for c in text)
+    plain = text.isascii() and text.isprintable() and any(c.isalnum() for c in text)
     return plain and len(text) <= _MAX_COMPARED and max(text.count(c) for c in "({[") <= _MAX_NESTED

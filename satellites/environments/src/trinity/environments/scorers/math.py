@@ -3,13 +3,8 @@
 import re
 from typing import Any
 
-from trinity.environments.scorers.answers import (
-    final_answer,
-    given_answer,
-    last_boxed,
-    reference_answer,
-    same_answer,
-)
+from trinity.environments.scorers.answers import reference_answer, same_answer
+from trinity.environments.scorers.extraction import boxed_answer, final_answer, given_answer
 from trinity.environments.scorers.verifier import Matcher, shared
 from trinity.runtime.errors import InvalidInput
 from trinity.sdk.scoring import ScoreItem, ScoreResult
@@ -23,14 +18,23 @@ _MOST_MATCHED = 100_000  # characters that a pattern of the YAML is tried on
 _PENALTY_KEYS = ("penalty_factor", "max_response_length", "cache_length")
 
 
-def _accuracy(answer: str | None, truth: str) -> float:
-    return float(answer is not None and same_answer(answer, reference_answer(truth)))
+def _judged(answer: str | None, truth: str) -> dict[str, float]:
+    """Returns `answered`, 1 if the reply has an answer, right or wrong, and `accuracy`."""
+    right = answer is not None and same_answer(answer, reference_answer(truth))
+    return {"accuracy": float(right), "answered": float(answer is not None)}
+
+
+def _given(item: ScoreItem) -> dict[str, float]:
+    return _judged(given_answer(item.response, item.prompt, item.truncated), item.truth)
 
 
 def accuracy_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
-    """1 if the answer is right, else 0. The answer: <answer>, else \\boxed{}, else after ####, else the last number."""
-    accuracy = _accuracy(given_answer(item.response), item.truth)
-    return ScoreResult(accuracy, {"accuracy": accuracy})
+    """1 if the answer is right, else 0.
+
+    The answer: <answer>, else \\boxed{}, `####` or `Answer:`, else the last sentence's number.
+    """
+    judged = _given(item)
+    return ScoreResult(judged["accuracy"], judged)
 
 
 def format_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
@@ -62,20 +66,20 @@ def _tags_on_own_lines(response: str) -> bool:
 
 def math_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
     """Accuracy, plus 0.1 if the reply is <think>...</think><answer>...</answer> and minus 0.1 if it is not."""
-    accuracy = _accuracy(given_answer(item.response), item.truth)
+    judged = _given(item)
     well_formed = len(item.response) <= 1_000_000 and bool(_THINK_THEN_ANSWER.fullmatch(item.response))
     form = _FORMAT_REWARD if well_formed else -_FORMAT_REWARD
-    return ScoreResult(accuracy + form, {"accuracy": accuracy, "format_score": form})
+    return ScoreResult(judged["accuracy"] + form, {**judged, "format_score": form})
 
 
 def math_boxed_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
     """1 if the last \\boxed{} is right, else 0. With args `with_think`: minus 0.1 without <think>...</think>."""
-    accuracy = _accuracy(last_boxed(item.response), item.truth)
+    judged = _judged(boxed_answer(item.response, item.prompt), item.truth)
     form = 0.0
     if _asked(args, "with_think"):
         opened, closed = item.response.find("<think>"), item.response.find("</think>")
         form = 0.0 if 0 <= opened < closed else -_FORMAT_REWARD
-    return ScoreResult(accuracy + form, {"accuracy": accuracy, "format_score": form})
+    return ScoreResult(judged["accuracy"] + form, {**judged, "format_score": form})
 
 
 def math_dapo_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
@@ -84,12 +88,12 @@ def math_dapo_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
     The penalty (Yu et al. 2025, "DAPO", equation 13) of a response of n tokens, with L = `max_response_length`,
     C = `cache_length` and f = `penalty_factor`: 0 up to L - C, then f (n - (L - C)) / C, and f beyond L.
     """
-    accuracy = _accuracy(final_answer(item.response), item.truth)
+    judged = _judged(final_answer(item.response, item.prompt), item.truth)
     penalty = 0.0
     if _asked(args, "enable_overlong_penalty"):
         factor, longest, cache = (_positive(args, key) for key in _PENALTY_KEYS)
         penalty = factor * min(max(item.response_tokens - (longest - cache), 0) / cache, 1)
-    return ScoreResult(accuracy - penalty, {"accuracy": accuracy, "format_score": -penalty})
+    return ScoreResult(judged["accuracy"] - penalty, {**judged, "format_score": -penalty})
 
 
 def _asked(args: dict[str, Any], key: str) -> bool:
