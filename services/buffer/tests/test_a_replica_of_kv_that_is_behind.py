@@ -1,13 +1,24 @@
-"""What the buffer says of versions while the replica of KV that answers it is behind, as after its leader's death."""
+"""What the buffer says of versions while KV is behind: a replica after its leader's death, a pointer that sync is about
+to move, a store that lost its newest writes."""
 
+import asyncio
+import json
 import time
 from typing import Any, cast
 
 import pytest
 
+from support.fakes.data.experience import make_group, make_task
+from trinity.buffer.log.validator import EntryValidator
+from trinity.buffer.log.wire import LogEntry, TaskMessage
+from trinity.buffer.state import context as state
 from trinity.buffer.state.context import LiveVersions, RunContext
+from trinity.buffer.state.streams import StoreCut
+from trinity.data.wire import encode_outcome
 from trinity.runtime.broker import ABSENT, Bucket, Entry
+from trinity.runtime.errors import InvalidInput, NotFound
 from trinity.runtime.names import RunNames
+from trinity.weights import VersionState
 from trinity.weights.pointer import Live, encode
 
 pytestmark = pytest.mark.core
@@ -66,3 +77,82 @@ async def test_the_pointer_does_not_go_back() -> None:
     assert (await versions.look()).version == 2
     replica.led_at = float("inf")  # another replica answers
     assert (await versions.look()).version == 2
+
+
+class OneServer:
+    """A bucket on one server: the pointer, and the verdicts in the records of versions."""
+
+    def __init__(self, live: int, **verdicts: VersionState) -> None:
+        self.live = live
+        self._records = {NAMES.version_key(int(name[1:])): verdict for name, verdict in verdicts.items()}
+
+    async def get(self, key: str) -> Entry:
+        if key == NAMES.live_key:
+            return Entry(encode(Live(self.live, self.live, self.live)), 1 + self.live)
+        verdict = self._records.get(key)
+        return ABSENT if verdict is None else Entry(json.dumps({"state": verdict}).encode(), 1)
+
+    async def leader_sequence(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("verdict", "may_sample"),
+    [(VersionState.VERIFIED, True), (VersionState.STAGED, False), (VersionState.REJECTED, False)],
+)
+async def test_a_group_may_be_read_between_the_record_of_its_version_and_the_pointer(
+    verdict: VersionState, may_sample: bool
+) -> None:
+    versions = versions_of(cast(Replica, OneServer(1, v2=verdict)))
+    assert await versions.was_live(2) is may_sample
+    assert not await versions.was_live(3)
+
+
+async def test_an_old_group_waits_for_a_version_that_the_store_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "_RETURN_SECONDS", 0.2)
+    server = OneServer(1)
+    context = RunContext(cast(Any, None), NAMES, cast(Any, None))
+    versions = LiveVersions(context, cast(Bucket, server))
+    judged = asyncio.create_task(versions.returns(3))
+    await asyncio.sleep(0.3)
+    assert not judged.done(), "the trainer is learning the steps of the ledger again"
+    assert "version 3" in context.holds and "knows is 1" in context.holds
+    server.live = 3
+    assert await asyncio.wait_for(judged, 2)
+    assert not context.holds
+    async with context.wanted(5):
+        assert not await asyncio.wait_for(versions.returns(4), 2), "nothing is left that could bring it back"
+    assert not context.holds
+
+
+class Queue:
+    """The tasks of a queue, by ordinal."""
+
+    def __init__(self, *ordinals: int) -> None:
+        self.tasks = {ordinal: TaskMessage.of(make_task(ordinal)) for ordinal in ordinals}
+
+    async def __call__(self, ordinal: int, taskset: str = "") -> TaskMessage:
+        if ordinal not in self.tasks or taskset not in ("", self.tasks[ordinal].taskset):
+            raise NotFound(f"task {ordinal}")
+        return self.tasks[ordinal]
+
+
+async def test_a_group_whose_task_is_gone_from_the_queue_is_no_bad_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trinity.buffer.log.validator._BEHIND_SECONDS", 0.3)
+    context = RunContext(cast(Any, None), NAMES, cast(Any, None), fed=2)
+    queue = Queue(2)
+    validator = EntryValidator(context, *cast(Any, (None, None, queue, None)))
+
+    def entry(ordinal: int) -> LogEntry:
+        return LogEntry.parse(encode_outcome(make_group(make_task(ordinal))))
+
+    with pytest.raises(StoreCut, match=r"task 1 is gone from .* has not ended by the ledger") as refused:
+        await validator.group(1, entry(1), ())
+    assert refused.value.for_good, "another start finds the same"
+    with pytest.raises(InvalidInput, match=r"task\.ordinal: is 3; no such task was fed"):
+        await validator.group(1, entry(3), ())
+    late = asyncio.create_task(validator.group(1, entry(1), ()))
+    await asyncio.sleep(0.1)
+    queue.tasks |= Queue(1).tasks
+    with pytest.raises(AttributeError):  # past the queue: this context has no limits
+        await late

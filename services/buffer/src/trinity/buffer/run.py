@@ -25,8 +25,10 @@ from trinity.buffer.report import Reporter
 from trinity.buffer.settings import BufferSettings
 from trinity.buffer.state.commit import CommitRecord
 from trinity.buffer.state.context import LiveVersions, RunContext
+from trinity.buffer.state.streams import StoreCut
 from trinity.buffer.tasks.feeder import Feeder
 from trinity.buffer.tasks.source import Mixture
+from trinity.buffer.window.window import Window
 from trinity.config.plan import Plan
 from trinity.config.service import monitor_fields
 from trinity.data.experience import TaskKind
@@ -115,10 +117,29 @@ class Run:
         if self.writer is not None and self.feeder is not None and self.retention is not None:
             await self.writer.recover()
             await self.feeder.recover()
+            self._check_store(self.writer.window)
             await self.retention.open(oldest_kept_step)
             await self._remind_selectors()
         if self.evaluator is not None:
             await self.evaluator.recover(kept.get(EVALUATIONS))
+
+    def _check_store(self, window: Window) -> None:
+        """Raises StoreCut if the ledger is older than a checkpoint, or the queue older than the ledger.
+
+        Comes before the log is read: good groups would be refused.
+        """
+        run, ledger, committed = self.context.run, self.ledger.newest_step, self.context.committed_step
+        if committed > ledger:
+            raise StoreCut(
+                f"run {run}: the newest checkpoint is of step {committed}, but the ledger ends at step {ledger}: NATS "
+                "has lost ledger entries; restore its store, or begin another run"
+            )
+        ended = max(window.ended, default=window.ended_through)
+        if ended > self.context.fed:
+            raise StoreCut(
+                f"run {run}: task {ended} has ended by step {ledger} of the ledger, but the queue was fed only "
+                f"{self.context.fed}: NATS has lost tasks; restore its store, or begin another run"
+            )
 
     async def _remind_selectors(self) -> None:
         """Tell selectors that learn what earlier groups were worth, and which tasks are still out."""

@@ -110,6 +110,8 @@ class BatchServer:
         missing, window = self._writer.window.missing(), self._writer.window
         if self._context.live_step < 0:
             reason = "no weights are LIVE yet"
+        elif self._context.holds:
+            reason = self._context.holds
         else:
             reason = f"{missing} of {self._context.plan.groups_per_step} groups are missing"
             if (fewest := self._context.plan.fewest_groups) < self._context.plan.groups_per_step:

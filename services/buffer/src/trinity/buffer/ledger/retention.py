@@ -190,9 +190,12 @@ class Retention:
             await broker.purge_subject(names.turns_stream, names.turns(ordinal))
 
     async def _cut_tasks(self) -> None:
-        """Tasks that have ended are of no use. A task's sequence in the queue is its ordinal or higher."""
-        window = self._writer.window
-        below = min(window.ended_through, self._context.fed - 1)
+        """Tasks that had ended in the ledger at the newest checkpoint are of no use.
+
+        A buffer that starts again reads the log from its newest entry, and needs the tasks that end there once more. A
+        task's sequence in the queue is its ordinal or higher.
+        """
+        below = min(self._writer.ended_through(self._context.committed_step), self._context.fed - 1)
         if below > 1:
             await self._context.broker.purge_below(self._context.names.tasks_stream, below)
 

@@ -17,6 +17,7 @@ from trinity.buffer.log.dead_letters import letter_in
 from trinity.buffer.log.validator import EntryValidator
 from trinity.buffer.log.wire import Letter, LogEntry
 from trinity.buffer.state.context import RunContext
+from trinity.buffer.state.streams import StoreCut
 from trinity.buffer.window.groups import StoredGroup
 from trinity.buffer.window.policy import policy_of
 from trinity.buffer.window.window import Verdict, Window
@@ -63,6 +64,7 @@ class LedgerWriter:
         self._read_timeout_seconds = math.inf if context.plan.config.reproducible else timeout
         self._enough_since: float | None = None  # monotonic; the next batch has its fewest groups
         self._pool = Pool()
+        self._ended_through: dict[int, int] = {}  # by step, since the newest checkpoint
         self.failures = Failures(context.plan)
         self.window = Window(self._policy)
 
@@ -72,7 +74,21 @@ class LedgerWriter:
             self.window = window_at(await self._ledger.cursor(), self._policy)
             log.info("buffer.ledger.recovered", step=self._ledger.newest_step, log_sequence=self.window.log_sequence)
         stream = self._context.names.experiences_stream
-        self.failures.since = (await self._context.broker.state(stream)).last_sequence
+        newest = (await self._context.broker.state(stream)).last_sequence
+        if newest < self.window.log_sequence:
+            step, read = self._ledger.newest_step, self.window.log_sequence
+            raise StoreCut(
+                f"{stream} ends at sequence {newest}, but step {step} of the ledger was written after {read} had been "
+                "read: NATS has lost experience; restore its store, or begin another run"
+            )
+        self.failures.since = self._context.stored_before = newest
+        self._ended_through = {self._ledger.newest_step: self.window.ended_through}
+
+    def ended_through(self, step: int) -> int:
+        """Returns the last of the tasks that had all ended when the ledger got this step; 0 if another process wrote
+        it. A later buffer that begins from the step's entry asks for no task up to there."""
+        self._ended_through = {known: ended for known, ended in self._ended_through.items() if known >= step}
+        return self._ended_through.get(step, 0)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -199,6 +215,7 @@ class LedgerWriter:
     async def _append(self, entry: Entry) -> None:
         with tracing.span("buffer.batch", step=entry.step):
             await self._ledger.append(entry)
+            self._ended_through[entry.step] = self.window.ended_through
             self._observer.written(entry)
             self.failures.written()
             self._say(entry)

@@ -1,5 +1,8 @@
 """Validates log entries: bytes, fields, versions; and runs the operators on them."""
 
+import asyncio
+import contextlib
+import time
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Protocol
@@ -8,6 +11,7 @@ from trinity.buffer.log.reader import LogReader, check_owner
 from trinity.buffer.log.wire import LogEntry, TaskMessage
 from trinity.buffer.operators.pipeline import Pipeline, Processed
 from trinity.buffer.state.context import RunContext
+from trinity.buffer.state.streams import StoreCut
 from trinity.buffer.window.groups import Kept, StoredGroup
 from trinity.data.experience import AttemptFailure
 from trinity.runtime import headers
@@ -17,6 +21,7 @@ from trinity.runtime.errors import InvalidInput, NotFound
 # Far more than lie between two checkpoints; their list is part of every later cursor.
 MOST_FENCED = 10_000
 _SHOWN = 80
+_BEHIND_SECONDS, _AGAIN_SECONDS = 3.0, 0.1
 
 
 class FedTask(Protocol):
@@ -29,6 +34,8 @@ class Versions(Protocol):
     """The part of LiveVersions that is needed here."""
 
     async def was_live(self, version: int) -> bool: ...
+
+    async def returns(self, version: int) -> bool: ...
 
     async def meets(self, version: int, gate_step: int) -> bool: ...
 
@@ -70,12 +77,32 @@ class EntryValidator:
     async def _check_fed(self, task: TaskMessage) -> None:
         """Raises InvalidInput unless the task is as it was fed."""
         try:
-            fed = await self._fed_task(task.ordinal, task.taskset)
+            fed = await self._fed(task)
         except NotFound:
             raise InvalidInput("task.ordinal", f"is {task.ordinal}; no such task was fed") from None
         for field, found, expected in task.differences(fed):
             problem = f"is {_shortened(found)}; task {task.ordinal} was fed with {_shortened(expected)}"
             raise InvalidInput(f"task.{field}", problem)
+
+    async def _fed(self, task: TaskMessage) -> TaskMessage:
+        """Returns the task of an entry's ordinal, in whichever taskset it was fed. Raises NotFound."""
+        with contextlib.suppress(NotFound):
+            return await self._fed_task(task.ordinal, task.taskset)
+        return await self._fed_task(task.ordinal)
+
+    async def _require_queued(self, task: TaskMessage) -> None:
+        """Raises StoreCut for a fed task that the queue does not hold, after a while: a replica may be behind."""
+        deadline = time.monotonic() + _BEHIND_SECONDS
+        while task.ordinal <= self._context.fed:
+            with contextlib.suppress(NotFound):
+                await self._fed(task)
+                return
+            if time.monotonic() > deadline:
+                raise StoreCut(
+                    f"task {task.ordinal} is gone from {self._context.names.tasks_stream}, but has not ended by the "
+                    "ledger: NATS has lost ledger entries or tasks; restore its store, or begin another run"
+                )
+            await asyncio.sleep(_AGAIN_SECONDS)
 
     async def failure(self, entry: LogEntry) -> AttemptFailure:
         """The failure in an entry. Raises InvalidInput."""
@@ -96,22 +123,28 @@ class EntryValidator:
             return TaskMessage.unknown(ordinal)
 
     async def group(self, sequence: int, entry: LogEntry, fenced: Collection[int]) -> tuple[StoredGroup, str]:
-        """The group as it may enter a batch, and the operator that keeps it out of all. Raises InvalidInput."""
+        """The group as it may enter a batch, and the operator that keeps it out of all.
+
+        Raises InvalidInput, and StoreCut if its task, which has not ended, is gone from the queue.
+        """
+        await self._require_queued(entry.task)
         await self._check_fed(entry.task)
         stored = entry.summary(sequence, self._context.limits, task_is_sound=True)
-        await self._check_versions(stored, entry.task.gate_step, fenced)
+        await self._check_versions(stored, entry.task.gate_step, fenced, sequence <= self._context.stored_before)
         if not self.pipeline.names:
             return stored, ""
         return processed(stored, self.pipeline.run(entry.group()))
 
-    async def _check_versions(self, group: StoredGroup, gate_step: int, fenced: Collection[int]) -> None:
+    async def _check_versions(self, group: StoredGroup, gate_step: int, fenced: Collection[int], is_old: bool) -> None:
+        """`is_old`: the entry was there when this process began; KV may have lost its version since."""
         # Weights that the task asks for may be withdrawn, so that older ones may start it.
         if gate_step not in fenced and not await self._versions.meets(group.oldest_version, gate_step):
             raise InvalidInput(
                 "version_spans",
                 f"begin at version {group.oldest_version}; weights of step {gate_step} or newer may start this task",
             )
-        if group.newest_version not in fenced and not await self._versions.was_live(group.newest_version):
+        known = self._versions.returns if is_old else self._versions.was_live
+        if group.newest_version not in fenced and not await known(group.newest_version):
             newest = self._context.newest_live_step
             raise InvalidInput(
                 "version_spans", f"name version {group.newest_version}; the newest that was ever LIVE is {newest}"

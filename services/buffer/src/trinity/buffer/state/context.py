@@ -25,6 +25,9 @@ log = structlog.get_logger(__name__)
 # A replica of KV hears of what was written from the bucket's leader, which tells it once a second at least.
 _BEHIND_SECONDS, _AGAIN_SECONDS = 3.0, 0.1
 
+# A version that the trainer has published by then is LIVE, or never will be.
+_RETURN_SECONDS = 30.0
+
 # Part of the log's limit that is given away in advance, to tasks whose groups are not there yet.
 _SAFE = 0.8
 
@@ -87,7 +90,8 @@ class RunContext:
     """One run in this process. `last_step` is where it ends; `fed` counts training tasks.
 
     `live` is the pointer of its versions as this process heard of it last; rollbacks up to number `fenced_through` are
-    fenced. `wanted_step` is the newest step that the trainer requested.
+    fenced. `wanted_step` is the newest step that the trainer requested. Log entries up to sequence `stored_before` were
+    there when this process began. `holds`: why the log is not read further now.
     """
 
     broker: Broker
@@ -95,6 +99,8 @@ class RunContext:
     plan: Plan
     last_step: int = 0
     live: Live = field(default_factory=Live)
+    stored_before: int = 0
+    holds: str = ""
     fenced_through: int = 0
     committed_step: int = 0
     fed: int = 0
@@ -199,14 +205,40 @@ class LiveVersions:
         await self._context.changed.notify()
 
     async def was_live(self, version: int) -> bool:
-        """Returns True if a version may have sampled tokens: it is no newer than the newest version ever LIVE."""
+        """Returns True if a version may have sampled tokens: it is VERIFIED or no newer than the newest ever LIVE.
+
+        Sync writes the record of a VERIFIED version before the pointer, so a group of it may be read between the two.
+        """
         if version <= self._context.newest_live_step:
             return True
 
         async def is_known() -> bool:
-            return version <= (await self._looked()).newest_live_step
+            return version <= (await self._looked()).newest_live_step or await self._is_verified(version)
 
         return await self._is_soon(is_known)
+
+    async def returns(self, version: int) -> bool:
+        """Waits while a version that KV does not know may become LIVE again. Returns True if it did.
+
+        A store that lost its newest writes has entries of the log whose versions it has forgotten. The trainer learns
+        the steps of the ledger again, and publishes their versions. Once it waits for a batch of a later step, no
+        version that it can publish is missing.
+        """
+        try:
+            while not await self.was_live(version):
+                since = self._context.wanted_since()
+                if since is not None and time.monotonic() - since > _RETURN_SECONDS:
+                    return False
+                if not self._context.holds:
+                    log.warning("buffer.version.awaited", version=version, live=self._context.newest_live_step)
+                self._context.holds = (
+                    f"a stored group names version {version}, the newest that KV knows is "
+                    f"{self._context.newest_live_step}: waiting until the trainer has published it again"
+                )
+                await asyncio.sleep(_AGAIN_SECONDS)
+            return True
+        finally:
+            self._context.holds = ""
 
     async def _looked(self) -> RunContext:
         await self.look()
@@ -250,9 +282,16 @@ class LiveVersions:
 
     async def _was_rejected(self, version: int) -> bool:
         """Returns True if the version of a gate was ever rejected: sync keeps the record for ever."""
-        if version not in self._rejected:
-            entry = await self._versions.get(self._context.names.version_key(version))
-            with contextlib.suppress(DataLoss):
-                if verdict_of(entry.value) is VersionState.REJECTED:
-                    self._rejected.add(version)
+        if version not in self._rejected and await self._verdict(version) is VersionState.REJECTED:
+            self._rejected.add(version)
         return version in self._rejected
+
+    async def _is_verified(self, version: int) -> bool:
+        return await self._verdict(version) is VersionState.VERIFIED
+
+    async def _verdict(self, version: int) -> VersionState | None:
+        """Returns the verdict in the record of a version; None without a readable one."""
+        entry = await self._versions.get(self._context.names.version_key(version))
+        with contextlib.suppress(DataLoss):
+            return verdict_of(entry.value)
+        return None

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from trinity.runtime.broker import Broker, SequenceConflict, StoredMessage, StreamSpec
-from trinity.runtime.errors import NotFound
+from trinity.runtime.errors import DataLoss, NotFound
 from trinity.runtime.names import RunNames
 
 log = structlog.get_logger(__name__)
@@ -14,6 +14,13 @@ log = structlog.get_logger(__name__)
 # and their episodes begin again. No explorer repeats a publish for longer.
 TURNS, _TURNS_SECONDS, _TURNS_REPEATED_SECONDS = 0.125, 86400.0, 30.0
 _SETTING = "TRINITY_BUFFER_LOG_GIB"
+
+
+class StoreCut(DataLoss):
+    """NATS has lost acknowledged messages: what is left contradicts itself. Another start finds the same."""
+
+    for_good = True
+
 
 # Returns True for a message that a buffer of this run wrote.
 IsOurs = Callable[[StoredMessage], Awaitable[bool]]
