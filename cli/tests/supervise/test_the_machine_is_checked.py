@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from trinity.cli.main import app
-from trinity.cli.supervise.checks import preflight
+from trinity.cli.supervise.checks import disk, preflight
 from trinity.cli.supervise.checks.preflight import machine_problems
 from trinity.cli.supervise.checks.task_environments import missing_packages
 from trinity.config import load, make_plan
@@ -51,6 +51,7 @@ def seen(monkeypatch: pytest.MonkeyPatch, folder: Path, gib: int, count: int) ->
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(disk, "free_gib", lambda folder: 10_000.0)
     monkeypatch.setattr(preflight, "torch_build", lambda: TorchBuild("2.11.0+cu130", "13.0"))
 
 
@@ -146,3 +147,26 @@ def test_a_run_whose_environment_is_not_installed_is_refused_before_anything_sta
         assert done.exit_code == 2, done.output
         assert f"{taskset}.workflow_args.environment: {said}" in done.stderr
         assert not (config.parent / "jobs/Trinity-RFT/big/log").exists()
+
+
+@pytest.mark.parametrize(("free_gib", "code"), [(10_000.0, 0), (200.0, 0), (30.0, 2)])
+def test_a_disk_that_takes_no_checkpoint_is_refused_and_one_that_fills_is_warned_of(
+    free_gib: float, code: int, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen(monkeypatch, tmp_path, 140, 2)
+    monkeypatch.setattr(disk, "free_gib", lambda folder: free_gib)
+    changes = ["trainer.save_interval=5", "trainer.max_checkpoints_to_keep=2"]
+    done = CliRunner().invoke(app, ["check", "--deep", str(config), *changes])
+    assert done.exit_code == code, done.stderr
+    wanted = {
+        10_000.0: "",
+        200.0: "warning: big: checkpoint_root_dir: the disk of ",
+        30.0: "big: not on this machine: checkpoint_root_dir: the disk of ",
+    }[free_gib]
+    assert wanted in done.stdout and ("the disk of" in done.stdout) is bool(wanted)
+    if code == 2:
+        assert "has 30.0 GiB free, and a checkpoint (104.3 GiB), two versions of the weights (13.0 GiB each)" in (
+            done.stdout
+        )
+        run = CliRunner().invoke(app, ["run", str(config)])
+        assert run.exit_code == 2 and "checkpoint_root_dir: the disk of" in run.stderr

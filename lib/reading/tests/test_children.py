@@ -143,3 +143,17 @@ async def test_stopping_ends_grandchildren_and_those_who_will_not_listen(tmp_pat
     assert time.monotonic() - begin < 5
     _, alive = await asyncio.to_thread(psutil.wait_procs, below, 5)
     assert not alive
+
+
+async def test_no_start_is_spent_on_a_death_that_something_outside_explains(tmp_path: Path) -> None:
+    told: list[tuple[str, str]] = []
+
+    async def hold(name: str, reason: str) -> bool:
+        told.append((name, reason))
+        return len(told) <= 2 * children.MAX_RESTARTS
+
+    child = make(tmp_path, "print('No space left on device'); raise SystemExit(3)", hold=hold)
+    child.start()
+    reason = await asyncio.wait_for(child.keep_running(asyncio.Event()), 60)
+    assert reason == f"child died {children.MAX_RESTARTS + 1} times in a row; its last error: No space left on device"
+    assert told == [("child", "No space left on device")] * (3 * children.MAX_RESTARTS + 1)

@@ -60,6 +60,7 @@ def check(
 
 def _deep(loaded: Config, stages: list[Config], source: str) -> int:
     """Checks model, data and this machine. Returns the exit code; raises ConfigError."""
+    from trinity.cli.supervise.checks.disk import disk_advice, disk_problems
     from trinity.cli.supervise.checks.preflight import check_deeper, check_stages, machine_problems
     from trinity.data.task_pipeline import describe as describe_tasks
 
@@ -71,7 +72,11 @@ def _deep(loaded: Config, stages: list[Config], source: str) -> int:
         plan = make_plan(stage.model_copy(update={"model": loaded.model}))
         for sentence in check_deeper(plan, source, make_folder(loaded)):
             print(f"{stage.name}: {sentence}")
-    unfit = [f"{stage.name}: not on this machine: {problem}"
-             for stage in stages for problem in machine_problems(make_plan(stage))]  # fmt: skip
+    plans = {stage.name: make_plan(stage) for stage in stages}
+    full = {name: list(disk_problems(plan)) for name, plan in plans.items()}
+    unfit = [f"{name}: not on this machine: {problem}"
+             for name, plan in plans.items() for problem in (*machine_problems(plan), *full[name])]  # fmt: skip
+    for sentence in (f"{name}: {said}" for name, plan in plans.items() if not full[name] for said in disk_advice(plan)):
+        print(f"warning: {sentence}")
     print(*unfit, sep="\n", end="\n" if unfit else "")
     return 2 if unfit else 0  # as `run` would end

@@ -189,6 +189,20 @@ def cpu_gib(plan: Plan, count: float) -> float:
     return count * (training * trains + 4.0 * explores) / _GIB
 
 
+def checkpoint_gib(plan: Plan, count: float) -> float:
+    """GiB of a checkpoint on disk: weights and states of all ranks, and a Hugging Face folder."""
+    weights, _, states = _bytes(plan)
+    if plan.config.model.lora is not None:
+        return 0.0
+    own = (weights + states) * (2 if plan.algorithm.critic else 1)
+    return count * (own + (weights if plan.config.trainer.save_hf_checkpoint != "never" else 0.0)) / _GIB
+
+
+def version_gib(plan: Plan, count: float) -> float:
+    """GiB of a published version of the weights."""
+    return count * _bytes(plan)[0] / _GIB if plan.config.model.lora is None else 0.0
+
+
 def weights_gib(count: float, model: RolloutModelConfig) -> float:
     """GiB of an engine on each of its GPUs."""
     return count * (4.0 if model.dtype == "float32" else 2.0) / model.tensor_parallel_size / _GIB

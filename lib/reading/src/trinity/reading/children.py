@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +28,8 @@ _BACKOFF_SECONDS = (0.5, 15.0)
 class Child:
     """A supervised process. A `once` child has finite work and writes `announce_file` when it is done.
 
-    A child is not restarted after EXIT_FOR_GOOD, nor after EXIT_UNEXPECTED twice for the same reason.
+    A child is not restarted after EXIT_FOR_GOOD, nor after EXIT_UNEXPECTED twice for the same reason. `hold(name,
+    reason)` waits while something outside keeps the process from running; it returns True if the death does not count.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Child:
     restarts: int = 0
     finished: bool = False
     on_event: Callable[[str, str, int], None] = lambda event, name, pid: None  # started, died, finished
+    hold: Callable[[str, str], Awaitable[bool]] | None = None
     process: "subprocess.Popen[bytes] | None" = None
     _quick_deaths: int = 0
     _died_of: str = ""
@@ -117,6 +119,10 @@ class Child:
             self._quick_deaths = 1 if lived > _HEALTHY_SECONDS else self._quick_deaths + 1
             reason = self.last_error() or _describe(code)
             log.warning("run.process.died", name=self.name, pid=self.pid, how=_describe(code), reason=reason)
+            if self.hold is not None and await self.hold(self.name, reason):
+                self._quick_deaths -= 1
+                self._start_again(changed)
+                continue
             if code == EXIT_FOR_GOOD:
                 return f"{self.name} cannot continue: {reason}"
             if code == EXIT_UNEXPECTED and reason == self._died_of:
@@ -125,9 +131,12 @@ class Child:
             if self._quick_deaths > MAX_RESTARTS:
                 return f"{self.name} died {self._quick_deaths} times in a row; its last error: {reason}"
             await asyncio.sleep(min(_BACKOFF_SECONDS[0] * 2 ** (self._quick_deaths - 1), _BACKOFF_SECONDS[1]))
-            self.restarts += 1
-            self.start()
-            changed.set()
+            self._start_again(changed)
+
+    def _start_again(self, changed: "asyncio.Event") -> None:
+        self.restarts += 1
+        self.start()
+        changed.set()
 
     async def _wait(self) -> int:
         assert self.process is not None

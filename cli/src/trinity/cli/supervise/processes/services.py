@@ -33,10 +33,12 @@ def infrastructure(
 ) -> tuple[list[Child], Addresses]:
     """Returns the buffer, and the services of explorers: environment and sync."""
     plan.job_dir.mkdir(parents=True, exist_ok=True)
-    fitting = max(0.25, min(_LOG_LIMIT_GIB, nats.free_gib(plan.job_dir) * _LOG_PART))
-    log_gib = os.environ.get("TRINITY_BUFFER_LOG_GIB") or f"{fitting:.2f}"
     run = run_id_of(plan)
-    settings = {"CONFIG_FILE": str(config_file), "LOG_GIB": log_gib, **broker.settings(Role.BUFFER, run)}
+    settings = {
+        "CONFIG_FILE": str(config_file),
+        "LOG_GIB": f"{log_limit_gib(plan):.2f}",
+        **broker.settings(Role.BUFFER, run),
+    }
     children = [service_child("buffer", log_dir, settings | plugin_settings())]
     if not plan.offline:
         lines = {**broker.settings(Role.ENVIRONMENT, run), "LOG_RUN": run}
@@ -44,6 +46,14 @@ def infrastructure(
         children.append(service_child("sync", log_dir, {**broker.settings(Role.SYNC, run), "LOG_RUN": run}))
     by_name = {child.name: child.address for child in children}
     return [*children, *([] if plan.offline else containers(plan, log_dir))], Addresses(**by_name)
+
+
+def log_limit_gib(plan: Plan) -> float:
+    """Returns the limit of the experience log."""
+    if given := os.environ.get("TRINITY_BUFFER_LOG_GIB"):
+        return float(given)
+    place = next(folder for folder in (plan.job_dir, *plan.job_dir.parents) if folder.exists())
+    return max(0.25, min(_LOG_LIMIT_GIB, nats.free_gib(place) * _LOG_PART))
 
 
 def container_problems(plan: Plan) -> list[Problem]:

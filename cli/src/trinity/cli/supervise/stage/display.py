@@ -123,7 +123,8 @@ class PlainDisplay:
             self.say(f"{title}: " + " ".join(f"{name}={value!r}" for name, value in shown.items()))
 
     def say(self, text: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+        with contextlib.suppress(OSError):  # a full disk, which may have the file that this goes to
+            print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
 class Pages:

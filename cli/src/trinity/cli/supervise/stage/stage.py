@@ -8,9 +8,11 @@ from typing import Any
 
 import structlog
 
+from trinity.cli.supervise.checks.disk import folders, least_gib
 from trinity.cli.supervise.processes import services
 from trinity.cli.supervise.processes.devices import Placement
 from trinity.cli.supervise.processes.endpoint import endpoint_settings
+from trinity.cli.supervise.stage.disk import DiskWatch
 from trinity.cli.supervise.stage.display import Display
 from trinity.config import Plan, dump
 from trinity.config.run_record import Addresses, RunRecord
@@ -89,6 +91,12 @@ class Stage:
         keepers = {asyncio.create_task(child.keep_running(self._changed)): child for child in [*self.children, *others]}
         watcher = Watcher(self.run_id, self._addresses)
         record = asyncio.create_task(self._keep_record(others))
+        nats = next((child for child in others if child.service == "nats"), None)
+        places = [self._job.folder, *(folder for folder in folders(self._plan).values() if folder.is_dir())]
+        disks = DiskWatch(places, least_gib(self._plan) * 2**30, nats, self._display.say)
+        for child in (*self.children, *others):
+            child.hold = disks.hold
+        watching = asyncio.create_task(disks.run())
         try:
             await self._announce()
             await self._until_finished(keepers, watcher, stop)
@@ -98,6 +106,7 @@ class Stage:
         finally:
             record.cancel()
             beats.cancel()
+            watching.cancel()
             for keeper in keepers:
                 keeper.cancel()
             await watcher.close()
@@ -159,7 +168,12 @@ class Stage:
             processes = [child.record() for child in [*others, *self.children]]
             mode, url, users = self._plan.config.mode, self._broker.url, str(self._broker.users or "")
             record = SupervisorRecord(os.getpid(), mode, self.run_id, self.name, url, processes, users)
-            self._job.write_record("main", record)
+            try:
+                self._job.write_record("main", record)
+            except OSError as error:  # a full disk
+                log.warning("run.record.failed", reason=str(error))
+                await asyncio.sleep(_POLL_SECONDS)
+                continue
             await self._changed.wait()
 
     async def _announce(self) -> None:

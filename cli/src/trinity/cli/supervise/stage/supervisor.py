@@ -10,6 +10,7 @@ from typing import Any
 
 import structlog
 
+from trinity.cli.supervise.checks.disk import disk_advice, disk_problems
 from trinity.cli.supervise.checks.preflight import check_inputs, machine_problems
 from trinity.cli.supervise.checks.task_rows import names_for
 from trinity.cli.supervise.processes.devices import Placement, place
@@ -215,12 +216,14 @@ async def _run_stages(
             display.say(f"stage {plan.config.name} is finished, skipped")
             parts.append(jobs.finished_summary(plan.job_dir))
             continue
-        if problems := machine_problems(plan):
+        if problems := [*machine_problems(plan), *disk_problems(plan)]:
             raise ConfigError(source, problems)
         placement = place(plan, visible_gpus(), job.taken_gpus())
         stage = Stage(job, plan, nats, placement, display, is_last=stage_config is stages[-1])
         stage.prepare()
         display.say(_opening(plan, placement, last))
+        for sentence in disk_advice(plan):
+            display.say(f"warning: {sentence}")
         await pages.start()
         part = await stage.run(others, stop)
         if stop.is_set():
