@@ -77,9 +77,10 @@ def _sizes(plan: Plan) -> tuple[float, float]:
 
 
 def _contents(plan: Plan, key: str) -> str:
-    checkpoint, version = (_text(size) for size in _sizes(plan))
-    shown = f"a checkpoint ({checkpoint}), " if key == "checkpoint_root_dir" else ""
-    return f"{shown}two versions of the weights ({version} each) and the first steps of the log"
+    checkpoint, version = _sizes(plan)
+    parts = [f"a checkpoint ({_text(checkpoint)})"] if checkpoint and key == "checkpoint_root_dir" else []
+    parts += [f"two versions of the weights ({_text(version)} each)"] if version else []
+    return " and ".join([", ".join(parts), "the first steps of the log"] if parts else ["the first steps of the log"])
 
 
 def free_gib(folder: Path) -> float:

@@ -66,7 +66,7 @@ class Disk:
 
 
 class DiskWatch:
-    """Watches the disks of a stage and its nats-server. `run` for ever; `hold` is the `hold` of its children."""
+    """Watches the disks of a stage and, while `run` runs, its nats-server. `hold` is the `hold` of its children."""
 
     def __init__(
         self, folders: Iterable[Path], wanted_bytes: float, nats: Child | None, say: Callable[[str], None]
@@ -121,6 +121,7 @@ class DiskWatch:
         log.warning("run.process.held", name=name, reason=reason)
         while self._full is not None:
             await asyncio.sleep(_LOOK_SECONDS)
+            self.look()
         await asyncio.sleep(_AGAIN_SECONDS)
         return True
 

@@ -14,6 +14,7 @@ from typing import Any
 from trinity.cli.supervise.processes import services
 from trinity.cli.supervise.processes.devices import place
 from trinity.cli.supervise.processes.endpoint import endpoint_problems, endpoint_settings
+from trinity.cli.supervise.stage.disk import DiskWatch
 from trinity.cli.supervise.stage.display import Display, make_display
 from trinity.cli.supervise.stage.join_config import joined_config
 from trinity.cli.supervise.stage.own_tasks import own_tasks
@@ -127,6 +128,7 @@ async def _explore(
     devices = DeviceLog(plan.job_dir, f"explorer-{name}")
     devices.begin(child.name, child.service, placement.devices_of(plan)["explorer"])
     child.on_event = devices.note
+    child.hold = DiskWatch([plan.job_dir], 0.0, None, display.say).hold
     child.start()
     beats = asyncio.create_task(devices.beat())
     keeper = asyncio.create_task(child.keep_running(changed))

@@ -103,7 +103,7 @@ def _unfinished(config: Config, source: str) -> list[str]:
         last = check_inputs(plan, source)
         if jobs.finished_step(plan.job_dir) < last:
             todo.append(stage.name)
-            if problems := list(_missing_packages(plan)):
+            if problems := [*_missing_packages(plan), *disk_problems(plan)]:
                 raise ConfigError(source, problems)
     return todo
 
