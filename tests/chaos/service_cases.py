@@ -185,7 +185,7 @@ def play_jumps(chosen: Chosen) -> Sequence[Row]:
     with tempfile.TemporaryDirectory(prefix="trinity-chaos-clock-") as folder:
         try:
             with shifted_clocks(Path(folder)) as clocks:
-                return play("clock-jumps", partial(jump_each, clocks), 90, chosen)
+                return play("clock-jumps", partial(jump_each, clocks), 60, chosen)
         except Skipped as why:
             chosen.say(f"clock-jumps: skipped, {why}")
             return [Row("clock-jumps", f"skipped: {why}", 0)]
@@ -329,7 +329,7 @@ CASES = [
         "services-stopped",
         "SIGSTOP of each service for 10 to 40 s",
         2,
-        partial(play, "services-stopped", stop_each, 150),
+        partial(play, "services-stopped", stop_each, 40),
     ),
     _case("clock-jumps", "the wall clock of each service jumps by an hour, forth and back", 2, play_jumps),
     _case("store-cuts", "a stopped run finds the end of one stream cut off", 3, play_cuts),
