@@ -78,6 +78,26 @@ async def test_room_that_was_too_little_for_a_write_is_not_tried_again(free: Sim
     watching.cancel()
 
 
+async def test_the_disk_of_the_path_in_an_error_is_named(
+    free: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    (tmp_path / "other").mkdir()
+    watched = watch(tmp_path, said)
+    own = disk.os.stat
+
+    def stat(folder: Path) -> object:
+        return SimpleNamespace(st_dev=99) if "other" in str(folder) else own(folder)
+
+    monkeypatch.setattr(disk.os, "stat", stat)
+    reason = f"OSError: [Errno 28] No space left on device: '{tmp_path}/other/model.safetensors'"
+    held = asyncio.create_task(watched.hold("explorer", reason))
+    await asyncio.sleep(0.05)
+    assert said == [f"disk of {tmp_path}/other is full, 50 GB free; the run waits for 50.2 GB"]
+    free.bytes = 60e9
+    assert await asyncio.wait_for(held, 5)
+
+
 @pytest.fixture
 def broken_nats(tmp_path: Path) -> Iterator[Child]:
     """A process whose /healthz tells a write error."""

@@ -157,3 +157,18 @@ async def test_no_start_is_spent_on_a_death_that_something_outside_explains(tmp_
     reason = await asyncio.wait_for(child.keep_running(asyncio.Event()), 60)
     assert reason == f"child died {children.MAX_RESTARTS + 1} times in a row; its last error: No space left on device"
     assert told == [("child", "No space left on device")] * (3 * children.MAX_RESTARTS + 1)
+
+
+async def test_an_old_line_of_a_full_disk_is_not_why_a_process_was_killed(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    async def hold(name: str, reason: str) -> bool:
+        told.append(reason)
+        return False
+
+    line = json.dumps({"level": "error", "reason": "No space left on device"})
+    code = f"import os; open({str(tmp_path / 'child.log')!r}, 'a').write({line!r} + chr(10)); os.kill(os.getpid(), 9)"
+    child = make(tmp_path, code, hold=hold)
+    child.start()
+    await asyncio.wait_for(child.keep_running(asyncio.Event()), 60)
+    assert set(told) == {"killed by SIGKILL"}

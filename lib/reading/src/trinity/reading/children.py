@@ -119,7 +119,7 @@ class Child:
             self._quick_deaths = 1 if lived > _HEALTHY_SECONDS else self._quick_deaths + 1
             reason = self.last_error() or _describe(code)
             log.warning("run.process.died", name=self.name, pid=self.pid, how=_describe(code), reason=reason)
-            if self.hold is not None and await self.hold(self.name, reason):
+            if self.hold is not None and await self.hold(self.name, reason if code > 0 else _describe(code)):
                 self._quick_deaths -= 1
                 self._start_again(changed)
                 continue

@@ -7,6 +7,7 @@ cannot write dies and is started once there is room; a message that NATS refuses
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -28,6 +29,7 @@ _FULL_BYTES, _FULL_PART = 4e6, 0.02
 _WANTED_BYTES, _WANTED_PART = 200e6, 0.25
 # As the system, SQLite and nats-server say it.
 _REASONS = ("no space left on device", "disk quota exceeded", "database or disk is full")
+_PATH = re.compile(r"['\"](/[^'\"]+)['\"]")
 
 
 class Disk:
@@ -73,7 +75,7 @@ class DiskWatch:
     ) -> None:
         """`nats`: the server that this process may start again; None for another's."""
         on = {os.stat(folder).st_dev: folder for folder in folders}
-        self._disks = [Disk(folder, wanted_bytes) for folder in on.values()]
+        self._disks = {device: Disk(folder, wanted_bytes) for device, folder in on.items()}
         self._nats, self._say = nats, say
         self._full: Disk | None = None  # the run waits for room on it
         self._full_at = -_RECENT_SECONDS  # monotonic; when a disk was last seen full
@@ -90,7 +92,7 @@ class DiskWatch:
 
     def look(self) -> None:
         """Notes a disk that is full, and one that has room again, and says so on the screen."""
-        full = next((disk for disk in self._disks if disk.is_full), None)
+        full = next((disk for disk in self._disks.values() if disk.is_full), None)
         if full is not None:
             self._full_at = time.monotonic()
             self._begin(full)
@@ -115,7 +117,7 @@ class DiskWatch:
         if not told and time.monotonic() - self._full_at > _RECENT_SECONDS:
             return False
         if told and self._full is None:
-            disk = min(self._disks, key=lambda disk: disk.free)
+            disk = self._disk_in(reason)
             disk.was_too_small()
             self._begin(disk)
         log.warning("run.process.held", name=name, reason=reason)
@@ -125,6 +127,15 @@ class DiskWatch:
         await asyncio.sleep(_AGAIN_SECONDS)
         return True
 
+    def _disk_in(self, reason: str) -> Disk:
+        """Returns the disk of the path that an error names, by default the fullest."""
+        for name in _PATH.findall(reason):
+            place = next(folder for folder in Path(name).parents if folder.is_dir())
+            on = os.stat(place).st_dev
+            self._disks.setdefault(on, Disk(place, 0.0))
+            return self._disks[on]
+        return min(self._disks.values(), key=lambda disk: disk.free)
+
     async def _mend_nats(self) -> None:
         """Ends a nats-server that keeps a write error, once there is room; its keeper starts it again."""
         nats = self._nats
@@ -133,7 +144,7 @@ class DiskWatch:
         error = await asyncio.to_thread(_health_error, nats.metrics)
         if not any(text in error.lower() for text in _REASONS):
             return
-        disk = self._disks[0]
+        disk = next(iter(self._disks.values()))
         if self._full is None and not disk.has_room:
             self._begin(disk)
         if self._full is None:
