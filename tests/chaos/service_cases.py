@@ -24,6 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from chaos.cases import WHOLE_RUN, Case, Chosen, Row
+from chaos.kill_cases import ALONE
 from chaos.killed_run import ChaosRun
 from support.programs.forked_run import ForkedRun
 from trinity.runtime.torch_builds import hide_unusable_companions
@@ -64,6 +65,10 @@ class ServiceRun(ChaosRun, ForkedRun):
     def pid_of(self, name: str) -> int | None:
         process = self._process_of(name)
         return process.pid if process is not None else None
+
+    def writes_a_checkpoint(self, begin: float) -> bool:
+        """Waits until a checkpoint is begun after that time; False if the run ends before."""
+        return self._wait(lambda: self._saves_since(begin), "a checkpoint is written")
 
     def goes_on(self) -> float | None:
         """Returns the seconds until the trainer notes another step, or ends; None after a minute."""
@@ -133,6 +138,43 @@ def stop_each(run: ServiceRun, found: Found, chance: random.Random) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         _must_go_on(run, found, f"{name} stopped for {seconds:.0f} s")
+
+
+def _kill(run: ServiceRun, name: str) -> None:
+    if (pid := run.pid_of(name)) is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def kill_again(run: ServiceRun, found: Found, chance: random.Random) -> None:
+    """kill -9 of one process, and of the same or another within a second."""
+    for _ in range(4):
+        first, second, delay = chance.choice(ALONE), chance.choice(ALONE), chance.uniform(0, 1)
+        _kill(run, first)
+        time.sleep(delay)
+        _kill(run, second)
+        _must_go_on(run, found, f"{first} killed, {second} {delay:.2f} s later")
+
+
+def kill_nats_in_a_checkpoint(run: ServiceRun, found: Found, chance: random.Random) -> None:
+    for _ in range(4):
+        begin, delay = time.time(), chance.uniform(0, 0.2)
+        if not run.writes_a_checkpoint(begin):
+            found[ENDS].append("the run ended before a checkpoint")
+            return
+        time.sleep(delay)
+        _kill(run, "nats")
+        _must_go_on(run, found, f"nats killed {delay:.2f} s into a checkpoint")
+
+
+def kill_late(run: ServiceRun, found: Found, chance: random.Random) -> None:
+    """The last steps, around the last two checkpoints: a kill that comes after the end is none."""
+    for back in (5, 4, 3, 2, 1):
+        while not run.has_ended and max(run.record.said, default=0) < run.steps - back:
+            run.record.read()
+            time.sleep(0.02)
+        time.sleep(chance.uniform(0, 0.5))
+        _kill(run, chance.choice(ALONE))
 
 
 class Clocks:
@@ -331,6 +373,14 @@ CASES = [
         2,
         partial(play, "services-stopped", stop_each, 40),
     ),
+    _case("kill-again", "kill -9 within a second of a kill -9", 5, partial(play, "kill-again", kill_again, 30)),
+    _case(
+        "kill-nats-in-a-checkpoint",
+        "kill -9 of nats-server while a checkpoint is written",
+        5,
+        partial(play, "kill-nats-in-a-checkpoint", kill_nats_in_a_checkpoint, 30),
+    ),
+    _case("kill-late", "kill -9 in the last five steps", 5, partial(play, "kill-late", kill_late, 12)),
     _case("clock-jumps", "the wall clock of each service jumps by an hour, forth and back", 2, play_jumps),
     _case("store-cuts", "a stopped run finds the end of one stream cut off", 3, play_cuts),
 ]

@@ -1,5 +1,6 @@
 """Room on the disks of a run: refuses a start that cannot save one checkpoint, warns of one that fills the disk."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +47,10 @@ def disk_advice(plan: Plan) -> Iterator[str]:
     saves, kept = plan.config.trainer.save_interval > 0, plan.config.trainer.max_checkpoints_to_keep
     checkpoints = (_SHOWN_CHECKPOINTS if kept is None else kept + 1) if saves else 1  # the old one goes last
     versions = plan.config.synchronizer.versions_to_keep + 2
-    for key, needs in _needs(plan, checkpoints, versions, log_limit_gib(plan)).items():
+    log_gib = 0.0
+    with contextlib.suppress(ValueError):  # the buffer refuses what is no number
+        log_gib = float(log_limit_gib(plan))
+    for key, needs in _needs(plan, checkpoints, versions, log_gib).items():
         folder, free = folders(plan)[key], free_gib(folders(plan)[key])
         if free < needs:
             fewer = "trainer.max_checkpoints_to_keep" if checkpoints > 1 else "TRINITY_BUFFER_LOG_GIB"

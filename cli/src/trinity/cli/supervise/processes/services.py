@@ -36,7 +36,7 @@ def infrastructure(
     run = run_id_of(plan)
     settings = {
         "CONFIG_FILE": str(config_file),
-        "LOG_GIB": f"{log_limit_gib(plan):.2f}",
+        "LOG_GIB": log_limit_gib(plan),
         **broker.settings(Role.BUFFER, run),
     }
     children = [service_child("buffer", log_dir, settings | plugin_settings())]
@@ -48,12 +48,12 @@ def infrastructure(
     return [*children, *([] if plan.offline else containers(plan, log_dir))], Addresses(**by_name)
 
 
-def log_limit_gib(plan: Plan) -> float:
-    """Returns the limit of the experience log."""
+def log_limit_gib(plan: Plan) -> str:
+    """Returns the limit of the experience log, as given or as fits the disk."""
     if given := os.environ.get("TRINITY_BUFFER_LOG_GIB"):
-        return float(given)
+        return given
     place = next(folder for folder in (plan.job_dir, *plan.job_dir.parents) if folder.exists())
-    return max(0.25, min(_LOG_LIMIT_GIB, nats.free_gib(place) * _LOG_PART))
+    return f"{max(0.25, min(_LOG_LIMIT_GIB, nats.free_gib(place) * _LOG_PART)):.2f}"
 
 
 def container_problems(plan: Plan) -> list[Problem]:
