@@ -104,9 +104,11 @@ def broken_nats(tmp_path: Path) -> Iterator[Child]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(503 if self.path == "/healthz" else 404)
+            self.send_response(503 if self.path == "/healthz" else 200)
             self.end_headers()
-            self.wfile.write(json.dumps({"error": "stream 'A' write error: 1.blk: no space left on device"}).encode())
+            error = {"error": "stream 'A' write error: 1.blk: no space left on device"}
+            store = {"storage": 990_000_000, "config": {"max_storage": 1_000_000_000}}
+            self.wfile.write(json.dumps(error if self.path == "/healthz" else store).encode())
 
         def log_message(self, *_: object) -> None: ...
 
@@ -136,4 +138,5 @@ async def test_a_nats_server_that_keeps_a_write_error_is_ended_once_there_is_roo
             await asyncio.sleep(0.01)
     watching.cancel()
     assert "nats-server keeps an error of the full disk; it is started again" in said
+    assert sum(line.startswith("NATS refuses messages: JetStream holds 990 MB of 1 GB, ") for line in said) == 1
     assert await watched.hold("nats", "Server Exiting.."), "no start is spent on it"

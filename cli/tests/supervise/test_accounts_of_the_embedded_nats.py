@@ -161,3 +161,12 @@ async def test_a_port_that_is_taken_before_it_listens_is_replaced(
         finally:
             await stop_all(started, 2)
     assert "address already in use" in child.output.read_text()
+
+
+def test_what_a_store_holds_already_counts_to_its_part_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats, "free_gib", lambda folder: 10.0)
+    (tmp_path / "store/jetstream").mkdir(parents=True)
+    (tmp_path / "store/jetstream/1.blk").open("wb").truncate(40 * 2**30)  # takes no room
+    assert "max_file_store: 40GB" in nats.write_config(tmp_path, 1, 2).read_text()

@@ -131,7 +131,7 @@ write_deadline: "10s"
 jetstream {{
   store_dir: {_quoted(folder / "store")}
   sync_interval: always
-  max_file_store: {max(1, int(0.8 * free_gib(folder)))}GB
+  max_file_store: {max(1, int(0.8 * (free_gib(folder) + _used_gib(folder / "store"))))}GB
 }}
 {tls}{accounts}"""
     )
@@ -147,6 +147,11 @@ def free_gib(folder: Path) -> float:
     """Returns the free space on the disk of a folder, in GiB."""
     stat = os.statvfs(folder)
     return stat.f_bavail * stat.f_frsize / 2**30
+
+
+def _used_gib(folder: Path) -> float:
+    """Returns the size of all files below a folder, in GiB: a store of an earlier start counts to the limit too."""
+    return sum(os.stat(Path(root, name)).st_size for root, _, names in os.walk(folder) for name in names) / 2**30
 
 
 def wait_until_open(host: str, port: int, seconds: float) -> bool:

@@ -29,6 +29,7 @@ _FULL_BYTES, _FULL_PART = 4e6, 0.02
 _WANTED_BYTES, _WANTED_PART = 200e6, 0.25
 # As the system, SQLite and nats-server say it.
 _REASONS = ("no space left on device", "disk quota exceeded", "database or disk is full")
+_STORE_PART = 0.98  # of JetStream's limit, above which it may have no room for a message
 _PATH = re.compile(r"['\"](/[^'\"]+)['\"]")
 
 
@@ -79,7 +80,7 @@ class DiskWatch:
         self._nats, self._say = nats, say
         self._full: Disk | None = None  # the run waits for room on it
         self._full_at = -_RECENT_SECONDS  # monotonic; when a disk was last seen full
-        self._said_at = 0.0
+        self._said_at = self._store_said_at = -_SAID_AGAIN_SECONDS
 
     async def run(self) -> None:
         healthy_at = 0.0
@@ -141,6 +142,13 @@ class DiskWatch:
         nats = self._nats
         if nats is None or not nats.is_running():
             return
+        used, limit = await asyncio.to_thread(_storage, nats.metrics)
+        if used > _STORE_PART * limit and time.monotonic() - self._store_said_at > _SAID_AGAIN_SECONDS:
+            self._store_said_at = time.monotonic()
+            self._say(
+                f"NATS refuses messages: JetStream holds {_text(used)} of {_text(limit)}, its part of the disk at the "
+                "start; stop the run, free space and start it again"
+            )
         error = await asyncio.to_thread(_health_error, nats.metrics)
         if not any(text in error.lower() for text in _REASONS):
             return
@@ -152,6 +160,16 @@ class DiskWatch:
             log.warning("run.nats.restarted", reason=error)
             self._full_at = time.monotonic()  # its end is one of the full disk
             nats.end_group(signal.SIGTERM)
+
+
+def _storage(address: str) -> tuple[float, float]:
+    """Returns the bytes that JetStream holds in files, and their limit; (0, 1) without an answer."""
+    try:
+        with urlopen(f"http://{address}/jsz", timeout=_ASK_SECONDS) as answer:
+            told = json.loads(answer.read())
+        return float(told["storage"]), float(told["config"]["max_storage"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0, 1.0
 
 
 def _health_error(address: str) -> str:
