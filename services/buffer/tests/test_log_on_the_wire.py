@@ -33,8 +33,7 @@ def test_a_letter_comes_back_as_it_was_written() -> None:
         FAILURE.task.ordinal, FAILURE.task.task_id, "timeout", "late"
     )  # fmt: skip
     assert Letter.parse(b"\xff") is Letter.parse(b"") is None
-    times, entry = letter.requeue()
-    assert (times, LogEntry.parse(entry).task.decoded()) == (1, dataclasses.replace(FAILURE.task, requeues=1))
+    assert LogEntry.parse(letter.requeue()).task.decoded() == dataclasses.replace(FAILURE.task, requeues=1)
 
 
 def test_a_letter_of_an_unknown_task_has_its_ordinal() -> None:
@@ -46,7 +45,7 @@ def test_a_letter_of_an_unknown_task_has_its_ordinal() -> None:
 
 
 def test_entries_say_their_kind_and_task() -> None:
-    requeue = LogEntry.parse(Letter.of(FAILURE).requeue()[1])
+    requeue = LogEntry.parse(Letter.of(FAILURE).requeue())
     assert (requeue.kind, requeue.explorer_id, requeue.attempt) == ("requeue", "", 0)
     failure = LogEntry.parse(encode_outcome(FAILURE))
     assert (failure.kind, failure.explorer_id, failure.attempt, failure.failure()) == (

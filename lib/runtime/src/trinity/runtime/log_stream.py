@@ -10,13 +10,12 @@ import contextvars
 import json
 import logging
 import threading
-import uuid
 from collections import deque
 
 import structlog
 
 from trinity.runtime import logs, names
-from trinity.runtime.broker import Broker, PublishRefused, StreamSpec, connect, credentials
+from trinity.runtime.broker import Broker, PublishRefused, StreamSpec, connect, credentials, new_message_id
 from trinity.runtime.errors import Unavailable
 from trinity.runtime.metrics import Counter
 from trinity.runtime.names import IS_RUN, RunNames
@@ -88,7 +87,6 @@ class LineSender(logging.Handler):
         self._lines: deque[tuple[str, bytes]] = (
             deque()
         )  # append and popleft need no lock, which a fork could leave held
-        self._begin, self._sent = uuid.uuid4().hex, 0
         self._dropped = 0
         self._stopping = threading.Event()
         context = contextvars.copy_context()
@@ -161,8 +159,7 @@ class LineSender(logging.Handler):
 
     async def _send(self, broker: Broker, run: str, lines: list[bytes]) -> None:
         """Store a message, once. Of this process's own run it waits for as long as NATS has no stream or no room."""
-        self._sent += 1
-        subject, message_id = RunNames(run).line(self._service, self._owner), f"{self._begin}-{self._sent}"
+        subject, message_id = RunNames(run).line(self._service, self._owner), new_message_id()
         data = b"\n".join(lines)
         while True:
             try:

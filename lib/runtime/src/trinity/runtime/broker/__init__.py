@@ -11,6 +11,7 @@ from trinity.runtime.broker.connection import (
     SequenceConflict,
     StoredMessage,
     is_cancelled,
+    new_message_id,
 )
 from trinity.runtime.broker.consume import Gap, Message, PullConsumer, ensure_consumer, on_subject, tail
 from trinity.runtime.broker.kv import ABSENT, Bucket, Change, Changes, Entry
@@ -38,6 +39,7 @@ __all__ = [
     "ensure_consumer",
     "ensure_streams",
     "is_cancelled",
+    "new_message_id",
     "on_subject",
     "return_undelivered",
     "tail",

@@ -9,7 +9,7 @@ import re
 import zlib
 from collections.abc import Callable
 
-from trinity.runtime.broker import Broker
+from trinity.runtime.broker.connection import Broker, new_message_id
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.names import BlobReference, RunNames
 from trinity.runtime.rpc import MAX_MESSAGE_BYTES
@@ -22,9 +22,18 @@ _KEY = re.compile(r"[0-9a-f]{32}")
 
 
 async def store(
-    broker: Broker, names: RunNames, owner: str, data: bytes, on_refused: Callable[[str], None] | None = None
+    broker: Broker,
+    names: RunNames,
+    owner: str,
+    data: bytes,
+    on_refused: Callable[[str], None] | None = None,
+    message_id: str = "",
 ) -> BlobReference:
-    """Store `data` under a key derived from its content; again changes nothing. Raises as Broker.publish does."""
+    """Store `data` under a key derived from its content. Raises as Broker.publish does.
+
+    Repeated with the same `message_id`, it stores only the chunks that are not there yet.
+    """
+    message_id = message_id or new_message_id()
     key = hashlib.sha256(data).hexdigest()[:32]
     chunks = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
     gate = asyncio.Semaphore(_IN_FLIGHT)
@@ -32,7 +41,7 @@ async def store(
     async def put(index: int, chunk: bytes) -> None:
         async with gate:
             subject = names.blob(owner, key, index)
-            await broker.publish(subject, chunk, message_id=f"{owner}/{key}/{index}", on_refused=on_refused)
+            await broker.publish(subject, chunk, message_id=f"{message_id}/{index}", on_refused=on_refused)
 
     await asyncio.gather(*(put(index, chunk) for index, chunk in enumerate(chunks)))
     return BlobReference(key=key, size_bytes=len(data), chunks=len(chunks), crc32=zlib.crc32(data))

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -87,6 +88,15 @@ class ConsumerState:
     queued: int
     leased: int
     redelivered: int
+
+
+def new_message_id() -> str:
+    """Returns an id for one message and its repetitions, which nobody else can send before.
+
+    JetStream drops a message whose id it knows, whoever sent it under whichever subject: in a stream with several
+    writers, an id that can be guessed lets each of them drop the others' messages.
+    """
+    return secrets.token_hex(12)
 
 
 def is_cancelled() -> bool:

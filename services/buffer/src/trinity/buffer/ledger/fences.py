@@ -13,7 +13,7 @@ from trinity.buffer.ledger.writer import LedgerWriter
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.window.groups import FENCED
 from trinity.data.wire import encode_fence
-from trinity.runtime.broker import PublishRefused
+from trinity.runtime.broker import PublishRefused, new_message_id
 from trinity.runtime.errors import Unavailable
 
 log = structlog.get_logger(__name__)
@@ -42,7 +42,7 @@ class Fences:
             if not self._are_fenced(versions):
                 # An earlier process may have written the fence and died: what it wrote is read first.
                 await self._context.changed.wait_for(lambda: self._writer.window.log_sequence >= begin)
-                await self._until_fenced(versions, f"fence/rollback/{rollback.number}")
+                await self._until_fenced(versions)
             self._context.fenced_through = rollback.number
             dropped = self._writer.window.dropped[FENCED]
             log.warning("buffer.rollback.fenced", number=rollback.number, version=rollback.version, dropped=dropped)
@@ -53,13 +53,14 @@ class Fences:
         wanted = set(versions)
         try:
             async with asyncio.timeout(_FENCE_SECONDS):
-                await self._fence(wanted, "fence/" + ",".join(map(str, sorted(wanted))))
+                await self._fence(wanted, new_message_id())
         except TimeoutError:
             raise Unavailable(f"versions: the fence did not come through the log in {_FENCE_SECONDS:g} s") from None
         return self._writer.window.dropped[FENCED]
 
-    async def _until_fenced(self, versions: set[int], message_id: str) -> None:
+    async def _until_fenced(self, versions: set[int]) -> None:
         """However long the log has no room, or the broker is away."""
+        message_id = new_message_id()
         while True:
             try:
                 return await self._fence(versions, message_id)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from trinity.buffer.log.wire import Letter
 from trinity.buffer.state.context import RunContext
-from trinity.runtime.broker import StoredMessage, on_subject
+from trinity.runtime.broker import StoredMessage, new_message_id, on_subject
 from trinity.runtime.errors import Conflict, NotFound
 from trinity.runtime.names import RunNames
 
@@ -78,9 +78,8 @@ class DeadLetters:
 
     async def _requeue(self, letter: Letter) -> None:
         """Write into the log that the task is fed again; the ledger's writer and the feeder follow the log."""
-        times, entry = letter.requeue()
-        message_id = f"requeue/{letter.ordinal}/{times}"
-        await self._context.broker.publish(self._context.names.control, entry, message_id=message_id)
+        entry = letter.requeue()
+        await self._context.broker.publish(self._context.names.control, entry, message_id=new_message_id())
 
     async def _drop(self, found: list[_Found]) -> list[int]:
         for first in range(0, len(found), _DELETED_AT_ONCE):

@@ -245,12 +245,12 @@ class Letter:
         shown.task.ClearField("images")
         return Letter(shown)
 
-    def requeue(self) -> tuple[int, bytes]:
-        """Returns the number of requeues, this one included, and the log entry that feeds the task again."""
+    def requeue(self) -> bytes:
+        """The log entry that feeds the task again."""
         entry = experience_pb2.Outcome()
         entry.requeue.task.CopyFrom(self._message.task)
         entry.requeue.task.requeues += 1
-        return entry.requeue.task.requeues, entry.SerializeToString()
+        return entry.SerializeToString()
 
     def encode(self) -> bytes:
         return self._message.SerializeToString()

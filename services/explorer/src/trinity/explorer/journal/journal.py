@@ -28,7 +28,7 @@ from trinity.explorer.journal.turns import OPEN, RETURNED, Entry, Kept, Known, R
 from trinity.explorer.journal.wire import decode_entry, encode_abandoned, encode_turn
 from trinity.explorer.types import Completion
 from trinity.runtime import tracing
-from trinity.runtime.broker import Broker, on_subject
+from trinity.runtime.broker import Broker, new_message_id, on_subject
 from trinity.runtime.errors import FailureCause, InvalidInput, TrinityError
 from trinity.runtime.metrics import Counter as Metric
 from trinity.runtime.names import RunNames, owner_of
@@ -85,7 +85,7 @@ class Journals:
     async def give_back(self, task: Task, attempt: int) -> None:
         """Note that an attempt returned its lease, so that it does not count as a death of its explorer."""
         subject = self.names.turn(_ordinal(task), attempt, owner_of(self.explorer_id))
-        await _publish(self.broker, subject, encode_abandoned(RETURNED), f"{subject}/returned", _RETURN_SECONDS)
+        await _publish(self.broker, subject, encode_abandoned(RETURNED), _RETURN_SECONDS)
 
     async def _known(self, task: Task, attempt: int) -> Known:
         entries: list[Entry] = []
@@ -165,19 +165,19 @@ class TaskJournal:
 
     async def _publish(self, data: bytes) -> bool:
         self._written += 1
-        return await _publish(self._broker, self._subject, data, f"{self._subject}/{self._written}", _SECONDS)
+        return await _publish(self._broker, self._subject, data, _SECONDS)
 
 
 def _ordinal(task: Task) -> int:
     return task.ordinal + (_EVALUATIONS if task.kind is TaskKind.EVALUATION else 0)
 
 
-async def _publish(broker: Broker, subject: str, data: bytes, name: str, seconds: float) -> bool:
+async def _publish(broker: Broker, subject: str, data: bytes, seconds: float) -> bool:
     """Returns False if the entry could not be written."""
     try:
         if len(data) > broker.client.max_payload - _HEADROOM_BYTES:
             raise InvalidInput("turn", f"has {len(data)} bytes, NATS takes {broker.client.max_payload}")
-        await broker.publish(subject, data, message_id=name, deadline_seconds=seconds)
+        await broker.publish(subject, data, message_id=new_message_id(), deadline_seconds=seconds)
     except (TrinityError, nats.js.errors.Error) as error:
         log.warning("explorer.journal.unwritten", subject=subject, reason=str(error))
         return False

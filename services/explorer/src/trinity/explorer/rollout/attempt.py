@@ -33,7 +33,7 @@ from trinity.explorer.weights.load_history import WeightsWithdrawn
 from trinity.explorer.workflows import WORKFLOWS, Toolbox, find_workflow, seeds
 from trinity.explorer.workflows.base import Workflow, gather_rollouts
 from trinity.runtime import headers, tracing
-from trinity.runtime.broker import Broker, PublishRefused, blobs
+from trinity.runtime.broker import Broker, PublishRefused, blobs, new_message_id
 from trinity.runtime.errors import FailureCause, InvalidInput, Unavailable
 from trinity.runtime.metrics import Counter, Histogram
 from trinity.runtime.names import RunNames, owner_of
@@ -77,7 +77,7 @@ _Stored = TypeVar("_Stored")
 class Receipt:
     """JetStream's acknowledgement: the sequence in the stream, and the checksum of the message.
 
-    `duplicate`: an earlier message had the same identity, and has that sequence.
+    `duplicate`: an earlier try had stored it, with an answer that was lost.
     """
 
     sequence: int
@@ -265,12 +265,10 @@ async def store(
         )
         data = encode_outcome(outcome)
     too_long = len(data) > broker.client.max_payload - _HEADROOM_BYTES
-    owner = owner_of(outcome.explorer_id)
+    owner, message_id = owner_of(outcome.explorer_id), new_message_id()
     if too_long:
-        reference = await _until_stored(lambda: blobs.store(broker, names, owner, data, hold), hold)
+        reference = await _until_stored(lambda: blobs.store(broker, names, owner, data, hold, message_id), hold)
         data = encode_reference(reference)
-    identity = f"{task.task_id}/requeue/{task.requeues}" if task.requeues else task.task_id
-    message_id = identity if isinstance(outcome, Group) else f"{identity}/failed/{outcome.attempt}"
     subject, checksum = _subject(names, owner, outcome, too_long), zlib.crc32(data)
     header = tracing.inject({headers.CRC32: str(checksum), headers.ORDINAL: str(task.ordinal)})
     options: dict[str, Any] = {"message_id": message_id, "headers": header, "on_refused": hold}
