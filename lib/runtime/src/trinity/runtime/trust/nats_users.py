@@ -1,5 +1,8 @@
 """Accounts and users of NATS as signed JWTs (NATS's operator mode): a user is added without telling the server.
 
+The buffer's users are in the account that has the streams. Users of other roles are in an account of their role, which
+imports what the role may ask (trinity.runtime.trust.subjects).
+
 The folder that `init_accounts` makes is secret: account.seed signs any user. Only accounts.conf goes to the server; it
 holds no secret. Format: https://docs.nats.io/running-a-nats-service/configuration/securing_nats/jwt
 """
@@ -9,6 +12,7 @@ import binascii
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,7 +25,7 @@ from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.names import token
 from trinity.runtime.trust.roles import Role
-from trinity.runtime.trust.subjects import ALL_RUNS, Grants, grants
+from trinity.runtime.trust.subjects import ALL_RUNS, Grants, grants, imports, outermost, table
 
 ACCOUNTS_FILE = "accounts.conf"
 _ACCOUNT = "account.seed"
@@ -30,34 +34,47 @@ _KINDS = "subs data payload imports exports conn leaf mem_storage disk_storage s
 _UNLIMITED = dict.fromkeys(_KINDS.split(), -1)
 # Permissions travel inside the user's JWT, in the first line that a client sends; the server's default is 4 KiB.
 _LONGEST_LINE = 64 * 1024
+_VERSION = 2  # of the JWTs
+_EVERY_USER = "*"
+_OLDER_ACCOUNTS = 2  # the system's, and one for all roles
+# Requests with several answers, and the seconds of silence after which the server forgets where they go. They are
+# longer than the request stays open; every request until then holds a kilobyte of the server.
+_ANSWERED_BY_SEVERAL = {"$JS.API.CONSUMER.MSG.NEXT.": 60.0, "$JS.API.DIRECT.GET.": 10.0}
 
 
 def init_accounts(folder: Path) -> None:
-    """Make operator, system account and the account of a deployment, unless the folder has them. Files are 0600."""
-    if (folder / _ACCOUNT).exists():
+    """Make operator, system account and the accounts of the roles, unless the folder has them. Files are 0600.
+
+    A folder of an older version, with one account for all roles, keeps it for the streams and the buffer. The users
+    issued before are refused from now on.
+    """
+    if not (folder / _ACCOUNT).exists():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name, kind in (("operator.seed", "OPERATOR"), ("system.seed", "ACCOUNT")):
+            files.write_atomic(folder / name, _new_key(kind).seed, mode=_SECRET)
+        # The last: with it all are there.
+        files.write_atomic(folder / _ACCOUNT, _new_key("ACCOUNT").seed, mode=_SECRET)
+    if are_current(folder):
         return
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    operator, system, account = (_new_key(p) for p in ("OPERATOR", "ACCOUNT", "ACCOUNT"))
-    operator_jwt = _sign(operator, operator, "trinity", {"type": "operator", "system_account": _public(system)})
-    # Named by their keys: KEDA's scaler asks the monitor for an account by its key, and then compares its name.
-    accounts = {
-        _public(key): _sign(operator, key, _public(key), {"type": "account", "limits": {**limits, "wildcards": True}})
-        for key, limits in ((system, {**_UNLIMITED, "mem_storage": 0, "disk_storage": 0}), (account, _UNLIMITED))
+    revoked = _revoked(folder)
+    if len(_preloaded(folder)) == _OLDER_ACCOUNTS:
+        revoked[_EVERY_USER] = int(time.time()) - 1
+        shutil.rmtree(folder / "users", ignore_errors=True)
+    _write_accounts(folder, _accounts(folder, revoked))
+
+
+def are_current(folder: Path) -> bool:
+    """Returns True if accounts.conf has the accounts of this version, with the subjects that their roles use."""
+    revoked, there = _revoked(folder), _preloaded(folder)
+    wanted = _accounts(folder, revoked)
+    return {key: _claims(jwt)["nats"] for key, jwt in there.items()} == {
+        _public(key): {**body, "version": _VERSION} for key, body in wanted
     }
-    preload = "\n".join(f"  {public}: {jwt}" for public, jwt in accounts.items())
-    config = (
-        f"max_control_line: {_LONGEST_LINE}\noperator: {operator_jwt}\nsystem_account: {_public(system)}\n"
-        f"resolver: MEMORY\nresolver_preload {{\n{preload}\n}}\n"
-    )
-    files.write_atomic(folder / "operator.seed", operator.seed, mode=_SECRET)
-    files.write_atomic(folder / "system.seed", system.seed, mode=_SECRET)
-    files.write_atomic(folder / ACCOUNTS_FILE, config.encode(), mode=0o644)
-    files.write_atomic(folder / _ACCOUNT, account.seed, mode=_SECRET)  # the last: what says that all are there
 
 
 def account_id(folder: Path) -> str:
-    """Public key of the account, by which the server names the folder of its streams."""
-    return _public(_account(folder))
+    """Public key of the account that has the streams, by which the server names their folder."""
+    return _public(_account(folder, Role.BUFFER))
 
 
 def revoke_users(folder: Path, users: Iterable[str]) -> None:
@@ -65,13 +82,65 @@ def revoke_users(folder: Path, users: Iterable[str]) -> None:
 
     `users`: public keys. A server that reads the file again (SIGHUP) ends their connections too.
     """
-    path, account = folder / ACCOUNTS_FILE, account_id(folder)
-    config = path.read_text()
-    jwt = config.split(f"  {account}: ")[1].split()[0]
-    nats = _claims(jwt)["nats"]
-    revoked = nats.get("revocations", {}) | dict.fromkeys(users, int(time.time()))
-    signed = _sign(_key(folder / "operator.seed"), _account(folder), account, {**nats, "revocations": revoked})
-    files.write_atomic(path, config.replace(jwt, signed).encode(), mode=0o644)
+    accounts = _accounts(folder, _revoked(folder) | dict.fromkeys(users, int(time.time())))
+    there = _preloaded(folder)  # a folder of an older version stays as it is
+    _write_accounts(folder, [(key, body) for key, body in accounts if _public(key) in there])
+
+
+def _accounts(folder: Path, revoked: dict[str, int]) -> list[tuple[Any, dict[str, Any]]]:
+    """Key and claims of every account. Every account refuses a revoked user; only one has issued it."""
+    streams = _account(folder, Role.BUFFER)
+    without_streams: dict[str, Any] = {**_UNLIMITED, "mem_storage": 0, "disk_storage": 0, "wildcards": True}
+    refuses = {"revocations": revoked} if revoked else {}
+    roles = {role: imports(role) for role in table() if role is not Role.BUFFER}
+    exported = outermost(subject for subjects in roles.values() for subject in subjects)
+    exports = [{"name": one, "subject": one, "type": "service", **_answers(one)} for one in exported]
+    found: list[tuple[Any, dict[str, Any]]] = [
+        (_key(folder / "system.seed"), {"type": "account", "limits": without_streams}),
+        (streams, {"type": "account", "limits": {**_UNLIMITED, "wildcards": True}, "exports": exports, **refuses}),
+    ]
+    for role, subjects in roles.items():
+        account = {"account": _public(streams), "type": "service"}
+        imported = [{"name": one, "subject": one, "local_subject": one, **account} for one in subjects]
+        body = {"type": "account", "limits": without_streams, "imports": imported, **refuses}
+        found.append((_account(folder, role), body))
+    return found
+
+
+def _answers(subject: str) -> dict[str, Any]:
+    """How many messages answer a request: one, or several."""
+    seconds = next((silence for prefix, silence in _ANSWERED_BY_SEVERAL.items() if subject.startswith(prefix)), 0.0)
+    if not seconds:
+        return {"response_type": "Singleton"}
+    return {"response_type": "Stream", "response_threshold": int(seconds * 1e9)}
+
+
+def _write_accounts(folder: Path, accounts: list[tuple[Any, dict[str, Any]]]) -> None:
+    operator, system = _key(folder / "operator.seed"), _public(_key(folder / "system.seed"))
+    operator_jwt = _sign(operator, operator, "trinity", {"type": "operator", "system_account": system})
+    # Named by their keys: KEDA's scaler asks the monitor for an account by its key, and then compares its name.
+    signed = [(_public(key), _sign(operator, key, _public(key), body)) for key, body in accounts]
+    preload = "\n".join(f"  {public}: {jwt}" for public, jwt in signed)
+    config = (
+        f"max_control_line: {_LONGEST_LINE}\noperator: {operator_jwt}\nsystem_account: {system}\n"
+        f"resolver: MEMORY\nresolver_preload {{\n{preload}\n}}\n"
+    )
+    files.write_atomic(folder / ACCOUNTS_FILE, config.encode(), mode=0o644)
+
+
+def _preloaded(folder: Path) -> dict[str, str]:
+    """The JWT of each account in accounts.conf, by its key; empty without the file."""
+    if not (folder / ACCOUNTS_FILE).exists():
+        return {}
+    lines = (folder / ACCOUNTS_FILE).read_text().partition("resolver_preload {\n")[2].splitlines()
+    pairs = (line.strip().partition(": ") for line in lines)
+    return {key: jwt for key, colon, jwt in pairs if colon}
+
+
+def _revoked(folder: Path) -> dict[str, int]:
+    """Users that are refused, with the time until which they were issued."""
+    streams = _preloaded(folder).get(account_id(folder))
+    return dict(_claims(streams)["nats"].get("revocations", {})) if streams else {}
 
 
 def user_key(credentials: str) -> str:
@@ -85,13 +154,16 @@ def user_key(credentials: str) -> str:
 def issue_user(folder: Path, role: Role, name: str, run: str, days: float | None = None) -> str:
     """Credentials of a user with the subjects of its role, as the text of a .creds file. `days`: until they expire.
 
-    Raises InvalidInput for a role without NATS, a missing run, or a folder without accounts.
+    Raises InvalidInput for a role without NATS, a missing run, or a folder without the accounts of this version.
     """
-    return issue(folder, f"{role}/{name}", grants(role, run, name), days)
+    if not are_current(folder):
+        problem = "has accounts of another version; the next start of the run, or `trinity certs rotate`, renews them"
+        raise InvalidInput("folder", f"{folder} {problem}")
+    return issue(folder, f"{role}/{name}", grants(role, run, name), days, role)
 
 
-def issue(folder: Path, name: str, allowed: Grants, days: float | None = None) -> str:
-    """Credentials of a user with any subjects."""
+def issue(folder: Path, name: str, allowed: Grants, days: float | None = None, role: Role = Role.BUFFER) -> str:
+    """Credentials of a user with any subjects, in the account of a role."""
     user = _new_key("USER")
     body = {
         "type": "user",
@@ -102,7 +174,7 @@ def issue(folder: Path, name: str, allowed: Grants, days: float | None = None) -
         "payload": -1,
     }
     expires = None if days is None else time.time() + days * 86_400
-    jwt = _sign(_account(folder), user, name, body, expires)
+    jwt = _sign(_account(folder, role), user, name, body, expires)
     return (
         f"-----BEGIN NATS USER JWT-----\n{jwt}\n------END NATS USER JWT------\n\n"
         f"-----BEGIN USER NKEY SEED-----\n{user.seed.decode()}\n------END USER NKEY SEED------\n"
@@ -165,8 +237,10 @@ def read_user(path: Path) -> User:
         raise InvalidInput("nats_creds", f"{path} holds no credentials of NATS") from None
 
 
-def _account(folder: Path) -> Any:
-    return _key(folder / _ACCOUNT)
+def _account(folder: Path, role: Role) -> Any:
+    """The key of a role's account. All but the buffer's are derived from the buffer's, whose file signs any user."""
+    streams = _key(folder / _ACCOUNT)
+    return streams if role is Role.BUFFER else _seeded("ACCOUNT", hashlib.sha256(streams.seed + role.encode()).digest())
 
 
 def _key(path: Path) -> Any:
@@ -189,7 +263,11 @@ def _claims(jwt: str) -> dict[str, Any]:
 
 
 def _new_key(kind: str) -> Any:
-    return nkeys.from_seed(nkeys.encode_seed(os.urandom(32), getattr(nkeys, f"PREFIX_BYTE_{kind}")))
+    return _seeded(kind, os.urandom(32))
+
+
+def _seeded(kind: str, seed: bytes) -> Any:
+    return nkeys.from_seed(nkeys.encode_seed(seed, getattr(nkeys, f"PREFIX_BYTE_{kind}")))
 
 
 def _public(key: Any) -> str:
@@ -203,7 +281,7 @@ def _sign(issuer: Any, subject: Any, name: str, body: dict[str, Any], expires: f
         "sub": _public(subject),
         "name": name,
         "iat": int(time.time()),
-        "nats": {**body, "version": 2},
+        "nats": {**body, "version": _VERSION},
     }
     if expires is not None:
         claims["exp"] = int(expires)

@@ -2,6 +2,10 @@
 
 JetStream's own API is subjects too: a stream is created, read and purged by publishing below `$JS.API`, a message is
 acknowledged below `$JS.ACK`, and a KV entry is written below `$KV`. Answers come to an inbox of the user's own.
+
+NATS checks no reply subject. Only the buffer's users are in the account that has the streams; every other role has an
+account that imports the subjects of its grants as services. NATS delivers the answers to them in the role's account,
+where no stream listens, whatever reply subject a user asks for.
 """
 
 from collections.abc import Iterable
@@ -14,6 +18,7 @@ from trinity.runtime.trust.roles import Role
 
 _API = "$JS.API"
 ALL_RUNS = "*"
+_ANY = "<any>"  # stands for a run or an owner where wildcards are made
 # The record of a job, which is read before its runs are known.
 _JOB_RECORDS = RunNames("*").job_key
 # Which runs live, for a command that is given a name.
@@ -50,6 +55,18 @@ def grants(role: Role, run: str, name: str) -> Grants:
 def table() -> dict[Role, Grants]:
     """The subjects of every role, for the documentation: of a run `<run>` and an explorer `<explorer>`."""
     return {role: _granted(role, "<run>", "<explorer>", f"_INBOX_{role}_<name>") for role in _GRANTS}
+
+
+def imports(role: Role) -> tuple[str, ...]:
+    """Subjects that the account of a role imports: those of the grants, with a wildcard for each run and user."""
+    granted = _granted(role, _ANY, _ANY, "").publish
+    return outermost(".".join("*" if _ANY in part else part for part in subject.split(".")) for subject in granted)
+
+
+def outermost(patterns: Iterable[str]) -> tuple[str, ...]:
+    """The patterns without those that another one contains: NATS sends a request to every import that matches."""
+    found = sorted(set(patterns))
+    return tuple(one for one in found if not any(other != one and matches(other, one) for other in found))
 
 
 def _granted(role: Role, run: str, owner: str, own_inbox: str) -> Grants:

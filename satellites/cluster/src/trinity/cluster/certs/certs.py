@@ -134,6 +134,8 @@ def rotate(
     if drop_old:
         found.drop_old_authorities()
         return f"{folder}: ca.crt of each identity trusts only the newest CA"
+    if not names:
+        found.renew_accounts()
     chosen = names or [row.name for row in found.rows()[1:] if row.state != "revoked"]
     requests = {name: found.request(name) for name in chosen}
     for name, request in requests.items():

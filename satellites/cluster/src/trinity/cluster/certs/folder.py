@@ -140,6 +140,10 @@ class IdentityFolder:
         self._issued[name] = request
         files.write_json(self.path / AUTHORITY / "issued.json", {one: asdict(self._issued[one]) for one in self.names})
 
+    def renew_accounts(self) -> None:
+        """Make the NATS accounts that a folder of an older version lacks. The users issued before are refused."""
+        nats_users.init_accounts(self.path / AUTHORITY / "nats")
+
     def _user(self, name: str, request: Request) -> str:
         """Its credentials of NATS; empty if it uses none."""
         if not request.run or request.role in ("", Role.PROVIDER):

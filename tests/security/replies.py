@@ -1,0 +1,119 @@
+"""Requests with another party's subject as reply: NATS checks no reply subject, and sends the answer there.
+
+Whatever a role may ask, it asks with its real credentials: acknowledgements of its own messages, what it stored before,
+states of streams, tasks and their ends. `TARGETS` are subjects that somebody else decides about.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import nats
+from nats.aio.client import Client
+
+from trinity.runtime import names
+from trinity.runtime.names import RunNames, owner_of
+from trinity.runtime.trust import nats_users
+from trinity.runtime.trust.roles import Role
+from trinity.runtime.trust.subjects import ALL_RUNS, grants, matches
+
+# The buffer is left out: its users are in the account of the streams (docs/security.md).
+ROLES = (Role.EXPLORER, Role.READER, Role.TRAINER, Role.ENVIRONMENT, Role.OPERATOR, Role.SYNC)
+MARK = b"forged by a reply"
+NAME, VICTIM = "mallory", owner_of("victim")
+_FAR = 10**6
+_GETS = ({"seq": 1}, {"seq": 1, "batch": 3, "max_bytes": 4096}, {"seq": _FAR})
+_NEXTS: tuple[dict[str, Any], ...] = ({"batch": 1, "expires": 50_000_000}, {"batch": 1, "no_wait": True})
+
+
+def targets(run: RunNames) -> dict[str, str]:
+    """What a forger would like to write, and its subject."""
+    keys = {
+        "the pointer to the LIVE version": (names.VERSIONS_BUCKET, run.live_key),
+        "a version's record": (names.VERSIONS_BUCKET, run.version_key(_FAR)),
+        "the trainer's claim": (names.VERSIONS_BUCKET, run.claim_key),
+        "the canary's candidate": (names.VERSIONS_BUCKET, run.candidate_key),
+        "a manifest": (names.MANIFESTS_BUCKET, run.manifest_key(_FAR, "0" * 64)),
+        "a member": (names.MEMBERS_BUCKET, run.member_key("victim")),
+        "the run's record": (names.RUNS_BUCKET, run.job_key),
+        "the commit record": (names.RUNS_BUCKET, run.commit_key),
+        "the announcement": (names.ANNOUNCEMENTS_BUCKET, run.announcement_key),
+    }
+    return {
+        "a fence": run.control,
+        "an operator's skip": run.skip(1),
+        "a ledger entry": run.batch(_FAR),
+        "a cursor": run.cursor,
+        "a task": run.task("sums", _FAR),
+        "an evaluation's task": run.evaluation_task("sums"),
+        "a dead letter": run.dead_letter(_FAR),
+        "another's group": run.experience(VICTIM, 0, "sums"),
+        "another's failure": run.failure(VICTIM, "sums"),
+        "another's evaluation": run.evaluation(VICTIM, "sums"),
+        "another's blob": run.blob(VICTIM, "0" * 32, 0),
+        "another's turn": run.turn(1, 1, VICTIM),
+        "another's line": run.line("explorer", VICTIM),
+        "the buffer's line": run.line("buffer", owner_of("buffer")),
+        "weights": run.weights_part("v1", "f", 0),
+        **{what: f"$KV.{bucket}.{key}" for what, (bucket, key) in keys.items()},
+    }
+
+
+def credentials(accounts: Path, role: Role, run: RunNames, place: Path) -> Path:
+    """A file with real credentials of a role, in a folder."""
+    path = place / f"{role}.creds"
+    path.write_text(nats_users.issue_user(accounts, role, NAME, _run(role, run)))
+    return path
+
+
+def _run(role: Role, run: RunNames) -> str:
+    return ALL_RUNS if role is Role.SYNC else run.run
+
+
+async def forge(url: str, creds: Path, role: Role, run: RunNames) -> dict[str, str]:
+    """Everything that a role may ask, with every target as reply that it may not write. Returns these targets."""
+    allowed = grants(role, _run(role, run), NAME).publish
+    found = {what: subject for what, subject in targets(run).items() if not any(matches(p, subject) for p in allowed)}
+    client = await nats.connect(url, user_credentials=str(creds), inbox_prefix=f"_INBOX_{role}_{names.token(NAME)}")
+    try:
+        leased = await _lease(client, run) if role is Role.EXPLORER else []
+        for subject, body in [*_requests(allowed), *leased]:
+            for reply in found.values():
+                await client.publish(subject, body, reply=reply)
+        await client.flush()
+        await asyncio.sleep(0.2)  # pull requests end with a status
+    finally:
+        await client.close()
+    return found
+
+
+def _requests(allowed: Iterable[str]) -> list[tuple[str, bytes]]:
+    """Subject and body of what may be asked. Content comes first, for what reads it."""
+    found: list[tuple[str, bytes]] = []
+    for pattern in sorted(allowed, key=lambda pattern: pattern.startswith("$JS")):
+        subject = pattern.replace("*", "1").replace(">", "x.y")
+        bodies = [MARK]
+        if subject.startswith("$JS.ACK"):
+            continue  # by the replies of leased tasks
+        if ".MSG.NEXT." in subject:
+            bodies = [json.dumps(one).encode() for one in _NEXTS]
+        elif subject.startswith("$JS.API.DIRECT.GET.") and not pattern.endswith(">") and "$KV" not in pattern:
+            bodies = [json.dumps(one).encode() for one in _GETS]
+        elif subject.startswith("$JS."):
+            bodies = [b""]
+        found += [(subject, body) for body in bodies]
+    return found
+
+
+async def _lease(client: Client, run: RunNames) -> list[tuple[str, bytes]]:
+    """What a holder of tasks may say of them, on their replies: also that it wants the next."""
+    inbox = client.new_inbox()
+    tasks = await client.subscribe(inbox)
+    pull = f"$JS.API.CONSUMER.MSG.NEXT.{run.tasks_stream}.{names.TASKS_CONSUMER}"
+    await client.publish(pull, b'{"batch": 4, "expires": 1000000000}', reply=inbox)
+    leased = [await tasks.next_msg(5) for _ in range(4)]
+    await tasks.unsubscribe()
+    words = (b'+NXT {"batch": 1, "no_wait": true}', b"+WPI", b"+ACK", b'-NAK {"delay": 1}')
+    return [(one.reply, word) for one, word in zip(leased, words, strict=True)]

@@ -1,0 +1,116 @@
+"""Credentials of a run, used against it on a real nats-server: neither replies nor ids reach others' messages."""
+
+import asyncio
+import hashlib
+import itertools
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from nats.js.api import Header
+
+from support.fakes.data.experience import make_group, make_task
+from support.fakes.peers import a_failure
+from support.servers.nats import NatsServer
+from trinity.data.experience import UNLIMITED
+from trinity.data.wire import encode_outcome
+from trinity.explorer.journal.journal import Journals
+from trinity.explorer.rollout import attempt
+from trinity.runtime import names
+from trinity.runtime.broker import Broker, Bucket, StreamSpec, blobs, connect, ensure_consumer, ensure_streams
+from trinity.runtime.names import RunNames, owner_of
+from trinity.runtime.trust import nats_users
+from trinity.runtime.trust.roles import Role
+
+pytestmark = pytest.mark.core
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import replies  # noqa: E402
+
+RUN = RunNames("a-run")
+_KINDS = ("tasks", "evaluation_tasks", "evaluations", "batches", "cursors", "deadletters", "blobs", "turns", "lines",
+          "weights")  # fmt: skip
+_BUCKETS = (names.VERSIONS_BUCKET, names.MANIFESTS_BUCKET, names.MEMBERS_BUCKET, names.RUNS_BUCKET,
+            names.ANNOUNCEMENTS_BUCKET)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    folder = tmp_path_factory.mktemp("server")
+    server = NatsServer(folder, users=folder / "identity")
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+async def admin(server: NatsServer) -> AsyncIterator[Broker]:
+    """With every stream and bucket of a run, and tasks in the queue."""
+    async with await connect(server.url, "admin", creds=server.admin()) as broker:
+        streams = [StreamSpec(f"TRINITY_{kind.upper()}_{RUN.run}", (RUN.subjects(kind),)) for kind in _KINDS]
+        await ensure_streams(broker, [*streams, StreamSpec(RUN.experiences_stream, RUN.log_subjects)])
+        for bucket in _BUCKETS:
+            await Bucket.open(broker, bucket)
+        for queue in (RUN.tasks_stream, RUN.evaluation_tasks_stream):
+            await ensure_consumer(broker, queue, names.TASKS_CONSUMER, lease_seconds=5)
+        for ordinal in range(1, 41):
+            await broker.publish(RUN.task("sums", ordinal), b"a task", message_id=f"{time.time()}")
+        yield broker
+
+
+async def counts(broker: Broker) -> dict[str, int]:
+    """How many messages each subject has, of all streams."""
+    found: dict[str, int] = {}
+    for stream in [one.config.name for one in await broker.js.streams_info()]:
+        info = await broker.js.stream_info(str(stream), subjects_filter=">")
+        found |= info.state.subjects or {}
+    return found
+
+
+@pytest.mark.parametrize("role", replies.ROLES)
+async def test_no_answer_is_stored_under_anothers_subject(
+    role: Role, server: NatsServer, admin: Broker, tmp_path: Path
+) -> None:
+    assert server.users is not None
+    creds = replies.credentials(server.users, role, RUN, tmp_path)
+    before = await counts(admin)
+    targets = await replies.forge(server.url, creds, role, RUN)
+    after = await counts(admin)
+    assert len(targets) > 15
+    assert {what: after[one] for what, one in targets.items() if after.get(one, 0) > before.get(one, 0)} == {}
+    own = [one for one in after if after[one] > before.get(one, 0)]
+    assert own or role is Role.READER, "what the role itself may publish was not stored"
+
+
+async def test_no_message_id_drops_anothers_message(server: NatsServer, admin: Broker) -> None:
+    """The forger guesses ids, and knows all that were ever stored."""
+    assert server.users is not None
+    creds = [nats_users.user_file(server.users, Role.EXPLORER, name, RUN.run) for name in ("mallory", "victim")]
+    task, mine, theirs = make_task(1), owner_of("mallory"), owner_of("victim")
+    group, failure = (replace(one, explorer_id="victim") for one in (make_group(task), a_failure(task, 1)))
+    data, turn = b"a payload" * 9, RUN.turn(1, 1, theirs)
+    guessed = [task.task_id, f"{task.task_id}/failed/1", turn, f"{turn}/1", f"{turn}/returned"]
+    guessed += [f"{theirs}/{hashlib.sha256(data).hexdigest()[:32]}/0"]
+    own = [RUN.experience(mine, 0, "x"), RUN.evaluation(mine, "x"), RUN.blob(mine, "x", 0), RUN.turn(1, 1, mine)]
+    async with (
+        await connect(server.url, "a", creds=creds[0]) as forger,
+        await connect(server.url, "b", creds=creds[1]) as victim,
+    ):
+        journals = Journals(victim, RUN, "victim", UNLIMITED, bool, lambda _: asyncio.sleep(0, True))
+        for _ in range(2):
+            for subject, name in itertools.product(own, guessed):
+                await forger.publish(subject, b"", message_id=name)
+            for outcome in (group, failure):
+                receipt = await attempt.store(victim, RUN, outcome)
+                stored = await admin.get(RUN.experiences_stream, receipt.sequence)
+                assert (receipt.duplicate, stored.data) == (False, encode_outcome(outcome))
+            reference = await blobs.store(victim, RUN, theirs, data)
+            assert await blobs.fetch(admin, RUN, theirs, reference) == data
+            await journals.give_back(task, 1)
+            guessed += [(await admin.last(RUN.turns_stream, turn)).headers[Header.MSG_ID.value]]
+            guessed += [stored.headers[Header.MSG_ID.value]]
+            guessed += [(await admin.last(RUN.blobs_stream, RUN.blob(theirs, reference.key, 0))).headers["Nats-Msg-Id"]]
