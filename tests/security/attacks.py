@@ -6,6 +6,7 @@ The attacker may publish and read everything in the run's NATS, more than any pr
 Groups that cannot be decoded or are far too large, references to blobs that cannot be, foreign bytes on the subjects
 and in the live version's key, forged rewards, and tasks that make the environment service import a module, open a path
 or fetch any address. Calls that change a run: without an identity, as an explorer, and as a reader.
+With real credentials of every role: requests whose answers NATS sends to others' subjects, and ids of others' messages.
 A forged record of the run, which an explorer on another machine would join. Prints one table; exit code 1 if a process
 restarted, a step did not come, or something was not refused.
 """
@@ -17,8 +18,9 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import forgeries
 import grpc.aio
+import replies
 from google.protobuf.message import DecodeError
 from rich.console import Console
 from rich.table import Table
@@ -35,13 +38,14 @@ from support.fakes.peers import FakeTrainer
 from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
 from trinity.api.common.v1 import experience_pb2, task_pb2
 from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc
+from trinity.buffer.log.wire import TaskMessage
 from trinity.config import load
 from trinity.config.run_record import Addresses, RunRecord
 from trinity.data.wire import encode_reference, fill_group, task_from_proto
 from trinity.reading import run_record
 from trinity.reading.job import read_records
 from trinity.runtime import headers, names, rpc
-from trinity.runtime.broker import Broker, Bucket, Message, PullConsumer, blobs, connect
+from trinity.runtime.broker import Broker, Bucket, Message, PullConsumer, blobs, connect, on_subject
 from trinity.runtime.errors import PermissionDenied
 from trinity.runtime.messages import to_message
 from trinity.runtime.trust import nats_users
@@ -163,6 +167,28 @@ class Target:
                 except PermissionDenied as error:
                     return f"refused: {error}"
         return ""
+
+    async def by_replies(self, role: Role) -> str:
+        """What a role's credentials wrote under others' subjects, by the replies of what they may ask."""
+        with tempfile.TemporaryDirectory() as folder:
+            creds = replies.credentials(Path(self.record.nats_users), role, self.names, Path(folder))
+            asked = await replies.forge(self.record.nats_url, creds, role, self.names)
+        found = await replies.forged(self.broker, self.names)
+        return "; ".join(found) or f"refused: {len(asked)} subjects stay as they were"
+
+    async def by_ids(self) -> Counted:
+        """Empty messages with every id that an explorer can guess of another's results for the outstanding tasks."""
+        fed = on_subject(self.broker, self.names.tasks_stream, self.names.subjects("tasks"))
+        tasks = [TaskMessage.parse(message.data) async for message in fed]
+        guessed = [f"{task.task_id}{rest}" for task in tasks if task for rest in ("", "/failed/1", "/requeue/1")]
+        guessed += [f"fence/{rest}{version}" for version in range(20) for rest in ("", "rollback/")]
+        subject = self.names.experience(names.owner_of(replies.NAME), 0, "sums")
+        with tempfile.TemporaryDirectory() as folder:
+            creds = replies.credentials(Path(self.record.nats_users), Role.EXPLORER, self.names, Path(folder))
+            async with await connect(self.record.nats_url, "mallory", creds=creds) as broker:
+                for guess in guessed:
+                    await broker.publish(subject, b"", message_id=guess)
+        return Counted("refused", len(guessed))
 
     async def calls(self, role: Role | None, code: grpc.StatusCode, services: tuple[str, ...]) -> str:
         """What every call that changes a run is answered, by its code; empty if one is not answered with `code`."""
@@ -319,21 +345,25 @@ ATTACKS: dict[str, Attack] = {
 OF_OWN_NATS: dict[str, Attack] = {  # of a run that has users on a NATS of its own
     "a group of a stranger to NATS": lambda t: forgeries.without_a_user(t.record.nats_url),
     "a group below another explorer's subject": Target.below_another_explorer,
+    "ids of other explorers' messages": Target.by_ids,
+    **{f"replies to others' subjects as {role}": partial(Target.by_replies, role=role) for role in replies.ROLES},
 }
 
 
-async def attack(job: Path) -> list[Row]:
-    """Every attack, and after them that steps still come from the same processes."""
+async def attack(job: Path, chosen: Iterable[str] = ()) -> list[Row]:
+    """Every attack or the chosen ones, and after them that steps still come from the same processes."""
     record = read_records(job)["main"]
     with tempfile.TemporaryDirectory() as folder:
         creds = forgeries.may_do_everything(Path(record.nats_users), Path(folder)) if record.nats_users else None
         async with await connect(record.nats_url, "outsider", creds=creds) as broker:
-            return await _attack(Target(job, broker, creds))
+            return await _attack(Target(job, broker, creds), set(chosen))
 
 
-async def _attack(target: Target) -> list[Row]:
+async def _attack(target: Target, chosen: set[str]) -> list[Row]:
     before, restarts, rows = await target.stats(), target.restarts(), []
     for name, work in {**ATTACKS, **(OF_OWN_NATS if target.record.nats_users else {})}.items():
+        if chosen and name not in chosen:
+            continue
         was = await target.stats()
         row = Row(name)
         answer = await work(target)

@@ -5,15 +5,19 @@ states of streams, tasks and their ends. `TARGETS` are subjects that somebody el
 """
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import nats
+import nats.errors
+import nats.js.errors
 from nats.aio.client import Client
 
 from trinity.runtime import names
+from trinity.runtime.broker import Broker, on_subject
 from trinity.runtime.names import RunNames, owner_of
 from trinity.runtime.trust import nats_users
 from trinity.runtime.trust.roles import Role
@@ -23,9 +27,11 @@ from trinity.runtime.trust.subjects import ALL_RUNS, grants, matches
 ROLES = (Role.EXPLORER, Role.READER, Role.TRAINER, Role.ENVIRONMENT, Role.OPERATOR, Role.SYNC)
 MARK = b"forged by a reply"
 NAME, VICTIM = "mallory", owner_of("victim")
-_FAR = 10**6
+_FAR = 10**6 + 7
 _GETS = ({"seq": 1}, {"seq": 1, "batch": 3, "max_bytes": 4096}, {"seq": _FAR})
 _NEXTS: tuple[dict[str, Any], ...] = ({"batch": 1, "expires": 50_000_000}, {"batch": 1, "no_wait": True})
+
+_WORDS = (b'+NXT {"batch": 1, "no_wait": true}', b"+WPI", b"+ACK", b'-NAK {"delay": 1}')
 
 
 def targets(run: RunNames) -> dict[str, str]:
@@ -59,6 +65,27 @@ def targets(run: RunNames) -> dict[str, str]:
         "weights": run.weights_part("v1", "f", 0),
         **{what: f"$KV.{bucket}.{key}" for what, (bucket, key) in keys.items()},
     }
+
+
+# What a run itself writes under such subjects.
+_WRITTEN = ("the pointer to the LIVE version", "the trainer's claim", "the run's record", "the commit record",
+            "the announcement", "a cursor")  # fmt: skip
+_ANSWERS = (b'{"type":"io.nats.jetstream', b'{"stream":"', MARK)
+
+
+async def forged(broker: Broker, run: RunNames) -> list[str]:
+    """Targets under which a live run has what it did not write. Where it writes itself, answers of JetStream count."""
+    found = []
+    for what, subject in targets(run).items():
+        try:
+            stream = await broker.js.find_stream_name_by_subject(subject)
+        except nats.js.errors.NotFoundError:
+            continue  # the run uses none
+        async for message in on_subject(broker, stream, subject):
+            if what not in _WRITTEN or not message.data or message.data.startswith(_ANSWERS):
+                found.append(f"{what}: {message.data[:60]!r}")
+                break
+    return found
 
 
 def credentials(accounts: Path, role: Role, run: RunNames, place: Path) -> Path:
@@ -113,7 +140,9 @@ async def _lease(client: Client, run: RunNames) -> list[tuple[str, bytes]]:
     tasks = await client.subscribe(inbox)
     pull = f"$JS.API.CONSUMER.MSG.NEXT.{run.tasks_stream}.{names.TASKS_CONSUMER}"
     await client.publish(pull, b'{"batch": 4, "expires": 1000000000}', reply=inbox)
-    leased = [await tasks.next_msg(5) for _ in range(4)]
+    leased = []
+    with contextlib.suppress(TimeoutError, nats.errors.TimeoutError):  # a live run may have fewer
+        while len(leased) < len(_WORDS):
+            leased.append(await tasks.next_msg(1))
     await tasks.unsubscribe()
-    words = (b'+NXT {"batch": 1, "no_wait": true}', b"+WPI", b"+ACK", b'-NAK {"delay": 1}')
-    return [(one.reply, word) for one, word in zip(leased, words, strict=True)]
+    return [(one.reply, word) for one, word in zip(leased, _WORDS, strict=False)]

@@ -22,13 +22,15 @@ from trinity.reading.job import ProcessRecord, SupervisorRecord
 from trinity.runtime.trust.roles import Role
 from trinity.runtime.trust.tokens import make_tokens
 
-pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(900)]
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import attacks  # noqa: E402
 
 STEPS = 2000
+# After a kill -9 of buffer, sync and nats-server, which read the streams again.
+AGAIN = ["replies to others' subjects as explorer", "replies to others' subjects as reader"]
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ async def test_a_run_under_attack_goes_on(server: NatsServer, tmp_path: Path, mo
 
     async def train() -> None:
         for step in range(1, STEPS + 1):
-            await trainer.batch(step, seconds=60)
+            await trainer.batch(step, seconds=150)
 
     try:
         await trainer.begin()
@@ -69,6 +71,10 @@ async def test_a_run_under_attack_goes_on(server: NatsServer, tmp_path: Path, mo
         async with explorer(run.nats.url, run.run, tasks_at_once=1, seconds=0.05):
             training = asyncio.create_task(train())
             rows = await attacks.attack(tmp_path / "job")
+            for process in (run.buffer, run.sync, server):
+                process.kill()
+                process.start()
+                rows += await attacks.attack(tmp_path / "job", AGAIN)
             assert not training.done()
             training.cancel()
         alive = {name: one.is_running() for name, one in services.items()}
@@ -77,7 +83,7 @@ async def test_a_run_under_attack_goes_on(server: NatsServer, tmp_path: Path, mo
         environment.kill()
         run.stop()
     assert {row.attack: row.problem for row in rows if row.problem} == {}
-    assert len(rows) == len(attacks.ATTACKS) + len(attacks.OF_OWN_NATS) + 1
+    assert len(rows) == len(attacks.ATTACKS) + len(attacks.OF_OWN_NATS) + 1 + 3 * (len(AGAIN) + 1)
     assert all(alive.values()), alive
     logs = "".join(path.read_text(errors="replace") for path in [*tmp_path.glob("*.log"), *tmp_path.glob("*.out")])
     assert logs
