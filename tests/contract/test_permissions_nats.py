@@ -166,6 +166,8 @@ PUBLISH = {
     f"$JS.API.STREAM.CREATE.{RUN.tasks_stream}": {Role.BUFFER},
     f"$JS.API.STREAM.PURGE.{RUN.experiences_stream}": {Role.BUFFER},
     f"$JS.API.STREAM.PURGE.{RUN.weights_stream}": {Role.TRAINER},
+    f"$JS.API.STREAM.CREATE.{RUN.weights_stream}": {Role.BUFFER},
+    f"$JS.API.STREAM.UPDATE.{RUN.weights_stream}": {Role.BUFFER},
     f"$JS.API.STREAM.DELETE.{RUN.experiences_stream}": set(),
     f"$JS.API.STREAM.DELETE.KV_{names.VERSIONS_BUCKET}": set(),
     f"$JS.API.STREAM.PURGE.KV_{names.VERSIONS_BUCKET}": set(),

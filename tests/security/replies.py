@@ -103,12 +103,15 @@ async def forge(url: str, creds: Path, role: Role, run: RunNames) -> dict[str, s
     """Everything that a role may ask, with every target as reply that it may not write. Returns these targets."""
     allowed = grants(role, _run(role, run), NAME).publish
     found = {what: subject for what, subject in targets(run).items() if not any(matches(p, subject) for p in allowed)}
-    client = await nats.connect(url, user_credentials=str(creds), inbox_prefix=f"_INBOX_{role}_{names.token(NAME)}")
+    inbox = f"_INBOX_{role}_{names.token(NAME)}"
+    client = await nats.connect(url, user_credentials=str(creds), inbox_prefix=inbox, error_cb=_ignore)
     try:
         leased = await _lease(client, run) if role is Role.EXPLORER else []
         for subject, body in [*_requests(allowed), *leased]:
             for reply in found.values():
                 await client.publish(subject, body, reply=reply)
+        if role is Role.TRAINER:
+            await _republish(client, run, found.values())
         await client.flush()
         await asyncio.sleep(0.2)  # pull requests end with a status
     finally:
@@ -132,6 +135,20 @@ def _requests(allowed: Iterable[str]) -> list[tuple[str, bytes]]:
             bodies = [b""]
         found += [(subject, body) for body in bodies]
     return found
+
+
+async def _ignore(_: Exception) -> None: ...
+
+
+async def _republish(client: Client, run: RunNames, wanted: Iterable[str]) -> None:
+    """Have the stream of weights send what is put into it to others' subjects."""
+    stream, own, part = run.weights_stream, run.subjects("weights"), run.weights_part("v1", "own", 0)
+    for subject in wanted:
+        config = {"name": stream, "subjects": [own], "republish": {"src": part, "dest": subject}, "storage": "file",
+                  "retention": "limits", "max_bytes": -1, "max_msgs": -1, "num_replicas": 1}  # fmt: skip
+        for verb in ("CREATE", "UPDATE"):
+            await client.publish(f"$JS.API.STREAM.{verb}.{stream}", json.dumps(config).encode(), reply="_INBOX.none")
+        await client.publish(part, MARK)
 
 
 async def _lease(client: Client, run: RunNames) -> list[tuple[str, bytes]]:

@@ -21,6 +21,7 @@ from trinity.runtime import names
 from trinity.runtime.broker import Broker, Bucket, connect, ensure_consumer, ensure_streams, is_cancelled
 from trinity.runtime.log_stream import stream_spec
 from trinity.runtime.version import installed_version
+from trinity.weights.stores.jetstream import JetStreamStore, weights_stream
 
 log = structlog.get_logger(__name__)
 
@@ -69,7 +70,9 @@ class BufferService:
         lines = stream_spec(
             context.names, mib=settings.lines_mib, hours=settings.lines_hours, replicas=settings.nats_replicas
         )
-        await ensure_streams(broker, [*specs, lines])
+        on_jetstream = JetStreamStore.kind in self._plan.config.synchronizer.storage
+        weights = [weights_stream(context.names)] if on_jetstream else []
+        await ensure_streams(broker, [*specs, lines, *weights])
         for queue in (context.names.tasks_stream, context.names.evaluation_tasks_stream):
             await ensure_consumer(broker, queue, names.TASKS_CONSUMER, lease_seconds=names.TASK_LEASE_SECONDS)
         versions = await Bucket.open(broker, names.VERSIONS_BUCKET, replicas=settings.nats_replicas)

@@ -110,6 +110,8 @@ def _buffer(run: RunNames, _: str) -> _Parts:
         *(f"{_API}.CONSUMER.DURABLE.CREATE.{stream}.{names.TASKS_CONSUMER}" for stream in queues),
         *(f"{_API}.CONSUMER.INFO.{stream}.{names.TASKS_CONSUMER}" for stream in queues),
         *acks,
+        # Who may change a stream can have it republish to any subject: the trainer does not.
+        *_weights(run, "INFO", "CREATE", "UPDATE"),
         *_bucket(names.VERSIONS_BUCKET, f"{run.run}.>"),
         *_bucket(names.RUNS_BUCKET, run.commit_key),
         f"$KV.{names.RUNS_BUCKET}.{run.commit_key}",
@@ -142,7 +144,7 @@ def _explorer(run: RunNames, owner: str) -> _Parts:
 
 def _trainer(run: RunNames, _: str) -> _Parts:
     lines = run.line(Role.TRAINER, "*")
-    return [run.subjects("weights"), lines, *_weights(run, "INFO", "CREATE", "UPDATE", "PURGE")], []
+    return [run.subjects("weights"), lines, *_weights(run, "INFO", "PURGE")], []
 
 
 def _environment(run: RunNames, _: str) -> _Parts:

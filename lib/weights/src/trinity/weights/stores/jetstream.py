@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +17,7 @@ from typing import TypeVar
 import xxhash
 
 from trinity.runtime.broker import Broker, StreamSpec, connect, ensure_streams
-from trinity.runtime.errors import DataLoss, InvalidInput, NotFound
+from trinity.runtime.errors import DataLoss, InvalidInput, NotFound, PermissionDenied
 from trinity.runtime.names import RunNames
 from trinity.weights.manifest import FileInfo, JetStreamOffer, Manifest, Offer
 from trinity.weights.stores.base import MANIFEST, Store
@@ -27,10 +28,16 @@ MOST_BYTES = 256 * 1024 * 1024
 _STREAM_BYTES = 8 * MOST_BYTES
 _IN_FLIGHT = 16
 _END = "end"
+_AGAIN_SECONDS = 0.2
 _SETTLE_SECONDS = 1.0  # a follower of a replicated stream may lag behind the newest acknowledgement
 _PREFIX = re.compile(r"v[0-9]+")
 
 Result = TypeVar("Result")
+
+
+def weights_stream(names: RunNames) -> StreamSpec:
+    """The stream of a run whose storage is on JetStream."""
+    return StreamSpec(names.weights_stream, (names.subjects("weights"),), max_bytes=_STREAM_BYTES, replicas=0)
 
 
 class JetStreamStore(Store):
@@ -117,7 +124,7 @@ class JetStreamStore(Store):
         attempt = secrets.token_hex(8)
 
         async def store(broker: Broker) -> None:
-            await ensure_streams(broker, [self._stream])
+            await self._until_there(broker)
             await broker.purge_subject(self._names.weights_stream, self._names.weights_parts(prefix, info.name))
 
             async def publish(part: int | str, data: bytes) -> None:
@@ -129,10 +136,19 @@ class JetStreamStore(Store):
 
         self._call(store)
 
-    @property
-    def _stream(self) -> StreamSpec:
-        names = self._names
-        return StreamSpec(names.weights_stream, (names.subjects("weights"),), max_bytes=_STREAM_BYTES, replicas=0)
+    async def _until_there(self, broker: Broker) -> None:
+        """Make the stream if missing. Where NATS has users, only the buffer may, which perhaps starts later.
+
+        Raises PermissionDenied if it does not within the patience.
+        """
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                return await ensure_streams(broker, [weights_stream(self._names)])
+            except PermissionDenied:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(_AGAIN_SECONDS)
 
     def _read_manifest(self, version: int) -> bytes | None:
         found = bytearray()
