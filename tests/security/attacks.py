@@ -56,6 +56,7 @@ _STEP_SECONDS, _TASK_SECONDS = 180.0, 180.0
 _CALL_SECONDS = 20.0
 _EPISODE_SECONDS = 120.0  # a worker process imports the environment's library first
 _COUNTED_SECONDS, _TRIES = 5.0, 10
+_GUESSED = 20  # of the newest tasks, which are outstanding
 _SERVICES = ("buffer", "sync")
 _REFUSALS = ("INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED", "FAILED_PRECONDITION", "refused")
 _IMPORTS, _CALLS, _OPENS = "would be imported into the", "an address that the", "may be a path, a URL or a module"
@@ -179,7 +180,7 @@ class Target:
     async def by_ids(self) -> Counted:
         """Empty messages with every id that an explorer can guess of another's results for the outstanding tasks."""
         fed = on_subject(self.broker, self.names.tasks_stream, self.names.subjects("tasks"))
-        tasks = [TaskMessage.parse(message.data) async for message in fed]
+        tasks = [TaskMessage.parse(message.data) async for message in fed][-_GUESSED:]
         guessed = [f"{task.task_id}{rest}" for task in tasks if task for rest in ("", "/failed/1", "/requeue/1")]
         guessed += [f"fence/{rest}{version}" for version in range(20) for rest in ("", "rollback/")]
         subject = self.names.experience(names.owner_of(replies.NAME), 0, "sums")
