@@ -117,12 +117,15 @@ def _answers(subject: str) -> dict[str, Any]:
 
 def _write_accounts(folder: Path, accounts: list[tuple[Any, dict[str, Any]]]) -> None:
     operator, system = _key(folder / "operator.seed"), _public(_key(folder / "system.seed"))
-    operator_jwt = _sign(operator, operator, "trinity", {"type": "operator", "system_account": system})
+    there = (folder / ACCOUNTS_FILE).read_text().splitlines() if (folder / ACCOUNTS_FILE).exists() else []
+    own = _sign(operator, operator, "trinity", {"type": "operator", "system_account": system})
+    # A server that reads the file again takes no other operator, a signature of another time included.
+    operator_line = next((line for line in there if line.startswith("operator: ")), f"operator: {own}")
     # Named by their keys: KEDA's scaler asks the monitor for an account by its key, and then compares its name.
     signed = [(_public(key), _sign(operator, key, _public(key), body)) for key, body in accounts]
     preload = "\n".join(f"  {public}: {jwt}" for public, jwt in signed)
     config = (
-        f"max_control_line: {_LONGEST_LINE}\noperator: {operator_jwt}\nsystem_account: {system}\n"
+        f"max_control_line: {_LONGEST_LINE}\n{operator_line}\nsystem_account: {system}\n"
         f"resolver: MEMORY\nresolver_preload {{\n{preload}\n}}\n"
     )
     files.write_atomic(folder / ACCOUNTS_FILE, config.encode(), mode=0o644)
