@@ -9,9 +9,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from support.fakes.models.chat_templates import FAMILIES
 from support.fakes.models.tokenizer_folder import make_tokenizer_folder
 from trinity.cli.main import app
 from trinity.cli.supervise.checks import preflight, rendered_rows
+from trinity.config import Problem, make_plan
+from trinity.config.load import parse
 
 pytestmark = pytest.mark.core
 
@@ -60,6 +63,35 @@ def test_examples_are_rendered(
 ) -> None:
     found, text = check(tmp_path, algorithm, rows_of(algorithm, *questions), custom_chat_template=_STRICT)
     assert (found, said in text) == (code, True), text
+
+
+@pytest.mark.parametrize(
+    ("family", "workflow", "args", "code", "said"),
+    [
+        ("Qwen2.5 base", "simple_workflow", {}, 0, "'<|im_end|>' ends a reply, and is no eos token"),
+        ("Qwen2.5", "simple_workflow", {}, 0, ""),
+        ("Gemma 2", "math_workflow", {}, 0, "system prompts begin the first message of the user"),
+        ("QwQ", "simple_workflow", {}, 0, "it begins each reply with '<think>\\n'"),
+        ("R1 distillations", "environment_workflow", {"environment": "countdown"}, 2, "makes one sequence of several"),
+        ("Qwen3", "tool_call_workflow", {"environment": "countdown"}, 2, "it leaves out what was thought in former"),
+        ("Qwen3", "environment_workflow", {"environment": "countdown", "step_wise": True}, 0, ""),
+        ("Phi-4", "tool_call_workflow", {"environment": "countdown"}, 0, "it shows the policy no tools"),
+    ],
+)
+def test_what_a_template_does_is_said(
+    tmp_path: Path, family: str, workflow: str, args: dict[str, Any], code: int, said: str
+) -> None:
+    folder = next(one for one in FAMILIES if one.name == family).save(tmp_path / "model")
+    taskset = {"name": "a", "path": "a", "workflow_args": args, "default_workflow_type": workflow}
+    values = {
+        "checkpoint_root_dir": str(tmp_path),
+        "model": {"model_path": str(folder), "max_model_len": 512},
+        "buffer": {"explorer_input": {"taskset": taskset}},
+    }
+    config = parse(json.dumps(values))
+    found = list(rendered_rows.check_rendering(make_plan(config), [], []))
+    assert any(isinstance(one, Problem) for one in found) == (code == 2)
+    assert any(said in str(one) for one in found) if said else not found, found
 
 
 def test_plain_text_needs_no_template(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ VLLM = (
             "vllm.engine.arg_utils:EngineArgs.attention_backend",
             "vllm.usage.usage_lib:UsageContext.LLM_CLASS",
             "vllm.v1.engine.async_llm:AsyncLLM.from_vllm_config(vllm_config, disable_log_stats)",
+            "vllm.v1.engine.async_llm:AsyncLLM.input_processor",
+            "vllm.v1.engine.input_processor:InputProcessor.generation_config_fields",
             "vllm.v1.engine.output_processor:LogprobsProcessor",
             "vllm.envs:VLLM_WORKER_MULTIPROC_METHOD",
             "vllm.envs:VLLM_NO_USAGE_STATS",

@@ -33,7 +33,7 @@ _PROMPT = [5, 6, 7, 8] * 8
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(quickstart_model: Path) -> AsyncIterator[Engine]:
     options = EngineOptions(
-        str(quickstart_model), "cpu", 512, max_num_seqs=2, engine_args={"speculative_config": _NGRAM}
+        str(quickstart_model), "cpu", 512, max_num_seqs=2, turn_end=7, engine_args={"speculative_config": _NGRAM}
     )
     engine = await Engine.start(options)
     yield engine
@@ -43,6 +43,17 @@ async def engine(quickstart_model: Path) -> AsyncIterator[Engine]:
 async def sample(engine: Engine, temperature: float, stop: tuple[str, ...] = ()) -> list[Completion]:
     sampling = SamplingParams(temperature=temperature, max_tokens=64, n=2, ignore_eos=True, stop=stop, seed=3)
     return await asyncio.wait_for(engine.generate(_PROMPT, sampling), 120)
+
+
+async def test_sampling_stops_at_the_end_of_a_turn_unless_it_ignores_ends(engine: Engine) -> None:
+    sampling = SamplingParams(temperature=2.0, max_tokens=400, n=8)
+    for completion in await asyncio.wait_for(engine.generate(_PROMPT, sampling), 200):
+        tokens = completion.token_ids.tolist()
+        assert 7 not in tokens[:-1] and 256 not in tokens[:-1]
+        assert (completion.finish_reason == "stop") == (tokens[-1] in (7, 256))
+    endless = SamplingParams(temperature=2.0, max_tokens=400, n=8, ignore_eos=True)
+    found = await asyncio.wait_for(engine.generate(_PROMPT, endless), 200)
+    assert any(7 in completion.token_ids[:-1] for completion in found)
 
 
 def expected(model: torch.nn.Module, token_ids: np.ndarray, temperature: float) -> np.ndarray:

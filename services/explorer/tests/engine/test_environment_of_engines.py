@@ -1,10 +1,11 @@
 """What vLLM's child processes are told while an engine starts, and that nothing of it stays."""
 
 import os
+from typing import Any
 
 import pytest
 
-from trinity.explorer.engine.start import _arguments_of, _environment
+from trinity.explorer.engine.start import _arguments_of, _environment, also_stop_at
 from trinity.explorer.types import EngineOptions
 
 pytestmark = pytest.mark.core
@@ -46,3 +47,14 @@ def test_a_reproducible_engine_is_batch_invariant_whatever_the_user_has_set(monk
     for reproducible, said in ((True, "1"), (False, "0")):
         with _environment(EngineOptions("m", "cuda", 64, reproducible=reproducible), None):
             assert os.environ[INVARIANT] == said
+
+
+@pytest.mark.parametrize(("given", "known"), [({}, []), ({"eos_token_id": 3}, [3]), ({"eos_token_id": [3, 5]}, [3, 5])])
+def test_the_end_of_a_turn_ends_samples_as_an_eos_token_does(given: dict[str, Any], known: list[int]) -> None:
+    from vllm import SamplingParams
+
+    also_stop_at(7, given)
+    for ignore in (False, True):
+        sampling = SamplingParams(ignore_eos=ignore)
+        sampling.update_from_generation_config(given, 3)
+        assert sorted(sampling.stop_token_ids or []) == ([] if ignore else sorted({*known, 7} - {3}))

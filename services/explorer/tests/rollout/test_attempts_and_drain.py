@@ -40,6 +40,9 @@ class Tools:
     def text(self, token_ids: object) -> str:
         return "42"
 
+    def reply(self, token_ids: object) -> str:
+        return ""
+
     async def generate(self, prompt_token_ids: object, sampling, images=()) -> list[Completion]:  # type: ignore[no-untyped-def]
         await asyncio.sleep(self._seconds)
         if self._problem is not None:

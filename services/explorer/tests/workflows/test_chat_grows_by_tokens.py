@@ -165,6 +165,18 @@ def test_half_of_a_surrogate_pair_is_refused(folder: Path) -> None:
         chat(folder).prompt(user("a\ud800b"))
 
 
+def test_a_reply_has_the_begin_that_the_prompt_wrote(folder: Path) -> None:
+    chats = chat(folder, BEGINS_THINKING)
+    assert chats.text(chats.prompt(user("go"))).endswith("<think>")
+    assert chats.reply(chats.tokens("ab</think>b<|end|>")) == "<think>ab</think>b"
+    assert chat(folder).reply(chats.tokens("ab<|end|>")) == "ab"
+
+
+def test_the_end_of_a_turn_that_is_no_eos_is_known(folder: Path) -> None:
+    other = PLAIN.replace("<|end|>", "<|tool|>")
+    assert chat(folder, other).turn_end == chat(folder).tokens("<|tool|>")[0]
+
+
 THINKING = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}" + PLAIN
 
 

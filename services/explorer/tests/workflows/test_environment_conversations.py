@@ -10,7 +10,9 @@ import pytest
 from support.fakes.explorers.toolbox import Corridor, Step, Toolbox, make_episode_task, play, right, turns
 from trinity.config import make_plan
 from trinity.config.load import parse
-from trinity.explorer.workflows.environments import refuse_rewritten_history
+from trinity.data.templates import refuse_rewritten_history
+from trinity.explorer.environments.client import Answer, Score
+from trinity.explorer.workflows.single_turn import SimpleWorkflow
 from trinity.runtime.errors import InvalidInput
 
 pytestmark = pytest.mark.core
@@ -23,6 +25,31 @@ async def test_a_template_that_rewrites_history_is_refused_unless_turns_are_expe
     made = await play(tools, n=1, step_wise=True)
     assert [e.step for e in made] == [0, 1]
     assert tools.prompts[1] == made[1].token_ids[: made[1].prompt_length].tolist(), "the prompt it was sampled after"
+
+
+async def test_environments_and_scorers_see_the_whole_reply_and_training_the_sampled_tokens() -> None:
+    seen: list[str] = []
+
+    class Listening(Corridor):
+        async def step(self, action: str) -> Step:
+            seen.append(action)
+            return await super().step(action)
+
+    def scored(_: str, answer: Answer) -> Score:
+        seen.append(answer.response)
+        return Score(1.0, {})
+
+    tools = Toolbox(lambda _: "A</think>right", {"corridor": Listening}, scored=scored, opened="<think>")
+    plain = Toolbox(lambda _: "A</think>right")
+    made, expected = await play(tools, n=1), await play(plain, n=1)
+    assert set(seen) == {"<think>A</think>right"}
+    assert made[0].response_text.startswith("[assistant] <think>A</think>right")
+    assert made[0].token_ids.tolist() == expected[0].token_ids.tolist()
+    assert made[0].logprobs.tolist() == expected[0].logprobs.tolist()
+    seen.clear()
+    (single,) = await SimpleWorkflow(make_episode_task("{}", 1, row_json='{"prompt": "?", "answer": "4"}',
+        format={"prompt_key": "prompt", "response_key": "answer"}), tools).run()  # fmt: skip
+    assert seen == [single.response_text] == ["<think>A</think>right"]
 
 
 @pytest.mark.parametrize(

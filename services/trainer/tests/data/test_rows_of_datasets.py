@@ -85,15 +85,13 @@ def test_of_plain_text_every_token_but_the_first_is_learnt(tokenizer: Any) -> No
 @pytest.mark.parametrize("kind", ["text", "messages"])
 def test_a_tokenizer_without_an_end_is_refused_by_its_name(kind: str) -> None:
     class Endless:
-        eos_token_id, name_or_path = None, "models/endless"
+        eos_token_id, name_or_path, all_special_ids, added_tokens_decoder = None, "models/endless", (), ()
 
         def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
             return [ord(letter) for letter in text]
 
-        def apply_chat_template(
-            self, messages: list[dict[str, str]], add_generation_prompt: bool, **_: Any
-        ) -> list[int]:
-            return [0, 1] if add_generation_prompt else [0, 2]  # asks for a reply otherwise than it writes one
+        def apply_chat_template(self, messages: list[dict[str, str]], add_generation_prompt: bool, **_: Any) -> str:
+            return "".join(message["content"] for message in messages)
 
     messages = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
     rows = {"text": pb.Example(text="abc"), "messages": pb.Example(messages_json=json.dumps(messages))}

@@ -108,11 +108,12 @@ class Toolbox:
         scored: Callable[[str, Answer], Score] | None = None,
         max_model_tokens: int = 4000,
         history_problem: str = "",
+        opened: str = "",
     ) -> None:
         self._policy, self._environments = policy, environments or {"corridor": Corridor}
         self._judged, self._scored = judged, scored
         self.max_prompt_tokens = self.max_model_tokens = max_model_tokens
-        self.history_problem = history_problem
+        self.history_problem, self.opened = history_problem, opened
         self.model_path = "model"
         self.prompts: list[list[int]] = []
         self.shown: list[Sequence[PlacedImage]] = []
@@ -148,6 +149,9 @@ class Toolbox:
 
     def text(self, token_ids: Any) -> str:
         return decode([int(token) for token in token_ids])
+
+    def reply(self, token_ids: Any) -> str:
+        return self.opened + self.text(token_ids)
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[PlacedImage] = ()

@@ -48,7 +48,7 @@ class TorchEngine(MemberEngine):
         return token, float(logprobs[token])
 
     def _ends(self, token: int, sampling: SamplingParams) -> bool:
-        return token == self._end and not sampling.ignore_eos
+        return token in (self._end, self.options.turn_end) and not sampling.ignore_eos
 
     async def logprobs(self, token_ids: Sequence[int], images: Sequence[bytes] = ()) -> np.ndarray:
         found = self._logits(token_ids)[:-1].log_softmax(-1)

@@ -61,7 +61,7 @@ class PolicySampler:
         sampling = self._sampling(options, len(prompt), cut)
         made = []
         for completion in await self._tools.generate(prompt, sampling):
-            reply = self._recorded(prompt, completion, sampling, cut)
+            reply = self._recorded(prompt, completion, sampling, cut, self._tools.reply(completion.token_ids))
             grown = [*messages, {"role": "assistant", "content": reply.text}]
             self._conversations[_key(grown, schemas)] = before.replied(completion, reply.trained)
             made.append(self._experience(reply, cut))
@@ -73,7 +73,7 @@ class PolicySampler:
             prompt, cut = self._fitting(self._tools.tokens(text), first=True)
             sampling = self._sampling(options, len(prompt), cut)
             completions = await self._tools.generate(prompt, sampling)
-            replies = [self._recorded(prompt, completion, sampling, cut) for completion in completions]
+            replies = [self._recorded(prompt, c, sampling, cut, self._tools.text(c.token_ids)) for c in completions]
             made += [self._experience(reply, cut) for reply in replies]
         return made
 
@@ -100,7 +100,7 @@ class PolicySampler:
             logprobs=made.logprobs.tolist(),
             action_mask=made.action_mask.tolist(),
             prompt_text=self._tools.text(prompt),
-            response_text=self._tools.text(response),
+            response_text=self._tools.reply(response),
             messages=list(messages),
         )
 
@@ -169,11 +169,13 @@ class PolicySampler:
         room = 1 if cut else max(self._tools.max_model_tokens - prompt_length, 1)
         return _sampling(options, self._task.sampling, room)
 
-    def _recorded(self, prompt: list[int], completion: Completion, sampling: SamplingParams, cut: bool) -> Reply:
+    def _recorded(
+        self, prompt: list[int], completion: Completion, sampling: SamplingParams, cut: bool, text: str
+    ) -> Reply:
         task = self._task.sampling
         same = all(getattr(sampling, name) == getattr(task, name) for name in _OF_THE_TRAINER)
         trained = same and max(sampling.top_k, 0) == max(task.top_k, 0) and not cut
-        reply = Reply(tuple(prompt), completion, self._tools.text(completion.token_ids), trained)
+        reply = Reply(tuple(prompt), completion, text, trained)
         self._replies.append(reply)
         self._history.append(reply)
         return reply

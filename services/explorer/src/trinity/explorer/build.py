@@ -11,6 +11,7 @@ from trinity.config.checks.teacher import teachers
 from trinity.config.checks.vision import archives
 from trinity.config.memory import vocabulary_of
 from trinity.data.experience import Limits
+from trinity.data.templates import refuse_rewritten_history
 from trinity.data.vision import ImageRules, image_rules
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
@@ -27,7 +28,6 @@ from trinity.explorer.types import EngineOptions
 from trinity.explorer.weights.choice import ExactGates
 from trinity.explorer.weights.follower import WeightFollower
 from trinity.explorer.weights.member import Activity, CollectiveMember
-from trinity.explorer.workflows.environments import refuse_rewritten_history
 from trinity.runtime.broker import Broker
 from trinity.runtime.devices import choose
 from trinity.runtime.names import RunNames
@@ -51,7 +51,8 @@ class ExplorerBuilder:
         path = self._config.model.model_path
         return Limits(self._plan.lengths.model, vocabulary_of(path), images=image_rules(path))
 
-    def engine_options(self) -> EngineOptions:
+    def engine_options(self, turn_end: int | None) -> EngineOptions:
+        """`turn_end`: the token that ends a reply under the chat template."""
         import torch
 
         model = self._config.model
@@ -65,6 +66,7 @@ class ExplorerBuilder:
             gpu_memory_gib=self._settings.gpu_memory_gib,
             rope=model.rope,
             images=image_rules(model.model_path),
+            turn_end=turn_end,
             reproducible=self._config.reproducible,
         )
 

@@ -14,16 +14,13 @@ import structlog
 
 from trinity.config.schema.model import ModelConfig
 from trinity.data.images import PlacedImage, expanded, placed
-from trinity.data.templates import chat_template, template_key
+from trinity.data.templates import Message, chat_template, template_key
 from trinity.data.vision import ImageRules, image_rules
 from trinity.runtime.errors import InvalidInput
 
 log = structlog.get_logger(__name__)
 
-Message = dict[str, Any]
-
-# Characters of a private use area mark a reply in a rendered text. Real text does not have them.
-_REPLY = "\ue0a1\ue0a2\ue0a3"
+__all__ = ["ChatTokenizer", "Message"]
 
 
 class ChatTokenizer:
@@ -38,8 +35,8 @@ class ChatTokenizer:
             self._tokenizer = AutoTokenizer.from_pretrained(model.model_path, trust_remote_code=model.trust_remote_code)
         except (OSError, ValueError) as error:
             raise InvalidInput("model.model_path", f"{model.model_path!r} has no usable tokenizer: {error}") from None
-        self.template = chat_template(model, self._tokenizer.chat_template)
-        self._tokenizer.chat_template = self.template
+        self._template = chat_template(model, self._tokenizer)
+        self.template = self._template.text
         self._check_syntax(template_key(model))
 
     def _check_syntax(self, key: str) -> None:
@@ -65,7 +62,7 @@ class ChatTokenizer:
         tools: JSON schemas of functions the assistant may call. images: files for the parts {"type": "image"}, in
         order; each takes the model's number of placeholder tokens.
         """
-        asked = [*self.tokens(self._render(messages, tools=tools)), *self.tokens(reply_prefix or "")]
+        asked = [*self.tokens(self._template.render(messages, tools=tools)), *self.tokens(reply_prefix or "")]
         return self._expanded(asked, images)
 
     def next_turn(self, messages: Sequence[Message], images: Sequence[bytes] = ()) -> list[int]:
@@ -73,7 +70,7 @@ class ChatTokenizer:
 
         The first id ends the turn. images: as in `prompt`. Raises InvalidInput if the template refuses the messages.
         """
-        return self._expanded(self.tokens(self._after_reply(messages)), images)
+        return self._expanded(self.tokens(self._template.after_reply(messages)), images)
 
     def placed(self, token_ids: Sequence[int], images: Sequence[bytes]) -> tuple[PlacedImage, ...]:
         """Images with positions in token ids of `prompt` or `next_turn`. Raises InvalidInput if they do not match."""
@@ -99,7 +96,7 @@ class ChatTokenizer:
 
     def conversation(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a finished conversation, for a reward model. Raises InvalidInput if the template refuses it."""
-        return self.tokens(self._render(messages, ask=False))
+        return self.tokens(self._template.render(messages, ask=False))
 
     def tokens(self, text: str) -> list[int]:
         """Token ids of a text without template. Raises InvalidInput if the text has half of a surrogate pair."""
@@ -118,43 +115,16 @@ class ChatTokenizer:
         """Upper bound of the tokenizer's token ids."""
         return len(self._tokenizer)
 
-    @cached_property
+    def reply(self, token_ids: "Sequence[int] | np.ndarray") -> str:
+        """Text of a sampled reply, with the begin that the template wrote before sampling (`<think>`)."""
+        return self._template.opened + self.text(token_ids)
+
+    @property
+    def turn_end(self) -> int | None:
+        """The token that ends a reply under this template; None if it only writes text there."""
+        return self._template.turn_end
+
+    @property
     def history_problem(self) -> str:
-        """The reason why a conversation cannot grow by tokens under this template; empty if it can.
-
-        Some templates drop the thoughts of former turns, or begin a reply with text that they drop later. Then the
-        second prompt does not continue the first.
-        """
-        for reply, what in (
-            ("Yes.", "it writes former replies otherwise than it asked for them"),
-            ("<think>\nA thought.\n</think>\n\nYes.", "it leaves out what was thought in former turns"),
-        ):
-            asked: list[Message] = [{"role": "user", "content": text} for text in ("First?", "Second?", "Third?")]
-            said: Message = {"role": "assistant", "content": reply}
-            try:
-                whole = self._render([asked[0], said, asked[1], said, asked[2]])
-                grown = self._render(asked[:1]) + reply
-                grown += self._after_reply(asked[1:2]) + reply + self._after_reply(asked[2:])
-            except InvalidInput as error:
-                return f"it takes no conversation of several turns: {error}"
-            if whole != grown:
-                return what
-        return ""
-
-    def _after_reply(self, messages: Sequence[Message]) -> str:
-        before: list[Message] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _REPLY}]
-        _, found, after = self._render([*before, *messages]).partition(_REPLY)
-        if not found:
-            raise InvalidInput("messages", "the chat template leaves out a former reply")
-        return after
-
-    def _render(
-        self, messages: Sequence[Message], ask: bool = True, tools: Sequence[dict[str, Any]] | None = None
-    ) -> str:
-        try:
-            text: Any = self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=ask, tools=list(tools) if tools else None
-            )
-        except Exception as error:  # Jinja templates raise what they like
-            raise InvalidInput("messages", f"the chat template refuses them: {error}") from None
-        return str(text)
+        """The reason why a conversation cannot grow by tokens under this template; empty if it can."""
+        return self._template.history_problem

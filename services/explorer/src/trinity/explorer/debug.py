@@ -56,8 +56,8 @@ def main() -> None:
 async def _answer_all(settings: ExplorerSettings, answers: TextIO) -> None:
     plan = load_plan(settings.config_file, settings.stage, settings.plugin_dirs)
     build = ExplorerBuilder(plan, settings, _NAME, _NAME)
-    options = build.engine_options()
     tokenizer = await asyncio.to_thread(ChatTokenizer, plan.config.model)
+    options = build.engine_options(tokenizer.turn_end)
     process.guard_group()  # vLLM's processes do not notice that this one was killed
     with contextlib.closing(await build.pool(options)) as pool:
         tools = await build.tools(options, pool, tokenizer)
@@ -101,7 +101,7 @@ def _experience(one: Experience, tools: ExplorerTools) -> dict[str, Any]:
         "rollout": one.rollout,
         "step": one.step,
         "prompt": one.prompt_text or tools.text(prompt),
-        "response": one.response_text or tools.text(response),
+        "response": one.response_text or tools.reply(response),
         "prompt_tokens": one.prompt_length,
         "response_tokens": len(response),
         "reward": float(one.reward),

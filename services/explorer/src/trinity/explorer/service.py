@@ -71,9 +71,9 @@ class ExplorerService:
 
     async def work(self, ready: asyncio.Event, address: str) -> None:
         process.guard_group()  # vLLM's processes would survive a kill of this one
-        options = self._build.engine_options()
         running = self._running
         running.tokenizer = tokenizer = await asyncio.to_thread(ChatTokenizer, self._plan.config.model)
+        options = self._build.engine_options(tokenizer.turn_end)
         running.pool = pool = await self._build.pool(options)
         listen, name = self._settings.serve_listen, self._plan.config.name
         serve = partial(endpoint.serve, pool, listen, self._api_keys, options.model, name, tokenizer.template)

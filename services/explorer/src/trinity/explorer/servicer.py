@@ -1,9 +1,10 @@
 """The gRPC edge of the explorer."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import grpc.aio
+import numpy as np
 
 from trinity.api.common.v1 import task_pb2
 from trinity.api.explorer.v1 import explorer_pb2 as pb
@@ -39,7 +40,7 @@ class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
         prompt = list(request.prompt_token_ids)
         check_prompt(prompt, self._running.limits, "prompt_token_ids")
         completions = await pool.generate(prompt, _sampling(request.sampling))
-        return pb.GenerateResponse(completions=[_completion(c, tokenizer) for c in completions])
+        return pb.GenerateResponse(completions=[_completion(c, tokenizer.text) for c in completions])
 
     async def Chat(self, request: pb.ChatRequest, context: grpc.aio.ServicerContext) -> pb.ChatResponse:
         pool, tokenizer = self._engines()
@@ -52,7 +53,9 @@ class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
         prompt = tokenizer.prompt(messages)
         check_prompt(prompt, self._running.limits, "messages_json")
         completions = await pool.generate(prompt, _sampling(request.sampling))
-        return pb.ChatResponse(prompt_token_ids=prompt, completions=[_completion(c, tokenizer) for c in completions])
+        return pb.ChatResponse(
+            prompt_token_ids=prompt, completions=[_completion(c, tokenizer.reply) for c in completions]
+        )
 
     def _outside(self) -> OutsideSessions:
         if self._running.outside is None:
@@ -121,11 +124,11 @@ def check_prompt(token_ids: Sequence[int], limits: Limits, field: str) -> None:
         raise InvalidInput(field, f"has token id {max(token_ids)}; ids of this model are below {limits.ids_below}")
 
 
-def _completion(completion: Completion, tokenizer: ChatTokenizer) -> pb.Completion:
+def _completion(completion: Completion, text: Callable[[np.ndarray], str]) -> pb.Completion:
     return to_message(
         completion,
         pb.Completion,
         token_ids=to_tensor(completion.token_ids),
         logprobs=to_tensor(completion.logprobs),
-        text=tokenizer.text(completion.token_ids.tolist()),
+        text=text(completion.token_ids),
     )

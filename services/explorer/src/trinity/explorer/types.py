@@ -64,6 +64,7 @@ class EngineOptions:
     pooling: bool = False  # the model rates instead of writing
     rope: Mapping[str, Any] = field(default_factory=dict)  # ModelConfig.rope
     images: ImageRules | None = None  # None: the model reads no images
+    turn_end: int | None = None  # the chat template's end of a reply, at which sampling stops as at the model's eos
     reproducible: bool = False  # results do not depend on the other sequences of a batch
 
     @classmethod

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from trinity.config import Plan, Problem
 from trinity.config.schema.buffer import FormatConfig, TasksetConfig
 from trinity.config.workflows import reads_prompt
 from trinity.data.datasets import Messages, Row, reader
-from trinity.data.templates import chat_template, template_key
+from trinity.data.templates import ChatTemplate, chat_template, refuse_rewritten_history, template_key
+from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.process import memory_limit, time_limit
 
@@ -27,23 +29,21 @@ def check_rendering(
     tasksets: Sequence[tuple[str, TasksetConfig, Sequence[Row]]],
     examples: Sequence[tuple[str, FormatConfig, Sequence[Row]]],
 ) -> Iterator[Problem | str]:
-    """Yields problems, and sentences on rows that are cut. Yields nothing without transformers, or for a model with a
-    hub name.
+    """Yields problems, and sentences on the template and on rows that are cut. Yields nothing without transformers.
 
     Measures at most 2,000 rows of a dataset, evenly spread, for at most a minute. The system prompt of a workflow is
     not included.
     """
     model, plain = plan.config.model, plan.algorithm.offline and plan.algorithm.rows == "text"
-    if not Path(model.model_path).expanduser().is_dir():
-        return
-    tokenizer = _tokenizer(Path(model.model_path).expanduser(), model.trust_remote_code)
+    tokenizer = _tokenizer(model.model_path, model.trust_remote_code)
     if isinstance(tokenizer, Problem):
         yield tokenizer
         return
     if tokenizer is None or plain:  # plain text needs no template
         return
     try:
-        tokenizer.chat_template = chat_template(model, tokenizer.chat_template)
+        with _limits():
+            template = chat_template(model, tokenizer)
         text = render(tokenizer, [{"role": "user", "content": "?"}], True)
     except InvalidInput as error:
         yield Problem(error.field, str(error).partition(": ")[2])
@@ -59,18 +59,62 @@ def check_rendering(
         if not text:
             yield Problem(template_key(model), "renders nothing of a user's message; write what the model reads")
             return
+        try:
+            with _limits():
+                found = list(_properties(plan, template, tokenizer))
+        except _Endless as error:
+            found = [Problem(template_key(model), str(error))]
+        yield from found
     for key, taskset, rows in tasksets:
         yield from _prompts(plan, tokenizer, key, taskset, rows)
     for key, form, rows in examples:
-        yield from _examples(plan, tokenizer, key, form, rows)
+        yield from _examples(plan, template, tokenizer, key, form, rows)
 
 
-def _tokenizer(folder: Path, trust_remote_code: bool) -> Any:
+def _properties(plan: Plan, template: ChatTemplate, tokenizer: Any) -> Iterator[Problem | str]:
+    """Yields what the template does otherwise than a plain one, as the explorer and the trainer treat it."""
+    key = template_key(plan.config.model)
+    end = template.turn_end
+    if end is None:
+        yield f"{key}: no token ends a reply, only text; replies end with the tokenizer's eos_token, or at their limit"
+    elif end not in _ends_of_text(plan.config.model.model_path, tokenizer):
+        token = tokenizer.convert_ids_to_tokens(end)
+        yield (
+            f"{key}: {token!r} ends a reply, and is no eos token of the tokenizer or of generation_config.json; "
+            "rollouts and the endpoint stop at it too, and SFT trains it"
+        )
+    if template.opened:
+        yield f"{key}: it begins each reply with {template.opened!r}; scorers, environments and SFT see that once"
+    if plan.offline:
+        return
+    if template.folds_system:
+        yield f"{key}: it takes no system prompt; system prompts begin the first message of the user"
+    if template.history_problem:
+        try:
+            refuse_rewritten_history(plan, template.history_problem)
+        except InvalidInput as error:
+            yield Problem(error.field, str(error).removeprefix(f"{error.field}: "))
+    source = plan.config.buffer.explorer_input
+    calls = any(source.workflow_of(one) == "tool_call_workflow" for one in (*plan.tasksets, *plan.eval_tasksets))
+    if calls and not template.shows_tools:
+        yield f"{key}: it shows the policy no tools; tool_call_workflow needs them in the prompt, so write them there"
+
+
+def _ends_of_text(model_path: str, tokenizer: Any) -> set[int]:
+    """Returns the tokens at which vLLM stops without being told."""
+    given = files.read_json(Path(model_path).expanduser() / "generation_config.json")
+    ends = given.get("eos_token_id") if isinstance(given, dict) else None
+    return {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
+
+
+def _tokenizer(model_path: str, trust_remote_code: bool) -> Any:
     """Returns the model's tokenizer, a Problem if its files hold no tokenizer, None without such files."""
+    folder = Path(model_path).expanduser()
     try:
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        here = folder if folder.is_dir() else model_path  # a name on a hub
+        return AutoTokenizer.from_pretrained(here, trust_remote_code=trust_remote_code)
     except ImportError:
         return None
     except Exception as error:  # files of a tokenizer may hold anything; who has none here is told by the explorer
@@ -106,7 +150,9 @@ def _prompts(
               "they are cut and not trained"  # fmt: skip
 
 
-def _examples(plan: Plan, tokenizer: Any, key: str, form: FormatConfig, rows: Sequence[Row]) -> Iterator[Problem | str]:
+def _examples(
+    plan: Plan, template: ChatTemplate, tokenizer: Any, key: str, form: FormatConfig, rows: Sequence[Row]
+) -> Iterator[Problem | str]:
     """Yields problems of conversations whose last message is trained, as the trainer renders them."""
     limit, stride = plan.lengths.model, _stride(rows)
     lengths: list[int] = []
@@ -117,6 +163,7 @@ def _examples(plan: Plan, tokenizer: Any, key: str, form: FormatConfig, rows: Se
             conversations: list[Messages] = [json.loads(text) for text in texts]
             for messages in conversations:
                 render(tokenizer, messages, False)
+                template.example(messages)
             lengths.append(max(_length(tokenizer, messages[:-1]) for messages in conversations))
     except Exception as error:  # Jinja templates raise what they like
         row_number = len(lengths) * stride
@@ -154,9 +201,16 @@ class _Endless(Exception):
 
 def render(tokenizer: Any, messages: Messages, ask: bool) -> str:
     """Returns the text of a conversation. Raises _Endless, and any error of the template."""
+    with _limits():
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask))
+
+
+@contextmanager
+def _limits() -> Iterator[None]:
+    """Raises _Endless if the block takes too long, or too much memory."""
     try:
         with time_limit(_MOST_SECONDS), memory_limit(_MOST_BYTES):
-            return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask))
+            yield
     except TimeoutError:
         raise _Endless(f"does not render one conversation within {_MOST_SECONDS:g} s") from None
     except MemoryError:

@@ -29,7 +29,7 @@ class Judge:
 
     async def chat(self, messages: Sequence[Message], sampling: SamplingParams) -> list[str]:
         completions = await self._pool.generate(self._tokenizer.prompt(messages), sampling)
-        return [self._tokenizer.text(completion.token_ids) for completion in completions]
+        return [self._tokenizer.reply(completion.token_ids) for completion in completions]
 
     async def logprobs(self, token_ids: Sequence[int], prompt_length: int) -> np.ndarray:
         """float32 [R]: log-probabilities of the tokens after the prompt, at temperature 1.
@@ -170,6 +170,19 @@ class AuxiliaryModels:
 
 
 async def _start(config: AuxiliaryModelConfig, policy: EngineOptions, cards: Iterator[str]) -> Judge | RewardModel:
+    options, tokenizer = await asyncio.to_thread(prepare, config, policy)
+    size = config.tensor_parallel_size
+    devices: list[str | None] = [None]
+    if policy.device == "cuda":
+        devices = [",".join(next(cards) for _ in range(size)) for _ in range(config.engine_num)]
+    if options.pooling:
+        engines = [start_vllm(options, device) for device in devices]
+        return RewardModel(engines, tokenizer, options.max_model_len)
+    return Judge(await EnginePool.start(options, len(devices), devices), tokenizer)
+
+
+def prepare(config: AuxiliaryModelConfig, policy: EngineOptions) -> tuple[EngineOptions, ChatTokenizer]:
+    """The engines' options and the tokenizer of a model that is not external. Raises InvalidInput."""
     model = ModelConfig(
         model_path=config.model_path,
         trust_remote_code=config.trust_remote_code,
@@ -184,15 +197,8 @@ async def _start(config: AuxiliaryModelConfig, policy: EngineOptions, cards: Ite
         gpu_memory_gib=policy.gpu_memory_gib,
         weights_change=False,
     )
-    size = config.tensor_parallel_size
-    devices: list[str | None] = [None]
-    if policy.device == "cuda":
-        devices = [",".join(next(cards) for _ in range(size)) for _ in range(config.engine_num)]
-    tokenizer = await asyncio.to_thread(ChatTokenizer, model)
-    if await asyncio.to_thread(_rates, config):
-        engines = [start_vllm(replace(options, pooling=True), device) for device in devices]
-        return RewardModel(engines, tokenizer, options.max_model_len)
-    return Judge(await EnginePool.start(options, len(devices), devices), tokenizer)
+    tokenizer = ChatTokenizer(model)
+    return replace(options, turn_end=tokenizer.turn_end, pooling=_rates(config)), tokenizer
 
 
 def _rates(config: AuxiliaryModelConfig) -> bool:
@@ -201,5 +207,9 @@ def _rates(config: AuxiliaryModelConfig) -> bool:
         return config.kind == "score"
     from transformers import AutoConfig
 
-    found = AutoConfig.from_pretrained(config.model_path, trust_remote_code=config.trust_remote_code)
+    try:
+        found = AutoConfig.from_pretrained(config.model_path, trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError) as error:
+        what = f"has {config.model_path!r}, which cannot be loaded: {error}"
+        raise InvalidInput("explorer.auxiliary_models", what) from error
     return rates(found.architectures or [])

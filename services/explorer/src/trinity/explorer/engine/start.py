@@ -20,10 +20,7 @@ _SCHEDULER = "trinity.explorer.engine.scheduler.make_scheduler"
 
 def start_vllm(options: EngineOptions, devices: str | None) -> Any:
     """Start an AsyncLLM. Raises InvalidInput if vLLM refuses its configuration, EngineFailed if it fails later."""
-    if importlib.util.find_spec("vllm") is None:
-        raise InvalidInput("explorer", "needs vLLM: `pip install -e '.[cpu]'`, or '.[cuda]' on a machine with GPUs")
-    if options.images is not None and importlib.util.find_spec("torchvision") is None:
-        raise InvalidInput("explorer", f"needs torchvision for {options.model}; `pip install -e '.[vision]'`")
+    check_packages(options)
     memory = room_of(options, devices)
     with _environment(options, devices):
         from vllm.v1.engine import output_processor
@@ -33,11 +30,45 @@ def start_vllm(options: EngineOptions, devices: str | None) -> Any:
 
         setattr(output_processor, "LogprobsProcessor", WholeLogprobs)  # noqa: B010 (it is a type there)
         try:
-            return AsyncLLM.from_vllm_config(config_of(options, **memory), disable_log_stats=True)
-        except ValueError as error:
-            raise InvalidInput("explorer.rollout_model", f"vLLM refuses {options.model}: {error}") from error
+            llm = AsyncLLM.from_vllm_config(config_of(options, **memory), disable_log_stats=True)
+        except (OSError, ValueError) as error:
+            raise _refusal(options, error) from error
         except RuntimeError as error:
             raise EngineFailed(f"vLLM did not start with {options.model}: {error}") from error
+    if options.turn_end is not None:
+        also_stop_at(options.turn_end, llm.input_processor.generation_config_fields)
+    return llm
+
+
+def check_options(options: EngineOptions, devices: str | None) -> None:
+    """Make vLLM's configuration, and start nothing. Raises InvalidInput as `start_vllm` would."""
+    check_packages(options)
+    with _environment(options, devices):
+        try:
+            config_of(options)
+        except (OSError, ValueError) as error:
+            raise _refusal(options, error) from error
+
+
+def _refusal(options: EngineOptions, error: OSError | ValueError) -> InvalidInput:
+    if isinstance(error, InvalidInput):
+        return error
+    return InvalidInput("explorer.rollout_model", f"vLLM refuses {options.model}: {error}")
+
+
+def check_packages(options: EngineOptions) -> None:
+    """Raises InvalidInput if a package is missing that an engine of these options needs."""
+    if importlib.util.find_spec("vllm") is None:
+        raise InvalidInput("explorer", "needs vLLM: `pip install -e '.[cpu]'`, or '.[cuda]' on a machine with GPUs")
+    if options.images is not None and importlib.util.find_spec("torchvision") is None:
+        raise InvalidInput("explorer", f"needs torchvision for {options.model}; `pip install -e '.[vision]'`")
+
+
+def also_stop_at(token: int, generation_config: dict[str, Any]) -> None:
+    """Add an end token to vLLM's copy of generation_config.json, which counts for rollouts, sessions and serving."""
+    known = generation_config.get("eos_token_id")
+    ends = [known] if isinstance(known, int) else known or []
+    generation_config["eos_token_id"] = sorted({*ends, token})
 
 
 def config_of(options: EngineOptions, **memory: float) -> Any:

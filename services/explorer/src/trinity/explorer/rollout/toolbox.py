@@ -44,7 +44,8 @@ class ExplorerTools:
         self._tokenizer = tokenizer
         self.model_path = tokenizer.model_path
         self.prompt, self.next_turn, self.placed = tokenizer.prompt, tokenizer.next_turn, tokenizer.placed
-        self.tokens, self.text, self.observed = tokenizer.tokens, tokenizer.text, tokenizer.observed
+        self.tokens, self.text, self.reply = tokenizer.tokens, tokenizer.text, tokenizer.reply
+        self.observed = tokenizer.observed
         self._environment = environment
         self.episode, self.until_served = environment.episode, environment.until_served
         self.max_prompt_tokens = max_prompt_tokens

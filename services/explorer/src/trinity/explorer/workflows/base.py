@@ -66,6 +66,9 @@ class Toolbox(Protocol):
     def text(self, token_ids: "Sequence[int] | np.ndarray") -> str:
         """Text of token ids, without special tokens."""
 
+    def reply(self, token_ids: "Sequence[int] | np.ndarray") -> str:
+        """Text of a sampled reply, with the begin that the chat template wrote before sampling (`<think>`)."""
+
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[PlacedImage] = ()
     ) -> list[Completion]:
@@ -154,7 +157,7 @@ def as_text(tools: Toolbox, experience: Experience, metrics: dict[str, float], i
         metrics={**experience.metrics, **metrics},
         info_json=info_json,
         prompt_text=tools.text(prompt),
-        response_text=tools.text(response),
+        response_text=tools.reply(response),
     )
 
 

@@ -2,8 +2,7 @@
 
 from typing import Any, ClassVar
 
-from trinity.config import Plan
-from trinity.config.workflows import EPISODE_WORKFLOWS, EpisodeRules, is_one_sequence
+from trinity.config.workflows import EPISODE_WORKFLOWS, EpisodeRules
 from trinity.data.experience import Experience, Task, TaskKind
 from trinity.explorer.workflows.base import Toolbox, Workflow, gather_rollouts
 from trinity.explorer.workflows.episode import Episode, by_step, whole
@@ -37,23 +36,6 @@ class EnvironmentWorkflow(Workflow):
         steps = by_step(episode, rollout)
         # An evaluation counts rollouts, not turns.
         return steps[-1:] if self.task.kind is TaskKind.EVALUATION else steps
-
-
-def refuse_rewritten_history(plan: Plan, history_problem: str) -> None:
-    """Raises InvalidInput if a taskset's workflow needs former turns unchanged, and this template changes them."""
-    source = plan.config.buffer.explorer_input
-    tasksets = [(taskset, source.default_workflow_type) for taskset in plan.tasksets]
-    evaluated = source.default_eval_workflow_type or source.default_workflow_type
-    tasksets += [(taskset, evaluated) for taskset in plan.eval_tasksets]
-    for taskset, default in tasksets:
-        workflow = taskset.default_workflow_type or default or ""
-        if history_problem and is_one_sequence(workflow, taskset.workflow_args):
-            raise InvalidInput(
-                "model.custom_chat_template",
-                f"{workflow} of taskset {taskset.name} makes one sequence of several turns, but of the model's chat "
-                f"template {history_problem}; set its workflow_args.step_wise: true, or give a template that leaves "
-                "former turns as they were",
-            )
 
 
 def environment_workflow(rules: EpisodeRules) -> type[Workflow]:

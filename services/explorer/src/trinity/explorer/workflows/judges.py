@@ -149,7 +149,7 @@ class MathTrainableRulerWorkflow(MathRulerWorkflow):
         prompt = self.tools.prompt(messages)
         limit = min(sampling.max_tokens, self.tools.max_model_tokens - len(prompt))
         (completion,) = await self.tools.generate(prompt, replace(sampling, max_tokens=limit))
-        return self.tools.text(completion.token_ids)
+        return self.tools.reply(completion.token_ids)
 
     async def _judgements(self) -> list[Experience]:
         asked = self.asked()
@@ -161,7 +161,7 @@ class MathTrainableRulerWorkflow(MathRulerWorkflow):
         made = []
         for judgement in await self.sampled(prompt):
             tokens, cut = judgement.token_ids[judgement.prompt_length :], judgement.truncation is Truncation.RESPONSE
-            answer = self.answer(self.tools.text(prompt), self.tools.text(tokens), tokens, cut)
+            answer = self.answer(self.tools.text(prompt), self.tools.reply(tokens), tokens, cut)
             found = read_numbers(answer.response, len(answers))
             errors = [abs(score - truth) for score, truth in zip(found or [], right, strict=bool(found))]
             reward = 1.0 - sum(errors) / len(errors) if errors else 0.0

@@ -201,7 +201,7 @@ class Player:
         episode.conversation = episode.conversation.replied(completion, trained=same)
         if rules.step_wise:
             episode.steps.append(episode.conversation)
-        reply = self._tools.text(completion.token_ids)
+        reply = self._tools.reply(completion.token_ids)
         episode.messages.append({"role": "assistant", "content": reply})
         seen, shown = episode.observation, episode.images
         parsed = parse_action(reply, rules.action_form, rules.require_thinking)

@@ -110,7 +110,7 @@ class ReflectRetryWorkflow(EnvironmentWorkflow):
         (completion,) = await self.tools.generate(
             prompt, replace(self.task.sampling, n=1, max_tokens=limit, min_tokens=0)
         )
-        reply = self.tools.text(completion.token_ids)
+        reply = self.tools.reply(completion.token_ids)
         report = read(reply, len(first.turns))
         if report is not None and self._from_start:
             report = replace(report, retry_from_step=0)

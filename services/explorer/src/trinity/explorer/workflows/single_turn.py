@@ -55,7 +55,8 @@ class SimpleWorkflow(Workflow):
 
     def answers(self, made: Sequence[Experience]) -> list[Answer]:
         """Replies to one prompt in the form that reward functions read."""
-        asked, prefix = self.tools.text(made[0].token_ids[: made[0].prompt_length]), self.format["reply_prefix"] or ""
+        asked = self.tools.text(made[0].token_ids[: made[0].prompt_length])
+        prefix = self.tools.reply([]) + (self.format["reply_prefix"] or "")
         replies = [(e.token_ids[e.prompt_length :], e.truncation is Truncation.RESPONSE) for e in made]
         return [self.answer(asked, prefix + self.tools.text(tokens), tokens, cut) for tokens, cut in replies]
 

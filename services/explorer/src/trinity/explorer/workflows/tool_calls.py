@@ -187,7 +187,7 @@ class ToolCallWorkflow(SimpleWorkflow):
             for turn in range(self._args["max_turns"]):
                 (completion,) = await self.tools.generate(rollout.conversation.tokens, sampling)
                 rollout.conversation = rollout.conversation.replied(completion)
-                rollout.replies.append(self.tools.text(completion.token_ids))
+                rollout.replies.append(self.tools.reply(completion.token_ids))
                 calls = read_calls(rollout.replies[-1])
                 if not calls or turn + 1 == self._args["max_turns"]:
                     break

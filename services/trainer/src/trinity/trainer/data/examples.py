@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import structlog
 
+from trinity.data.templates import ChatTemplate, end_of_text
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data.batch import LedgerEntry, TrainBatch, TrainSequence
 
@@ -36,27 +37,28 @@ class Example(Protocol):
 def from_examples(entry: LedgerEntry, examples: Iterable[Example], tokenizer: Any, limit: int) -> TrainBatch:
     """Makes an offline batch; sequences are cut at `limit` tokens, and a preference pair is one group."""
     sequences: list[TrainSequence] = []
+    template = ChatTemplate(tokenizer)
     for index, example in enumerate(examples):
         if example.rejected_json:
-            sequences += _pair(example, index, tokenizer, limit)
+            sequences += _pair(example, index, template, limit)
         elif example.text:
             sequences.append(_text(example, index, tokenizer, limit))
         else:
-            sequences.append(_conversation(example, example.messages_json, index, tokenizer, limit))
+            sequences.append(_conversation(example, example.messages_json, index, template, limit))
     return TrainBatch(step=entry.step, sequences=tuple(sequences))
 
 
 def experts_of(entry: LedgerEntry, examples: Sequence[Example], tokenizer: Any, limit: int) -> list[TrainSequence]:
     """Makes the expert rows of an online batch; each is a group, numbered after the rolled-out groups."""
-    first = len(entry.groups)
-    conversations = (_conversation(e, e.messages_json, first + i, tokenizer, limit) for i, e in enumerate(examples))
+    first, template = len(entry.groups), ChatTemplate(tokenizer)
+    conversations = (_conversation(e, e.messages_json, first + i, template, limit) for i, e in enumerate(examples))
     return [replace(conversation, expert=True) for conversation in conversations]
 
 
-def _pair(example: Example, index: int, tokenizer: Any, limit: int) -> list[TrainSequence]:
+def _pair(example: Example, index: int, template: ChatTemplate, limit: int) -> list[TrainSequence]:
     """Makes the chosen and the rejected sequence. Neither is trained unless both have a response."""
     texts = (example.messages_json, example.rejected_json)
-    two = [_conversation(example, text, index, tokenizer, limit) for text in texts]
+    two = [_conversation(example, text, index, template, limit) for text in texts]
     if not all(sequence.response_length for sequence in two):
         return [replace(sequence, mask=np.zeros_like(sequence.mask)) for sequence in two]
     return [replace(sequence, pair=pair) for sequence, pair in zip(two, (index + 1, -index - 1), strict=True)]
@@ -64,19 +66,18 @@ def _pair(example: Example, index: int, tokenizer: Any, limit: int) -> list[Trai
 
 def _text(example: Example, index: int, tokenizer: Any, limit: int) -> TrainSequence:
     """Trains every token but the first, and the end of the text."""
-    tokens = [*tokenizer.encode(example.text), _end(tokenizer)][:limit]
+    tokens = [*tokenizer.encode(example.text), end_of_text(tokenizer)][:limit]
     return _sequence(example.row, tokens[:1], tokens[1:], index, limit)
 
 
-def _conversation(example: Example, text: str, index: int, tokenizer: Any, limit: int) -> TrainSequence:
-    """Trains the last message."""
-    messages = json.loads(text)
-    prompt = _template(tokenizer, messages[:-1], True, example.row)
-    whole = _template(tokenizer, messages, False, example.row)
-    if whole[: len(prompt)] == prompt:
-        response = _up_to_end(whole[len(prompt) :], tokenizer.eos_token_id)
-    else:  # templates whose generation prompt differs from the start of an assistant message
-        response = [*tokenizer.encode(messages[-1]["content"], add_special_tokens=False), _end(tokenizer)]
+def _conversation(example: Example, text: str, index: int, template: ChatTemplate, limit: int) -> TrainSequence:
+    """Trains the last message, as `ChatTemplate.example` splits it."""
+    try:
+        prompt, response = template.example(json.loads(text))
+    except InvalidInput as error:
+        if error.field != "messages":
+            raise
+        raise InvalidInput(f"row {example.row}", str(error).partition(": ")[2]) from None
     return _sequence(example.row, prompt, response, index, limit)
 
 
@@ -87,26 +88,3 @@ def _sequence(row: int, prompt: list[int], response: list[int], index: int, limi
     tokens = np.asarray((prompt + response)[:limit], dtype=np.int32)
     length = len(tokens) - len(prompt)
     return TrainSequence(tokens, len(prompt), np.zeros(length, np.float32), np.ones(length, bool), group=index)
-
-
-def _template(tokenizer: Any, messages: Sequence[dict[str, Any]], ask: bool, row: int) -> list[int]:
-    try:
-        ids = tokenizer.apply_chat_template(list(messages), tokenize=True, add_generation_prompt=ask, return_dict=False)
-    except Exception as error:  # Jinja templates may raise any exception
-        raise InvalidInput(f"row {row}", f"the chat template refuses it: {error}") from None
-    return [int(token) for token in ids]
-
-
-def _end(tokenizer: Any) -> int:
-    """Returns the token that ends a response. Raises InvalidInput if the tokenizer has none."""
-    if tokenizer.eos_token_id is None:
-        what = f"is missing in {tokenizer.name_or_path or 'the tokenizer'}; responses end with it: name it there"
-        raise InvalidInput("tokenizer.eos_token", what)
-    return int(tokenizer.eos_token_id)
-
-
-def _up_to_end(response: list[int], end: int | None) -> list[int]:
-    """Cuts off the text that a template writes after the last end token (Qwen's newline)."""
-    if end in response:
-        return response[: len(response) - response[::-1].index(end)]
-    return response

@@ -101,7 +101,7 @@ class StepTrainer:
             model = self.plan.config.model
             self._tokenizer = AutoTokenizer.from_pretrained(model.model_path, trust_remote_code=model.trust_remote_code)
             if self.plan.algorithm.rows != "text":
-                self._tokenizer.chat_template = chat_template(model, self._tokenizer.chat_template)
+                chat_template(model, self._tokenizer)
         if self.plan.algorithm.offline:
             return from_examples(raw.entry, raw.examples, self._tokenizer, limit)
         experts = experts_of(raw.entry, raw.examples, self._tokenizer, limit)
