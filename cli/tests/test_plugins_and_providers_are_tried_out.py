@@ -107,11 +107,11 @@ def picky(item: Any, args: dict[str, Any]) -> float:
     ("function", "args", "code", "said"),
     [
         (limited, {"limit": 3}, 0, ""),
-        (limited, {"limt": 3}, 0, "default_reward_fn_type: mine could not score a reply to row 0: KeyError: 'limit'"),
+        (limited, {"limt": 3}, 2, "default_reward_fn_type: mine could not score a reply to row 0: KeyError: 'limit'"),
         (limited, {"limit": 3, "other": 1}, 0, "reward_fn_args.other: mine does not read it"),
         (unpacking, {"limit": 3, "other": 1}, 0, ""),
         (picky, {"limit": -1}, 2, f"{TASKSET}.reward_fn_args.limit: is below 0"),
-        (picky, {}, 0, "mine could not score a reply to row 0: ValueError: the scorer gave nan; rewards are finite"),
+        (picky, {}, 2, "mine could not score a reply to row 0: ValueError: the scorer gave nan; rewards are finite"),
     ],
 )
 def test_a_reward_function_of_a_plugin_scores_two_replies(
@@ -142,7 +142,7 @@ def test_a_reward_function_that_hangs_is_named(tmp_path: Path, monkeypatch: pyte
     [
         ("?", {"sides": 8}, 0, ""),
         ("?", {"sides": "8"}, 2, f"{TASKSET}.workflow_args.environment_args.sides: is '8', must be a whole number"),
-        ("6 x 7", {}, 0, "no episode of 'die' could begin: KeyError: 'a row of another game'"),
+        ("6 x 7", {}, 2, "no episode of 'die' could begin: KeyError: 'a row of another game'"),
     ],
 )
 def test_an_environment_of_an_installed_package_begins_an_episode(
@@ -168,7 +168,7 @@ def test_an_environment_of_an_installed_package_begins_an_episode(
         ("die", play("die", sides="8"), 2, f"{TASKSET}.workflow_args.environment_args.sides: is '8', must be a whole"),
         ("dice", play("dice"), 2, "explorer.environments.0.name: is 'dice', which the provider at"),
         ("far", {"default_reward_fn_type": "far", "reward_fn_args": {"limit": 3}}, 0, ""),
-        ("far", {"default_reward_fn_type": "far"}, 0, "far was refused by 127.0.0.1:"),
+        ("far", {"default_reward_fn_type": "far"}, 2, "default_reward_fn_type: far at 127.0.0.1:"),
     ],
 )
 def test_the_provider_at_an_address_begins_an_episode(

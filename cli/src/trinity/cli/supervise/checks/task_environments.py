@@ -20,13 +20,15 @@ from trinity.data.datasets import Row
 from trinity.data.vision import sees
 from trinity.plugins.environments import built_in_environments, built_in_scorers, installed_environments, unplayable
 from trinity.reading.job import read_records
-from trinity.runtime.errors import Conflict, InvalidInput, NotFound, Unavailable
+from trinity.runtime.errors import UNEXPECTED, Conflict, InvalidInput, NotFound, Unavailable
 from trinity.runtime.trust.identity import Identity
 from trinity.runtime.trust.roles import Role
 from trinity.sdk.environment import AsyncEnvironment
 from trinity.sdk.scoring import GroupScorer, ScoreItem, results
 
 _MOST_SECONDS = 60.0
+_MOST_SCORED = 8  # rows of a taskset
+_OF_ARGUMENTS = (InvalidInput, Conflict, Unavailable)
 
 
 def check_environments(
@@ -44,12 +46,13 @@ def check_environments(
         for name, place, args in _episodes(workflow, taskset.workflow_args):
             yield from _environment(plan, key, name, place, args, dict(rows[0]), job)
         column = taskset.format.reward_fn_key
-        firsts: dict[str, int] = {}  # of the rows that a reward function scores
+        firsts: dict[str, list[int]] = {}  # of the rows that a reward function scores
         for number, row in enumerate(rows):
-            firsts.setdefault(scored_by(workflow, reward_named(str(row.get(column) or reward))), number)
-        for function, number in firsts.items():
+            numbers = firsts.setdefault(scored_by(workflow, reward_named(str(row.get(column) or reward))), [])
+            numbers += [number] if len(numbers) < _MOST_SCORED else []
+        for function, numbers in firsts.items():
             if function:
-                yield from _reward(plan, key, taskset, function, dict(rows[number]), number, job)
+                yield from _reward(plan, key, taskset, function, {n: dict(rows[n]) for n in numbers}, job)
 
 
 def missing_packages(plan: Plan) -> Iterator[Problem]:
@@ -158,11 +161,16 @@ def _begin(kind: Any, row: Row, args: dict[str, Any]) -> None:
 
 
 def _reward(
-    plan: Plan, key: str, taskset: TasksetConfig, function: str, row: Row, number: int, job: Path
+    plan: Plan, key: str, taskset: TasksetConfig, function: str, rows: Mapping[int, Row], job: Path
 ) -> Iterator[Problem | str]:
-    """Scores an empty reply to a row, and one with its reference answer."""
+    """Scores an empty reply to each of some rows, by their number, and one with its reference answer.
+
+    An error that a reward function raises is a problem: every attempt at such a row would fail with it.
+    """
     if function in {one.name for one in plan.config.explorer.environments}:
-        yield from _provided(plan, key, function, "reward_fn_args", taskset.reward_fn_args, row, job)
+        yield from _provided(
+            plan, key, function, "reward_fn_args", taskset.reward_fn_args, next(iter(rows.values())), job
+        )
         return
     scorer: Any = built_in_scorers().get(function) or plugins.REWARD_FUNCTIONS.get(function)
     if scorer is None:
@@ -170,15 +178,20 @@ def _reward(
     if function in plugins.GROUP_REWARD_FUNCTIONS:
         scorer = GroupScorer(scorer)
     form, recorder = taskset.format, _Recorder(taskset.reward_fn_args)
-    given = row.get(form.response_key, "")
-    prompt, truth = str(row.get(form.prompt_key, "")), str(given[0] if isinstance(given, list) and given else given)
+    tried = [next(iter(rows))]
 
     def score() -> None:
-        replies = [
-            ScoreItem(prompt, reply, truth or "0", dict(row), response_tokens=1, token_ids=(0,))
-            for reply in ("", truth)
-        ]
-        results(scorer, replies, recorder)
+        for number, row in rows.items():
+            tried.append(number)
+            given = row.get(form.response_key, "")
+            truth = str(given[0] if isinstance(given, list) and given else given)
+            replies = [
+                ScoreItem(
+                    str(row.get(form.prompt_key, "")), reply, truth or "0", row, response_tokens=1, token_ids=(0,)
+                )
+                for reply in ("", truth)
+            ]
+            results(scorer, replies, recorder)
 
     place = f"{key}.default_reward_fn_type"
     try:
@@ -186,8 +199,11 @@ def _reward(
     except TimeoutError:
         yield f"{place}: {function} scored no reply within {_MOST_SECONDS:g} s"
         return
-    what = f"{function} could not score a reply to row {number}"
-    yield from _problems(key, "reward_fn_args", place, function, what, error)
+    what = f"{function} could not score a reply to row {tried[-1]}"
+    if error is not None and not isinstance(error, _OF_ARGUMENTS):
+        yield Problem(place, f"{what}: {type(error).__name__}: {error}")
+        return
+    yield from _problems(key, "reward_fn_args", place, function, what, error, tried[-1])
     if error is None:
         for name in taskset.reward_fn_args:
             if name not in recorder.used:
@@ -216,6 +232,9 @@ def _provided(
         if isinstance(error, Unavailable) and one.address != "attached":
             continue  # check_providers says so of every address
         where = one.address if one.address != "attached" else "its provider"
+        if place == "reward_fn_args" and isinstance(error, Exception) and not isinstance(error, _OF_ARGUMENTS):
+            yield Problem(f"{key}.default_reward_fn_type", f"{name} at {where} could not score a reply: {error}")
+            continue
         yield from _problems(key, place, there, name, f"{name} was refused by {where}", error)
 
 
@@ -226,14 +245,15 @@ def _live(job: Path) -> str:
 
 
 def _problems(
-    key: str, args: str, place: str, reader: str, what: str, error: BaseException | None
+    key: str, args: str, place: str, reader: str, what: str, error: BaseException | None, row: int = 0
 ) -> Iterator[Problem | str]:
     if isinstance(error, InvalidInput):
-        yield _wrong(key, args, reader, error)
+        yield _wrong(key, args, reader, error, row)
     elif isinstance(error, Conflict):
         yield Problem(place, f"{reader!r} cannot be played here: {error}")
     elif error is not None:
-        yield f"{place}: {what}: {type(error).__name__}: {error}"
+        said = f"{what}: {type(error).__name__}: {error}"
+        yield Problem(place, said) if isinstance(error, UNEXPECTED) else f"{place}: {said}"
 
 
 def _within(seconds: float, work: Callable[[], None]) -> BaseException | None:
@@ -255,12 +275,12 @@ def _within(seconds: float, work: Callable[[], None]) -> BaseException | None:
     return raised[0]
 
 
-def _wrong(key: str, args: str, reader: str, error: InvalidInput) -> Problem:
+def _wrong(key: str, args: str, reader: str, error: InvalidInput, row: int) -> Problem:
     """Assigns `args.x` to the YAML, and any other field to the row."""
     where, _, name = error.field.partition(".")
     if where == "args":
         return Problem(f"{key}.{args}.{name}", str(error).removeprefix(f"{error.field}: "))
-    return Problem(key, f"row 0, as {reader} reads it: {error}")
+    return Problem(key, f"row {row}, as {reader} reads it: {error}")
 
 
 class _Recorder(dict[str, Any]):
