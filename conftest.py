@@ -1,5 +1,6 @@
 """Fixtures for every test: a real nats-server, the quickstart's model and data."""
 
+import contextlib
 import importlib.metadata
 import os
 import runpy
@@ -55,6 +56,21 @@ def _no_identity_of_another_file() -> Iterator[None]:
     identity.configure(None)
     yield
     identity.configure(None)
+
+
+@pytest.fixture(autouse=True)
+def _services_are_not_asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks in tests of the command line start no explorer and no trainer, whose imports take 10 s.
+
+    A name of a hub counts as one that is there.
+
+    cli/tests/supervise/test_services_are_asked.py and test_the_machine_is_checked.py call what is replaced here.
+    """
+    if "cli/tests" in str(request.path):
+        from trinity.cli.supervise.checks import preflight
+
+        monkeypatch.setattr(preflight, "ask_services", lambda plan: contextlib.nullcontext(lambda: []))
+        monkeypatch.setattr(preflight, "hub_problem", lambda name: "")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -67,6 +67,7 @@ def test_a_port_that_another_process_holds_is_refused(tmp_path: Path, host: str)
         config = _config(tmp_path, listen_address=host, proxy_port=port)
         with pytest.raises(RunError, match=rf"proxy_port: another process listens on {host}:{port}; choose"):
             endpoint_settings(config, Job(config))
+        assert any(f"another process listens on {host}:{port}" in said for said in _said(config))
     assert endpoint_settings(config, Job(config))["SERVE_LISTEN"].endswith(f":{port}")
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from trinity.runtime import leases
 from trinity.runtime.devices import TorchBuild
 
 pytestmark = pytest.mark.core
+
+HUB_PROBLEM = preflight.hub_problem  # conftest.py replaces it in tests
 
 
 @pytest.fixture
@@ -171,3 +174,29 @@ def test_a_disk_that_takes_no_checkpoint_is_refused_and_one_that_fills_is_warned
         )
         run = CliRunner().invoke(app, ["run", str(config)])
         assert run.exit_code == 2 and "checkpoint_root_dir: the disk of" in run.stderr
+
+
+def test_a_hub_model_that_is_not_to_be_had_ends_check_and_run(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "hub_problem", HUB_PROBLEM)
+    named = [str(config), "model.model_path=someone/no-such-model"]
+    for command in (["check", "--deep"], ["run"]):
+        done = CliRunner().invoke(app, [*command, *named])
+        assert done.exit_code == 2 and "model.model_path: 'someone/no-such-model' is no folder" in done.output
+        assert "model and data are there" not in done.output
+    place = tmp_path / "hub/models--someone--no-such-model"
+    (place / "snapshots/1").mkdir(parents=True)
+    (place / "refs").mkdir()
+    (place / "refs/main").write_text("1")
+    (place / "snapshots/1/config.json").write_text("{}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert preflight.check_model_folder("model.model_path", "someone/no-such-model") == []
+
+
+def test_the_port_of_the_environment_service_is_tried(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        monkeypatch.setenv("TRINITY_ENVIRONMENT_LISTEN", address)
+        done = CliRunner().invoke(app, ["check", "--deep", str(config)])
+    assert done.exit_code == 2 and f"another process listens on {address}" in done.output

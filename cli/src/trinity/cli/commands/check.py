@@ -70,6 +70,10 @@ def _deep(loaded: Config, stages: list[Config], source: str) -> int:
         print(f"{name}: {_what_is_there(loaded.mode, steps)}")
     for stage in stages:
         plan = make_plan(stage.model_copy(update={"model": loaded.model}))
+        parts = (
+            "prompts, environments, rewards, and what explorer and trainer would refuse (they import vLLM and torch)"
+        )
+        print(f"{stage.name}: checking {parts} ...", flush=True)
         for sentence in check_deeper(plan, source, make_folder(loaded)):
             print(f"{stage.name}: {sentence}")
     plans = {stage.name: make_plan(stage) for stage in stages}

@@ -1,18 +1,26 @@
 """The command line of every service process: `serve`, `health`, `settings`, `version`. Parse first, then import."""
 
 import importlib
+import json
+import os
 import sys
+from typing import Any
 
 import typer
 
-from trinity.runtime.errors import EXIT_FOR_GOOD, TrinityError
+from trinity.runtime.errors import EXIT_FOR_GOOD, InvalidInput, TrinityError
 from trinity.runtime.settings import ServiceSettings, load_settings
 from trinity.runtime.torch_builds import hide_unusable_companions
 from trinity.runtime.version import installed_version
 
 
-def service_app(name: str, summary: str, settings: type[ServiceSettings], service: str) -> typer.Typer:
-    """The app of one service; `service` is "package.module:Class", which only `serve` imports."""
+def service_app(
+    name: str, summary: str, settings: type[ServiceSettings], service: str, refused: str = ""
+) -> typer.Typer:
+    """The app of one service; `service` is "package.module:Class", which only `serve` imports.
+
+    `refused`: "package.module:function", which takes settings and yields the errors with which a start would end.
+    """
     hide_unusable_companions()  # not in serve: vLLM's children import a service's main without running it
     app = typer.Typer(
         help=f"trinity-{name}: {summary}", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
@@ -25,12 +33,27 @@ def service_app(name: str, summary: str, settings: type[ServiceSettings], servic
 
         try:
             chosen = load_settings(settings)
-            module, _, attribute = service.partition(":")
-            built = getattr(importlib.import_module(module), attribute)(chosen)
+            built = _named(service)(chosen)
         except (TrinityError, ValueError) as error:  # trinity.config's errors are kinds of ValueError
             typer.echo(f"trinity-{name}: {error}", err=True)
             sys.exit(EXIT_FOR_GOOD)
         host.main(built, chosen)
+
+    def check() -> None:
+        """Print what a start would refuse, as JSON: [field, problem] of each. It loads no weights."""
+        answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)  # libraries print
+        try:
+            found = _named(refused)(load_settings(settings))
+            problems = [[error.field, str(error).removeprefix(f"{error.field}: ")] for error in found]
+        except InvalidInput as error:
+            problems = [[error.field, str(error).removeprefix(f"{error.field}: ")]]
+        answer.write(json.dumps(problems))
+        answer.flush()
+        os._exit(0)  # vLLM's import leaves threads
+
+    if refused:
+        app.command()(check)
 
     @app.command()
     def health() -> None:
@@ -60,3 +83,9 @@ def service_app(name: str, summary: str, settings: type[ServiceSettings], servic
         typer.echo(installed_version(f"trinity-{name}"))
 
     return app
+
+
+def _named(place: str) -> Any:
+    """Imports "package.module:name"."""
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)

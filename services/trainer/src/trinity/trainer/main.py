@@ -4,7 +4,11 @@ from trinity.runtime.cli import service_app
 from trinity.trainer.settings import TrainerSettings
 
 app = service_app(
-    "trainer", "trains the policy with DeepSpeed", TrainerSettings, "trinity.trainer.service:TrainerService"
+    "trainer",
+    "trains the policy with DeepSpeed",
+    TrainerSettings,
+    "trinity.trainer.service:TrainerService",
+    "trinity.trainer.refused:refused",
 )
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from urllib.request import urlopen
 
 from trinity import plugins
 from trinity.cli.supervise.checks.rendered_rows import check_rendering
+from trinity.cli.supervise.checks.services import ask_services
 from trinity.cli.supervise.checks.task_rows import check_images, check_providers, check_tasks, check_text
-from trinity.cli.supervise.processes.endpoint import endpoint_problems
+from trinity.cli.supervise.processes.endpoint import endpoint_problems, is_taken
 from trinity.cli.supervise.processes.services import container_problems
 from trinity.config import Config, ConfigError, Plan, Problem, devices, expand, make_plan
 from trinity.config.checks.lora import PLACE, choose, modules_of
@@ -28,12 +29,15 @@ from trinity.runtime import files
 from trinity.runtime.devices import detect_gpus, host_memory, torch_build
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.process import time_limit
+from trinity.runtime.settings import split_address
 from trinity.weights import manifest_of_folder
 from trinity.weights.adapters import read_adapters
 from trinity.weights.lora import in_model
 
 _MOST_REGEX_SECONDS = 5.0
 _ENDPOINT_SECONDS = 10.0
+_LISTEN = "TRINITY_ENVIRONMENT_LISTEN"
+_HUB_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def check_inputs(plan: Plan, source: str, *, listens: bool = True) -> int:
     """
     checks = (
         _check_engine, _check_model, _check_vision, _check_critic, _check_reward_models, _check_lora, _check_monitor,
-        _check_stores, _check_endpoints, _check_operators, _check_containers,
+        _check_stores, _check_endpoints, _check_operators, _check_containers, _check_port,
     )  # fmt: skip
     problems = [problem for check in checks for problem in check(plan)]
     if listens and plan.config.mode in ("explore", "serve", *([] if plan.offline else ["both"])):
@@ -107,12 +111,14 @@ def check_deeper(plan: Plan, source: str, job: Path) -> list[str]:
     examples = [(key, form, rows) for key, form, rows in buffers if "token_ids" not in rows[0]]
     from trinity.cli.supervise.checks.task_environments import check_environments  # those and their scorers load sympy
 
-    found = [
-        *check_images(plan, read_rows),
-        *check_rendering(plan, read_rows, examples),
-        *check_environments(plan, read_rows, job),
-    ]
-    if problems := [one for one in found if isinstance(one, Problem)]:
+    with ask_services(plan) as answers:
+        found = [
+            *check_images(plan, read_rows),
+            *check_rendering(plan, read_rows, examples),
+            *check_environments(plan, read_rows, job),
+            *answers(),
+        ]
+    if problems := list(dict.fromkeys(one for one in found if isinstance(one, Problem))):
         raise ConfigError(source, problems)
     return [*(str(one) for one in found), *check_providers(plan)]
 
@@ -165,6 +171,16 @@ def _check_operators(plan: Plan) -> list[Problem]:
 def _check_containers(plan: Plan) -> list[Problem]:
     """Explorers that join or serve start no environments."""
     return container_problems(plan) if not plan.offline and plan.config.mode not in ("explore", "serve") else []
+
+
+def _check_port(plan: Plan) -> list[Problem]:
+    """The environment service of a run listens where its providers look for it."""
+    listen = os.environ.get(_LISTEN, "")
+    if not listen or plan.offline or plan.config.mode not in ("both", "bench"):
+        return []
+    host, port = split_address(listen, _LISTEN)
+    what = f"another process listens on {listen}; choose another port"
+    return [Problem(_LISTEN, what)] if is_taken(host, port) else []
 
 
 def _check_engine(plan: Plan) -> list[Problem]:
@@ -317,7 +333,7 @@ def _longest(folder: Path) -> int:
 
 
 def check_model_folder(key: str, path: str) -> list[Problem]:
-    """Returns problems of a model's path on this machine; none for a path that may be a name on a hub."""
+    """Returns problems of a model's path, a folder on this machine or a name on the hub."""
     place = Path(path).expanduser()
     if os.path.isdir(place):  # Path's own raises where it may not look
         if not os.path.isfile(place / "config.json"):
@@ -328,7 +344,25 @@ def check_model_folder(key: str, path: str) -> list[Problem]:
     looks_local = place.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1
     if looks_local or os.path.exists(place):
         return [Problem(key, f"{path!r} does not exist; give a model folder or a hub name (owner/name)")]
-    return []
+    problem = hub_problem(path)
+    return [Problem(key, problem)] if problem else []
+
+
+def hub_problem(name: str) -> str:
+    """Returns why a hub's model is not to be had, with its config.json fetched if it is; else an empty string."""
+    try:
+        from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
+    except ImportError:  # the services that load it are elsewhere
+        return ""
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return ""
+    try:
+        HfApi().model_info(name, timeout=_HUB_SECONDS)  # asks once; a download would try for half a minute
+        hf_hub_download(name, "config.json")
+    except Exception as error:  # of the hub's client, and of the HTTP client below it
+        reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+        return f"{name!r} is no folder here, is not in the hub's cache, and cannot be fetched: {reason}"
+    return ""
 
 
 def _datasets(plan: Plan) -> list[_Dataset]:

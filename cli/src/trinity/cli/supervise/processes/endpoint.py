@@ -16,10 +16,12 @@ _KEYS = "TRINITY_EXPLORER_API_KEYS_FILE"
 
 
 def endpoint_problems(config: Config) -> list[Problem]:
-    """Returns why an explorer that serves or records could not demand keys on this machine."""
+    """Returns why an explorer that serves or records could not listen, or demand keys, on this machine."""
     explorer, key, file = config.explorer, "explorer.api_keys_file", _given(config)
     if config.mode != "serve" and not explorer.record:
         return []
+    if problem := _port_problem(config):
+        return [problem]
     if file is not None:
         return [] if file.is_file() else [Problem(key, f"{file} is no file; write a key on each line")]
     if explorer.listen_address in LOOPBACK:
@@ -37,7 +39,8 @@ def endpoint_settings(config: Config, job: Job) -> dict[str, str]:
     explorer = config.explorer
     if config.mode != "serve" and not explorer.record:
         return {}
-    _check_port(explorer.listen_address, explorer.proxy_port)
+    if problem := _port_problem(config):
+        raise RunError(str(problem), 2)
     keys = _given(config) or make_key_file(job.folder / "serve.keys")
     return {
         "SERVE_LISTEN": f"{explorer.listen_address}:{explorer.proxy_port or free_port()}",
@@ -45,14 +48,21 @@ def endpoint_settings(config: Config, job: Job) -> dict[str, str]:
     }
 
 
-def _check_port(host: str, port: int | None) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def _port_problem(config: Config) -> Problem | None:
+    host, port = config.explorer.listen_address, config.explorer.proxy_port or 0
+    if not is_taken(host, port):
+        return None
+    what = f"another process listens on {host}:{port}; choose another port, or leave it out for a free one"
+    return Problem("explorer.proxy_port", what)
+
+
+def is_taken(host: str, port: int) -> bool:
+    """True if another process listens on this port."""
     try:
-        socket.create_server((host, port or 0), family=family).close()
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            problem = f"explorer.proxy_port: another process listens on {host}:{port}"
-            raise RunError(f"{problem}; choose another port, or leave it out for a free one", 2) from None
+        return error.errno == errno.EADDRINUSE
+    return False
 
 
 def _given(config: Config) -> Path | None:

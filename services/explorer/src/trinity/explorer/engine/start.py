@@ -53,7 +53,9 @@ def check_options(options: EngineOptions, devices: str | None) -> None:
 def _refusal(options: EngineOptions, error: OSError | ValueError) -> InvalidInput:
     if isinstance(error, InvalidInput):
         return error
-    return InvalidInput("explorer.rollout_model", f"vLLM refuses {options.model}: {error}")
+    errors = getattr(error, "errors", None)  # of pydantic, whose text has an address on each line
+    said = "; ".join(f"{'.'.join(map(str, one['loc']))} {one['msg']}".strip() for one in errors()) if errors else error
+    return InvalidInput("explorer.rollout_model", f"vLLM refuses {options.model}: {said}")
 
 
 def check_packages(options: EngineOptions) -> None:

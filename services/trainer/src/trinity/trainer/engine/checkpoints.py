@@ -95,7 +95,7 @@ class CheckpointStore:
         problem: list[str] = []
         if exchange.is_first:
             try:
-                self._check_shards(step, engine.zero_stage, exchange.world_size)
+                self.check_shards(step, engine.zero_stage, exchange.world_size)
                 if not unverified:
                     verify(self.path(step), _LOADED)
             except InvalidInput as error:
@@ -104,7 +104,7 @@ class CheckpointStore:
             raise InvalidInput(*problem)
         engine.load(self.path(step) / "actor")
 
-    def _check_shards(self, step: int, zero_stage: int, ranks: int) -> None:
+    def check_shards(self, step: int, zero_stage: int, ranks: int) -> None:
         """Raises InvalidInput if the shards are not those of these ranks.
 
         Shards of ZeRO 1 and 2 are alike; ZeRO 0 has one for any number of ranks.

@@ -18,7 +18,7 @@ from trinity.trainer.algorithms.aggregation import Report, Totals, aggregate, ma
 from trinity.trainer.data.batch import TrainSequence
 from trinity.trainer.data.microbatch import MicroBatch
 from trinity.trainer.model.fused import fuse, wants_kernels
-from trinity.trainer.model.policy import TokenModel, config_with_rope, pack
+from trinity.trainer.model.policy import TokenModel, from_pretrained, pack
 from trinity.trainer.model.sequence_parallel import SequenceGroup
 from trinity.trainer.model.vision import has_vision
 
@@ -46,22 +46,17 @@ def load_critic(
     packed: bool = False,
     group: SequenceGroup | None = None,
     fused: bool | None = False,
+    weights: bool = True,
 ) -> ValueModel:
-    """Loads the body of the model in critic_model_path, by default model_path. Raises InvalidInput."""
+    """Loads the body of the model in critic_model_path, by default model_path. Raises InvalidInput.
+
+    weights: see load_policy.
+    """
     from transformers import AutoModel
 
     key = "model.critic_model_path" if config.critic_model_path else "model.model_path"
     path = config.critic_model_path or config.model_path
-    try:
-        model = AutoModel.from_pretrained(
-            path,
-            dtype=dtype,
-            attn_implementation="sdpa",
-            trust_remote_code=config.trust_remote_code,
-            **({} if config.critic_model_path else config_with_rope(config)),
-        )
-    except (OSError, ValueError) as error:
-        raise InvalidInput(key, f"{path!r} cannot be loaded: {error}") from None
+    model = from_pretrained(AutoModel, key, path, config, dtype, weights)
     if image_rules(path) != image_rules(config.model_path):
         raise InvalidInput(key, f"{path!r} reads images otherwise than model.model_path does, or none; leave it empty")
     if not has_vision(model) and wants_kernels(model, fused):

@@ -150,6 +150,13 @@ def load_state(path: str, map_location: Any = None) -> dict[str, Any]:
     return load_safely(Path(path), (ZeroStageEnum, LossScaler, DynamicLossScaler, fragment_address), mapped=False)
 
 
+def dtype_of(trainer: TrainerConfig, device: torch.device) -> torch.dtype:
+    """The type of the parameters: as configured, by default bfloat16 on GPUs and float32 on CPUs."""
+    choice = trainer.deepspeed.dtype
+    in_bfloat16 = choice == "bfloat16" or (choice == "auto" and device.type == "cuda")
+    return torch.bfloat16 if in_bfloat16 else torch.float32
+
+
 def import_deepspeed(device: torch.device) -> Any:
     """Imports DeepSpeed for this device."""
     if device.type == "cpu":

@@ -31,7 +31,7 @@ from trinity.trainer.data.batch import TrainBatch, TrainSequence
 from trinity.trainer.data.images import ImageReader
 from trinity.trainer.data.microbatch import Limit, MicroBatch, MicroBatchPlanner, after_first_token
 from trinity.trainer.engine.critic import in_rows, load_critic, value_loss
-from trinity.trainer.engine.deepspeed import DeepSpeedModel, import_deepspeed
+from trinity.trainer.engine.deepspeed import DeepSpeedModel, dtype_of, import_deepspeed
 from trinity.trainer.engine.learner import Learner, LossOf, NoGradForward, learning_rate
 from trinity.trainer.engine.token_record import TokenRecord
 from trinity.trainer.engine.weights import PolicyWeights
@@ -59,9 +59,8 @@ class TrainEngine:
         self._ranks = ranks
         trainer = plan.config.trainer
         self.device = torch.device("cpu" if device == "cpu" else f"cuda:{ranks.local_rank}")
-        choice = trainer.deepspeed.dtype
         on_gpu = self.device.type == "cuda"
-        self.dtype = torch.bfloat16 if choice == "bfloat16" or (choice == "auto" and on_gpu) else torch.float32
+        self.dtype = dtype_of(trainer, self.device)
         deepspeed = import_deepspeed(self.device)
         if on_gpu:
             torch.cuda.set_device(self.device)

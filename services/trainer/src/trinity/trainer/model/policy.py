@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -174,8 +175,11 @@ def load_policy(
     group: SequenceGroup | None = None,
     head_in_float32: bool = False,
     fused: bool | None = False,
+    weights: bool = True,
 ) -> PolicyModel:
     """Loads the model in `model_path`. Raises InvalidInput if transformers cannot load it.
+
+    weights: without them the parameters have no values, and a hub's files stay there.
 
     packed: let it read packed micro-batches if its attention allows; the result's `packed` tells. chunk: maximum number
     of tokens whose logits exist at a time. fused: use fused kernels (fused.py); None: if the model is large enough.
@@ -183,16 +187,7 @@ def load_policy(
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     kind: Any = AutoModelForCausalLM if image_rules(config.model_path) is None else AutoModelForImageTextToText
-    try:
-        model = kind.from_pretrained(
-            config.model_path,
-            dtype=dtype,
-            attn_implementation="sdpa",
-            trust_remote_code=config.trust_remote_code,
-            **config_with_rope(config),
-        )
-    except (OSError, ValueError) as error:
-        raise InvalidInput("model.model_path", f"{config.model_path!r} cannot be loaded: {error}") from None
+    model = from_pretrained(kind, "model.model_path", config.model_path, config, dtype, weights)
     with_kernels = not has_vision(model) and wants_kernels(model, fused)
     lean = with_kernels and is_lean(model, fuse(model))
     packed = packed and pack(model, group)
@@ -201,6 +196,23 @@ def load_policy(
     if config.lora is not None:
         policy.lora = add_adapters(policy.model, config.lora, dtype, config.model_path)
     return policy
+
+
+def from_pretrained(kind: Any, key: str, path: str, config: ModelConfig, dtype: torch.dtype, weights: bool) -> Any:
+    """Loads a model by a class of transformers; see load_policy. Raises InvalidInput at this key of the YAML."""
+    from transformers import AutoConfig
+
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
+    options["trust_remote_code"] = config.trust_remote_code
+    try:
+        rope = config_with_rope(config) if path == config.model_path else {}
+        if weights or Path(path).expanduser().is_dir():
+            return kind.from_pretrained(path, **options, **rope, **({} if weights else {"device_map": {"": "meta"}}))
+        own = rope.get("config") or AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
+        with torch.device("meta"):
+            return kind.from_config(own, **options)
+    except (OSError, ValueError) as error:
+        raise InvalidInput(key, f"{path!r} cannot be loaded: {error}") from None
 
 
 def config_with_rope(model: ModelConfig) -> dict[str, Any]:

@@ -70,8 +70,7 @@ def make_groups(ranks: Ranks, size: int) -> SequenceGroup | None:
     """
     if size == 1:
         return None
-    if ranks.world_size % size:
-        raise InvalidInput(KEY, f"is {size}, which does not divide the {ranks.world_size} ranks of the trainer")
+    check_ranks(ranks.world_size, size)
     mine = None
     for first in range(0, ranks.world_size, size):
         group = dist.new_group(list(range(first, first + size)))
@@ -79,6 +78,12 @@ def make_groups(ranks: Ranks, size: int) -> SequenceGroup | None:
             mine = SequenceGroup(ranks.rank - first, size, group)
     assert mine is not None
     return mine
+
+
+def check_ranks(ranks: int, size: int) -> None:
+    """Raises InvalidInput if groups of `size` ranks leave some over."""
+    if ranks % size:
+        raise InvalidInput(KEY, f"is {size}, which does not divide the {ranks} ranks of the trainer")
 
 
 def check_heads(config: Any, size: int) -> None:
