@@ -78,6 +78,7 @@ async def test_a_buffer_that_is_killed_behind_a_commit_takes_the_same_groups_aga
     ("cut", "reason"),
     [
         (lambda b, n: _cut(b, n.batches_stream, 2), "newest checkpoint is of step 3, but the ledger ends at step 2"),
+        (lambda b, n: _cut(b, n.experiences_stream, 31), "the newest, cannot be read: NATS has lost experience"),
         (lambda b, n: _cut(b, n.tasks_stream, 15), "of the ledger, but the queue was fed only"),
     ],
 )

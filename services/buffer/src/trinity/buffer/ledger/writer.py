@@ -17,7 +17,7 @@ from trinity.buffer.log.dead_letters import letter_in
 from trinity.buffer.log.validator import EntryValidator
 from trinity.buffer.log.wire import Letter, LogEntry
 from trinity.buffer.state.context import RunContext
-from trinity.buffer.state.streams import StoreCut
+from trinity.buffer.state.streams import StoreCut, is_there
 from trinity.buffer.window.groups import StoredGroup
 from trinity.buffer.window.policy import policy_of
 from trinity.buffer.window.window import Verdict, Window
@@ -74,9 +74,14 @@ class LedgerWriter:
             self.window = window_at(await self._ledger.cursor(), self._policy)
             log.info("buffer.ledger.recovered", step=self._ledger.newest_step, log_sequence=self.window.log_sequence)
         stream = self._context.names.experiences_stream
-        newest = (await self._context.broker.state(stream)).last_sequence
-        if newest < self.window.log_sequence:
-            step, read = self._ledger.newest_step, self.window.log_sequence
+        newest, read = (await self._context.broker.state(stream)).last_sequence, self.window.log_sequence
+        if newest > read and not await is_there(self._context.broker, stream, newest):
+            raise StoreCut(
+                f"{stream}: entry {newest}, the newest, cannot be read: NATS has lost experience that no step of the "
+                "ledger has yet; restore its store, or begin another run"
+            )
+        if newest < read:
+            step = self._ledger.newest_step
             raise StoreCut(
                 f"{stream} ends at sequence {newest}, but step {step} of the ledger was written after {read} had been "
                 "read: NATS has lost experience; restore its store, or begin another run"

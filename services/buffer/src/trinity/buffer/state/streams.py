@@ -1,5 +1,8 @@
 """Specifies the streams of a run, and appends to the buffer's own streams past messages of other writers."""
 
+import asyncio
+import contextlib
+import time
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -14,6 +17,7 @@ log = structlog.get_logger(__name__)
 # and their episodes begin again. No explorer repeats a publish for longer.
 TURNS, _TURNS_SECONDS, _TURNS_REPEATED_SECONDS = 0.125, 86400.0, 30.0
 _SETTING = "TRINITY_BUFFER_LOG_GIB"
+_BEHIND_SECONDS, _AGAIN_SECONDS = 3.0, 0.1
 
 
 class StoreCut(DataLoss):
@@ -64,6 +68,18 @@ def stream_specs(names: RunNames, *, log_bytes: int, replicas: int, blobs_bytes:
             setting=_SETTING,
         ),
     ]
+
+
+async def is_there(broker: Broker, stream: str, sequence: int) -> bool:
+    """Returns False for a message that is still missing after a while: a replica may be behind."""
+    deadline = time.monotonic() + _BEHIND_SECONDS
+    while True:
+        with contextlib.suppress(NotFound):
+            await broker.get(stream, sequence)
+            return True
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(_AGAIN_SECONDS)
 
 
 async def newest_of_ours(broker: Broker, stream: str, is_ours: IsOurs) -> StoredMessage | None:
