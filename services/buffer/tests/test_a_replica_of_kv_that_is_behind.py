@@ -8,15 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from support.fakes.data.experience import make_group, make_task
-from trinity.buffer.log.validator import EntryValidator
-from trinity.buffer.log.wire import LogEntry, TaskMessage
 from trinity.buffer.state import context as state
 from trinity.buffer.state.context import LiveVersions, RunContext
-from trinity.buffer.state.streams import StoreCut
-from trinity.data.wire import encode_outcome
 from trinity.runtime.broker import ABSENT, Bucket, Entry
-from trinity.runtime.errors import InvalidInput, NotFound
 from trinity.runtime.names import RunNames
 from trinity.weights import VersionState
 from trinity.weights.pointer import Live, encode
@@ -123,36 +117,3 @@ async def test_an_old_group_waits_for_a_version_that_the_store_has_lost(monkeypa
     async with context.wanted(5):
         assert not await asyncio.wait_for(versions.returns(4), 2), "nothing is left that could bring it back"
     assert not context.holds
-
-
-class Queue:
-    """The tasks of a queue, by ordinal."""
-
-    def __init__(self, *ordinals: int) -> None:
-        self.tasks = {ordinal: TaskMessage.of(make_task(ordinal)) for ordinal in ordinals}
-
-    async def __call__(self, ordinal: int, taskset: str = "") -> TaskMessage:
-        if ordinal not in self.tasks or taskset not in ("", self.tasks[ordinal].taskset):
-            raise NotFound(f"task {ordinal}")
-        return self.tasks[ordinal]
-
-
-async def test_a_group_whose_task_is_gone_from_the_queue_is_no_bad_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trinity.buffer.log.validator._BEHIND_SECONDS", 0.3)
-    context = RunContext(cast(Any, None), NAMES, cast(Any, None), fed=2)
-    queue = Queue(2)
-    validator = EntryValidator(context, *cast(Any, (None, None, queue, None)))
-
-    def entry(ordinal: int) -> LogEntry:
-        return LogEntry.parse(encode_outcome(make_group(make_task(ordinal))))
-
-    with pytest.raises(StoreCut, match=r"task 1 is gone from .* has not ended by the ledger") as refused:
-        await validator.group(1, entry(1), ())
-    assert refused.value.for_good, "another start finds the same"
-    with pytest.raises(InvalidInput, match=r"task\.ordinal: is 3; no such task was fed"):
-        await validator.group(1, entry(3), ())
-    late = asyncio.create_task(validator.group(1, entry(1), ()))
-    await asyncio.sleep(0.1)
-    queue.tasks |= Queue(1).tasks
-    with pytest.raises(AttributeError):  # past the queue: this context has no limits
-        await late

@@ -28,7 +28,7 @@ async def _train(run: BufferRun, trainer: FakeTrainer, folder: Path) -> None:
     newest = 0
 
     def answer(task: Task, deliveries: int) -> Outcome:
-        return make_group(task, version=newest, attempt=deliveries)
+        return make_group(task, version=max(newest, task.gate_step), attempt=deliveries)
 
     async with explorer(run.nats.url, run.run, answer):
         for step in range(1, STEPS + 1):

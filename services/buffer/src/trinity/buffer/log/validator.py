@@ -1,8 +1,5 @@
 """Validates log entries: bytes, fields, versions; and runs the operators on them."""
 
-import asyncio
-import contextlib
-import time
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Protocol
@@ -11,7 +8,6 @@ from trinity.buffer.log.reader import LogReader, check_owner
 from trinity.buffer.log.wire import LogEntry, TaskMessage
 from trinity.buffer.operators.pipeline import Pipeline, Processed
 from trinity.buffer.state.context import RunContext
-from trinity.buffer.state.streams import StoreCut
 from trinity.buffer.window.groups import Kept, StoredGroup
 from trinity.data.experience import AttemptFailure
 from trinity.runtime import headers
@@ -21,7 +17,6 @@ from trinity.runtime.errors import InvalidInput, NotFound
 # Far more than lie between two checkpoints; their list is part of every later cursor.
 MOST_FENCED = 10_000
 _SHOWN = 80
-_BEHIND_SECONDS, _AGAIN_SECONDS = 3.0, 0.1
 
 
 class FedTask(Protocol):
@@ -77,32 +72,12 @@ class EntryValidator:
     async def _check_fed(self, task: TaskMessage) -> None:
         """Raises InvalidInput unless the task is as it was fed."""
         try:
-            fed = await self._fed(task)
+            fed = await self._fed_task(task.ordinal, task.taskset)
         except NotFound:
             raise InvalidInput("task.ordinal", f"is {task.ordinal}; no such task was fed") from None
         for field, found, expected in task.differences(fed):
             problem = f"is {_shortened(found)}; task {task.ordinal} was fed with {_shortened(expected)}"
             raise InvalidInput(f"task.{field}", problem)
-
-    async def _fed(self, task: TaskMessage) -> TaskMessage:
-        """Returns the task of an entry's ordinal, in whichever taskset it was fed. Raises NotFound."""
-        with contextlib.suppress(NotFound):
-            return await self._fed_task(task.ordinal, task.taskset)
-        return await self._fed_task(task.ordinal)
-
-    async def _require_queued(self, task: TaskMessage) -> None:
-        """Raises StoreCut for a fed task that the queue does not hold, after a while: a replica may be behind."""
-        deadline = time.monotonic() + _BEHIND_SECONDS
-        while task.ordinal <= self._context.fed:
-            with contextlib.suppress(NotFound):
-                await self._fed(task)
-                return
-            if time.monotonic() > deadline:
-                raise StoreCut(
-                    f"task {task.ordinal} is gone from {self._context.names.tasks_stream}, but has not ended by the "
-                    "ledger: NATS has lost ledger entries or tasks; restore its store, or begin another run"
-                )
-            await asyncio.sleep(_AGAIN_SECONDS)
 
     async def failure(self, entry: LogEntry) -> AttemptFailure:
         """The failure in an entry. Raises InvalidInput."""
@@ -123,11 +98,7 @@ class EntryValidator:
             return TaskMessage.unknown(ordinal)
 
     async def group(self, sequence: int, entry: LogEntry, fenced: Collection[int]) -> tuple[StoredGroup, str]:
-        """The group as it may enter a batch, and the operator that keeps it out of all.
-
-        Raises InvalidInput, and StoreCut if its task, which has not ended, is gone from the queue.
-        """
-        await self._require_queued(entry.task)
+        """The group as it may enter a batch, and the operator that keeps it out of all. Raises InvalidInput."""
         await self._check_fed(entry.task)
         stored = entry.summary(sequence, self._context.limits, task_is_sound=True)
         await self._check_versions(stored, entry.task.gate_step, fenced, sequence <= self._context.stored_before)
