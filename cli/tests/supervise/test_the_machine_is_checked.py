@@ -191,6 +191,8 @@ def test_a_hub_model_that_is_not_to_be_had_ends_check_and_run(
     (place / "refs/main").write_text("1")
     (place / "snapshots/1/config.json").write_text("{}")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert preflight.check_model_folder("model.model_path", "someone/no-such-model")
+    (place / "snapshots/1/model.safetensors.index.json").write_text("{}")
     assert preflight.check_model_folder("model.model_path", "someone/no-such-model") == []
 
 

@@ -38,6 +38,10 @@ _MOST_REGEX_SECONDS = 5.0
 _ENDPOINT_SECONDS = 10.0
 _LISTEN = "TRINITY_ENVIRONMENT_LISTEN"
 _HUB_SECONDS = 10.0
+_HUB_FILES = (
+    ("config.json",),
+    ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
 
 
 @dataclass(frozen=True)
@@ -354,7 +358,7 @@ def hub_problem(name: str) -> str:
         from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
     except ImportError:  # the services that load it are elsewhere
         return ""
-    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+    if all(any(isinstance(try_to_load_from_cache(name, file), str) for file in one) for one in _HUB_FILES):
         return ""
     try:
         HfApi().model_info(name, timeout=_HUB_SECONDS)  # asks once; a download would try for half a minute
