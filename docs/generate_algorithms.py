@@ -1,6 +1,7 @@
 """Write the measured tables of docs/algorithms_measured.md: `make docs`. A test compares them with what this writes.
 
-Compares each loss and advantage with a loop in plain floats (tests/support) and with other frameworks.
+Compares each loss and advantage with a loop in plain floats (tests/support), and with what the code of other frameworks
+gave or loops written from it.
 """
 
 import math
@@ -16,7 +17,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from support.checks.losses import peer_advantages, peer_algorithms, plain_advantages, plain_losses  # noqa: E402
+from support.checks.losses import peer_advantages, peer_algorithms, plain_advantages, plain_losses, recorded  # noqa: E402
 from support.checks.losses.loss_cases import case_of, gradient_of, modes_of, slopes, with_peers  # noqa: E402
 from support.checks.losses.plain_advantages import rollouts_of  # noqa: E402
 from trinity.plugins.declarations import ADVANTAGES  # noqa: E402
@@ -27,7 +28,7 @@ TARGET = ROOT / "docs/algorithms_measured.md"
 BEGIN, END = "<!-- measured tables: written by `make docs` -->", "<!-- end of the measured tables -->"
 BATCHES = 24
 NOTHING = 1e-13
-EQUAL = 1e-8  # of the loops' gradients, which are differences of values
+EQUAL = 1e-7  # of loops' gradients, which are differences of values, and of means with 1e-8 in the divisor
 Pair = tuple[float, float]
 
 
@@ -54,10 +55,14 @@ def _tables() -> Iterator[str]:
 
 
 def _to_loss(peer: peer_algorithms.Peer) -> float:
+    if isinstance(peer.theirs, str):
+        return recorded.of_loss(peer.theirs, peer.name, peer.mode, peer.settings)
     return _against(peer.name, peer.theirs, peer.settings, [peer.mode], torch.float64)[1]
 
 
 def _to_advantage(peer: peer_algorithms.Peer) -> float:
+    if isinstance(peer.theirs, str):
+        return recorded.of_advantage(peer.theirs, peer.name, peer.settings)
     return _advantage(peer.name, peer.theirs, peer.settings)
 
 
@@ -66,17 +71,18 @@ def _to_peers(
 ) -> Iterator[str]:
     """Returns one row for the names that agree with the defaults, and a row for each other name."""
     equal: dict[str, list[str]] = defaultdict(list)
-    largest, rest = 0.0, []
+    largest: dict[str, float] = defaultdict(float)
+    rest = []
     for peer in peers:
         difference = measure(peer)
         if peer.settings or peer.why or difference > EQUAL:
             rest.append(_row(peer, difference))
         else:
-            equal[peer.whose].append(f"`{peer.name}`")
-            largest = max(largest, difference)
+            equal[peer.source].append(f"`{peer.name}`")
+            largest[peer.source] = max(largest[peer.source], difference)
     yield from header("", kind, "whose", "settings here", "largest difference", "without these settings, and why")
     for whose, names in equal.items():
-        yield f"| {', '.join(names)} | {whose} | defaults | {power(largest)} | the same |"
+        yield f"| {', '.join(names)} | {whose} | defaults | {power(largest[whose])} | the same |"
     yield from rest
 
 
@@ -91,7 +97,7 @@ def _row(peer: peer_algorithms.Peer, difference: float) -> str:
     shown = {"None": "null"}
     settings = ", ".join(f"`{key}: {shown.get(str(value), value)}`" for key, value in peer.settings.items())
     return (
-        f"| `{peer.name}` | {peer.whose} | {settings or 'defaults'} | {power(difference)} | {peer.why or 'the same'} |"
+        f"| `{peer.name}` | {peer.source} | {settings or 'defaults'} | {power(difference)} | {peer.why or 'the same'} |"
     )
 
 

@@ -168,6 +168,7 @@ def test_what_compares_the_rollouts_of_a_task_needs_two(name: str) -> None:
         "advantage_fn_args: {epsilon: 1e-6, std_threshold: null}",
         "kl_penalty_fn: low_var_kl, kl_penalty_fn_args: {adaptive: true, target_kl: 0.1, horizon: 1000}",
         "algorithm_type: opmd, rollout_correction: {token_cap: 2}",
+        "algorithm_type: grpo, policy_loss_fn: gmpo, rollout_correction: {decoupled: true, token_cap: 2}",
         "rollout_correction: {decoupled: true, token_cap: 5, token_range: [0.5, 5]}",
         "rollout_correction: {geometric_range: [0.99, 1.01]}",
         "entropy_loss_fn: basic, entropy_loss_fn_args: {entropy_coef: 0.01}",

@@ -134,7 +134,8 @@ def test_m2po_clips_where_the_capped_second_moment_is_reached_and_keeps_what_no_
     advantages = [torch.tensor([1.0, 1.0])] * 4
     batch = WholeBatch([torch.ones(2, dtype=torch.bool)] * 4, ratios, ratios, advantages, None, [0] * 4, [0] * 4, 1)
     kept = m2po.keep(batch, m2_threshold=0.05)
-    assert [row.tolist() for row in kept] == [[True, True]] * 2 + [[False, True]] * 2
+    assert [row.tolist() for row in kept] == [[True, True]] + [[False, True]] * 3, "0.04 fits, and is the bound"
+    assert all(row.all() for row in m2po.keep(batch, m2_threshold=0.2)), "the mean of all squares is 0.16"
     masked = m2po.keep(replace(batch, masks=[torch.tensor([False, True])] * 4), m2_threshold=0.05)
     assert [row.tolist() for row in masked] == [[False, True]] * 4
     assert m2po.keep(WholeBatch([], [], [], [], None, [], [], 1), m2_threshold=0.05) == []

@@ -1,6 +1,6 @@
-"""Advantages of veRL, TRL, Trinity-RFT and R3L, as loops in plain floats, to be compared with ours.
+"""Advantages of veRL, TRL, Trinity-RFT and R3L, to be compared with ours: recorded ones, and loops in plain floats.
 
-Read in: veRL of 2026-01-29 and 0.9.1 (verl/trainer/ppo/core_algos.py), TRL of 2026-07-24
+The loops were written from veRL 0.9.1 (verl/trainer/ppo/core_algos.py), TRL of 2026-07-24
 (trl/trainer/grpo_trainer.py) and 1.16 (rloo), Trinity-RFT 0.6.0 (trinity/algorithm/advantage_fn), R3L of 2026-04-06.
 Functions of plain_advantages only read the inputs; all formulas are written here.
 """
@@ -69,41 +69,30 @@ def in_places(r: Rollouts, index: int) -> tuple[list[bool], list[float]]:
     return mask, [next(rewards) if flag else 0.0 for flag in mask]
 
 
-def gae(skips: bool) -> Callable[[Rollouts], Tokens]:
-    """With gamma and lam of 1. skips: observations are left out."""
-
-    def tokens(r: Rollouts) -> Tokens:
-        found = []
-        for index in range(len(r)):
-            mask, rewards = in_places(r, index)
-            values = [0.0] * len(mask) if r.values is None else [float(value) for value in r.values[index]]
-            after, total, row = 0.0, 0.0, []
-            for t in reversed(range(len(mask))):
-                if mask[t] or not skips:
-                    total, after = rewards[t] + after - values[t] + total, values[t]
-                row.append(total)
-            found.append([value for value, flag in zip(row[::-1], mask, strict=True) if flag])
-        return whitened(found)
-
-    return tokens
+def gae(r: Rollouts) -> Tokens:
+    """With gamma and lam of 1, over observations too."""
+    found = []
+    for index in range(len(r)):
+        mask, rewards = in_places(r, index)
+        values = [0.0] * len(mask) if r.values is None else [float(value) for value in r.values[index]]
+        after, total, row = 0.0, 0.0, []
+        for t in reversed(range(len(mask))):
+            total, after = rewards[t] + after - values[t] + total, values[t]
+            row.append(total)
+        found.append([value for value, flag in zip(row[::-1], mask, strict=True) if flag])
+    return whitened(found)
 
 
-def to_go(stops: bool) -> Callable[[Rollouts], Tokens]:
-    """stops: the return starts again before an observation."""
-
-    def tokens(r: Rollouts) -> Tokens:
-        found = []
-        for index in range(len(r)):
-            mask, rewards = in_places(r, index)
-            total, row = 0.0, []
-            for t in reversed(range(len(mask))):
-                total += rewards[t]
-                row.append(total)
-                total = 0.0 if stops and not mask[t] else total
-            found.append([value for value, flag in zip(row[::-1], mask, strict=True) if flag])
-        return whitened(found)
-
-    return tokens
+def to_go(r: Rollouts) -> Tokens:
+    found = []
+    for index in range(len(r)):
+        mask, rewards = in_places(r, index)
+        total, row = 0.0, []
+        for t in reversed(range(len(mask))):
+            total += rewards[t]
+            row.append(total)
+        found.append([value for value, flag in zip(row[::-1], mask, strict=True) if flag])
+    return whitened(found)
 
 
 def runs(r: Rollouts) -> Iterator[dict[int, list[int]]]:
@@ -186,15 +175,10 @@ def gigpo(r: Rollouts) -> Tokens:
 
 
 ADVANTAGES = (
-    Peer("ppo", "veRL", gae(True)),
-    Peer("ppo", "Trinity-RFT", gae(False), why="over observations too there: the same with `gamma` and `lam` of 1"),
-    Peer(
-        "reinforceplusplus",
-        "veRL",
-        to_go(True),
-        why="an observation ends the return there: actions before it get none of the reward",
-    ),
-    Peer("reinforceplusplus", "Trinity-RFT", to_go(False)),
+    Peer("ppo", "veRL", "verl/advantage ppo"),
+    Peer("ppo", "Trinity-RFT", gae, why="over observations too there: the same with `gamma` and `lam` of 1"),
+    Peer("reinforceplusplus", "veRL", "verl/advantage reinforceplusplus"),
+    Peer("reinforceplusplus", "Trinity-RFT", to_go),
     Peer("reinforce", "Trinity-RFT", lambda r: constant(r, returns(r))),
     *(
         Peer("remax", whose, remax, why="from a rollout beside the group there, of `repeat_times` here")
@@ -212,11 +196,11 @@ ADVANTAGES = (
         why="compares steps of all tasks there, of one in the paper",
     ),
     Peer("rloo", "TRL", rloo),
-    Peer("grpo", "veRL", grpo(1e-6)),
+    Peer("grpo", "veRL", "verl/advantage grpo"),
     Peer("grpo", "veRL, norm_adv_by_std_in_grpo off", centred, {"std_cal_level": "none"}),
     Peer("grpo", "TRL", grpo(1e-4), {"epsilon": 1e-4}, why="1e-4 there"),
     Peer("grpo", "Trinity-RFT", grpo(1e-6)),
-    Peer("rloo", "veRL", rloo),
+    Peer("rloo", "veRL", "verl/advantage rloo"),
     Peer("rloo", "Trinity-RFT", rloo),
     Peer(
         "opmd_reweight_adv",

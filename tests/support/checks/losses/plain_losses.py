@@ -228,7 +228,8 @@ def m2po_of(
                 bounded.append((gap**2, b, t))
     squares = [square for square, _, _ in bounded]
     caps = [cap for cap in squares if sum(min(square, cap) for square in squares) <= m2_threshold * len(squares)]
-    keep = {(b, t) for square, b, t in bounded if square <= max(caps, default=-1.0)}
+    whole = len(caps) == len(squares)
+    keep = {(b, t) for square, b, t in bounded if whole or square < max(caps, default=-1.0)}
     losses: Rows = []
     for b, row in enumerate(lp):
         losses.append([])

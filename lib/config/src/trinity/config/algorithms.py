@@ -227,5 +227,7 @@ def argument_problems(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
     if (plan.offline or plan.of_pairs) and correction != RolloutCorrectionConfig():
         what = f"which {name} does not compare with" if plan.of_pairs else "and nothing sampled a dataset; remove it"
         yield "rollout_correction", f"corrects for the policy that sampled, {what}"
-    elif "sequences" in plan.loss_traits and (correction.token_cap is not None or correction.token_range is not None):
+    elif "sequences" in plan.loss_traits and (
+        correction.token_range is not None or (correction.token_cap is not None and "geometric" not in plan.loss_traits)
+    ):
         yield "rollout_correction", f"is of tokens, and {name} has one loss for a sequence; use those of sequences"

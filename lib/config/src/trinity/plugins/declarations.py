@@ -166,6 +166,7 @@ POLICY_LOSSES: Registry[Declaration] = Registry(
     {
         "ratio": "has the ratio to the policy that sampled",
         "sequences": "has one value for a sequence",
+        "geometric": "weighs a sequence by the geometric mean of its tokens' weights",
         "pairs": "compares the two of a preference pair",
         "keep": "leaves tokens out by statistics of the whole batch",
         "peers": "compares the sequences of a group",

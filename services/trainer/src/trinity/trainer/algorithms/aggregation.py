@@ -68,6 +68,13 @@ class Share:
         lengths = mask_BR.sum(-1, keepdim=True).clamp(min=1)
         return self(values_B[:, None] / lengths * torch.ones_like(mask_BR), mask_BR)
 
+    def by_geometric_mean(self, mask_BR: torch.Tensor) -> "Share":
+        """Replaces each sequence's weights by the geometric mean over its trained tokens."""
+        if self.weights is None:
+            return self
+        logs = torch.where(mask_BR > 0, self.weights.log(), torch.zeros_like(mask_BR))
+        return replace(self, weights=(logs.sum(-1, keepdim=True) / mask_BR.sum(-1, keepdim=True).clamp(min=1)).exp())
+
     def by(self, mode: str) -> "Share":
         return replace(self, mode=mode)
 

@@ -12,10 +12,10 @@ from trinity.trainer.algorithms.inputs import LossInputs, WholeBatch, log_ratio
 def keep(batch: WholeBatch, *, m2_threshold: float, **_: Any) -> list[torch.Tensor]:
     """Tokens that are kept, bool [R] for each sequence, from all sequences of the batch.
 
-    Tokens are left out only where PPO's clip might act (A > 0 and lp > lo, or A < 0 and lp < lo), and only if their
-    (lp - lo)^2 is above the largest t of these squares with a mean of min((lp - lo)^2, t) <= m2_threshold. This follows
-    the authors' code (github.com/Infini-AI-Lab/M2PO), which clips at exp(+-sqrt(t)). Algorithm 1 of the paper takes the
-    mean over the kept tokens, and keeps more of them.
+    Tokens are left out only where PPO's clip might act (A > 0 and lp > lo, or A < 0 and lp < lo), and only if the mean
+    of their (lp - lo)^2 is above m2_threshold: then those with (lp - lo)^2 >= t, the largest of these squares with a
+    mean of min((lp - lo)^2, t) <= m2_threshold. This follows the authors' code (github.com/Infini-AI-Lab/M2PO), which
+    clips just inside exp(+-sqrt(t)). Algorithm 1 of the paper takes the mean over the kept tokens, and keeps more.
     """
     if not batch.masks:
         return []
@@ -26,7 +26,9 @@ def keep(batch: WholeBatch, *, m2_threshold: float, **_: Any) -> list[torch.Tens
     capped = moments.cumsum(0) + moments * beyond  # the sum of all, each capped at this one: it only grows
     count = int((capped <= m2_threshold * len(moments)).sum())
     kept = mask.clone()
-    kept[bounded[order[count:]]] = False
+    if count < len(moments):
+        outside = moments >= moments[count - 1] if count else torch.ones_like(moments, dtype=torch.bool)
+        kept[bounded[order[outside]]] = False
     return list(kept.split([len(m) for m in batch.masks]))
 
 
@@ -36,8 +38,8 @@ def keep(batch: WholeBatch, *, m2_threshold: float, **_: Any) -> list[torch.Tens
 def m2po(
     x: LossInputs, share: Share, *, m2_threshold: NonNegative = 0.04, log_ratio_clip: Positive = 20.0
 ) -> tuple[torch.Tensor, Report]:
-    """-A r for all tokens except those at which PPO's clip might act and (lp - lo)^2 > t, the largest t with a mean of
-    min((lp - lo)^2, t) <= m2_threshold over the batch.
+    """-A r for all tokens except those at which PPO's clip might act and (lp - lo)^2 >= t, the largest t with a mean of
+    min((lp - lo)^2, t) <= m2_threshold over the batch; for all tokens if the mean of (lp - lo)^2 is not above it.
 
     log_ratio_clip bounds the value of lp - lo in r, not its gradient. The mean is over all tokens.
     """

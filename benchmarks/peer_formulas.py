@@ -1,0 +1,264 @@
+"""Record gradients and advantages of veRL's, Trinity-RFT's and M2PO's own code on our random batches.
+
+    python benchmarks/peer_formulas.py --verl FOLDER --trinity-rft FOLDER --m2po FOLDER
+
+Each folder holds an unpacked source (`verl/`, `trinity/`, `verl/`); none is installed. Packages that they import and
+that are missing here are replaced by empty stand-ins: the formulas need only torch. Writes
+tests/support/checks/losses/recorded.json, which docs/algorithms_measured.md is measured against.
+"""
+
+import argparse
+import contextlib
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import io
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).parents[1]
+TARGET = ROOT / "tests/support/checks/losses/recorded.json"
+BATCHES = 12
+Recorded = dict[str, list[list[list[float]]]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in PEERS:
+        parser.add_argument(f"--{name}", required=True, type=Path)
+    args = vars(parser.parse_args())
+    with tempfile.TemporaryDirectory() as folder:
+        inputs = Path(folder) / "inputs.pt"
+        torch.save(_inputs(), inputs)
+        found: dict[str, Recorded] = {}
+        for name in PEERS:
+            command = [sys.executable, __file__, "--child", name, str(args[name.replace("-", "_")]), str(inputs)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise SystemExit(done.stderr)
+            found[name] = json.loads(done.stdout)
+    TARGET.write_text(json.dumps(found, separators=(",", ":")).replace("]]],", "]]],\n") + "\n")
+
+
+def _inputs() -> dict[str, Any]:
+    sys.path.insert(0, str(ROOT / "tests"))
+    from support.checks.losses.loss_cases import case_of
+    from support.checks.losses.plain_advantages import rollouts_of
+
+    cases, rollouts = [], []
+    for seed in range(BATCHES):
+        case = case_of(seed, "token-mean")
+        names = ("logprobs", "old_logprobs", "advantages", "reference_logprobs", "mask", "expert_B")
+        cases.append({name: getattr(case.x, name).detach() for name in names})
+        made = rollouts_of(seed, values=True)
+        assert made.values is not None
+        rows = {"rewards": made.rewards_N, "groups": made.groups_N, "masks": made.masks, "values": made.values}
+        rollouts.append({name: list(values) for name, values in rows.items()})
+    return {"cases": cases, "rollouts": rollouts}
+
+
+class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Makes empty modules of the packages named."""
+
+    def __init__(self, *packages: str) -> None:
+        self._packages = packages
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        wanted = name.partition(".")[0] in self._packages
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if wanted else None
+
+    def create_module(self, spec: Any) -> ModuleType:
+        made = ModuleType(spec.name)
+        made.__path__ = []
+        made.__getattr__ = lambda name: _dummy(name)  # type: ignore[method-assign]
+        return made
+
+    def exec_module(self, module: ModuleType) -> None: ...
+
+
+def _dummy(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return type(name, (dict,), {"__getattr__": lambda self, key: None, "__class_getitem__": lambda cls, key: cls})
+
+
+def _bare(folder: Path, *packages: str) -> None:
+    """Makes packages importable without their __init__, which would load whole frameworks."""
+    for package in packages:
+        made = ModuleType(package)
+        made.__path__ = [str(folder / package.replace(".", "/"))]
+        sys.modules[package] = made
+
+
+def verl(folder: Path, inputs: Mapping[str, Any]) -> Recorded:
+    _bare(folder, "verl", "verl.utils", "verl.trainer", "verl.trainer.ppo")
+    groupwise = importlib.import_module("verl.utils.groupwise")
+    utils: Any = sys.modules["verl.utils"]
+    utils.as_torch_index, utils.group_mean_std = groupwise.as_torch_index, groupwise.group_mean_std
+    for name in ("verl.trainer.config", "verl.workers", "verl.workers.config"):
+        sys.modules[name] = _StandIns().create_module(SimpleNamespace(name=name))
+    config_of: Any = type("ActorConfig", (SimpleNamespace,), {"get": _get})
+    algo: Any = type("AlgoConfig", (SimpleNamespace,), {"get": _get})
+    sys.modules["verl.workers.config"].ActorConfig = config_of  # type: ignore[attr-defined]
+    sys.modules["verl.trainer.config"].AlgoConfig = algo  # type: ignore[attr-defined]
+    core = importlib.import_module("verl.trainer.ppo.core_algos")
+    shared = {"clip_ratio": 0.2, "clip_ratio_low": None, "clip_ratio_high": None, "clip_ratio_c": 3.0}
+    policy = SimpleNamespace(clip_cov_ratio=1.0, clip_cov_ub=5.0, clip_cov_lb=1.0, kl_cov_ratio=0.0002, ppo_kl_coef=1.0)
+    config = config_of(**shared, global_batch_info={}, tau_pos=1.0, tau_neg=1.05, policy_loss=policy)
+
+    def loss(name: str, mode: str, weigh: bool = False) -> Callable[[Mapping[str, torch.Tensor]], torch.Tensor]:
+        def of(x: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            weights = (x["reference_logprobs"] - x["old_logprobs"]).exp().clamp(max=2.0) if weigh else None
+            found = core.get_policy_loss_fn(name)(
+                old_log_prob=x["old_logprobs"], log_prob=x["logprobs"], advantages=x["advantages"],
+                response_mask=x["mask"], loss_agg_mode=mode, config=config, rollout_is_weights=weights,
+            )  # fmt: skip
+            return found[0]
+
+        return of
+
+    token, mean = "token-mean", "seq-mean-token-mean"
+    names = {"ppo": ("vanilla", token), "gspo": ("gspo", mean), "sapo": ("sapo", mean), "opmd": ("gpg", token)}
+    names |= {"gmpo": ("geo_mean", token), "cispo": ("cispo", token), "kl_cov": ("kl_cov", token)}
+    names |= {"clip_cov": ("clip_cov", token), "dppo_tv": ("dppo_tv", token), "dppo_kl": ("dppo_kl", token)}
+    found = {name: _gradients(loss(*which), inputs, filled=name == "gmpo") for name, which in names.items()}
+    found["gmpo, weighed"] = _gradients(loss("geo_mean", token, weigh=True), inputs, filled=True)
+    settings = algo(gamma=1.0, lam=1.0, norm_adv_by_std_in_grpo=True)
+
+    def advantages(name: str) -> Iterator[list[list[float]]]:
+        for r in inputs["rollouts"]:
+            rewards, values, mask = _padded(r)
+            groups = np.array([f"g{int(group)}" for group in r["groups"]])
+            if name == "gae":
+                made = core.compute_gae_advantage_return(rewards, values, mask, 1.0, 1.0)
+            else:
+                estimator = core.get_adv_estimator_fn(name)
+                made = estimator(token_level_rewards=rewards, response_mask=mask, index=groups, config=settings)
+            yield _rows(made[0], mask)
+
+    theirs = {"reinforceplusplus": "reinforce_plus_plus", "grpo": "grpo", "rloo": "rloo", "ppo": "gae"}
+    found |= {f"advantage {name}": list(advantages(estimator)) for name, estimator in theirs.items()}
+    return found
+
+
+def trinity_rft(folder: Path, inputs: Mapping[str, Any]) -> Recorded:
+    _bare(folder, "trinity", "trinity.algorithm", "trinity.algorithm.policy_loss_fn", "trinity.algorithm.advantage_fn")
+    _bare(folder, "trinity.utils")
+    package: Any = sys.modules["trinity.algorithm.policy_loss_fn"]
+    package.PolicyLossFn = importlib.import_module("trinity.algorithm.policy_loss_fn.policy_loss_fn").PolicyLossFn
+    files = {
+        "ppo": ("ppo_policy_loss", "PPOPolicyLossFn"), "gspo": ("gspo_policy_loss", "GSPOLossFn"),
+        "cispo": ("cispo_policy_loss", "CISPOPolicyLossFn"), "sapo": ("sapo_policy_loss", "SAPOPolicyLossFn"),
+        "topr": ("topr_policy_loss", "TOPRPolicyLossFn"), "sppo": ("sppo_loss_fn", "sPPOPolicyLossFn"),
+        "opmd": ("opmd_policy_loss", "OPMDPolicyLossFn"), "rec": ("rec_policy_loss", "RECPolicyLossFn"),
+        "importance_sampling": ("importance_sampling_policy_loss", "ImportanceSamplingLossFn"),
+        "sft": ("sft_loss", "SFTLossFn"), "sft_is": ("chord_policy_loss", "SFTISLossFn"),
+        "sft_phi": ("chord_policy_loss", "SFTPhiLossFn"), "dpo": ("dpo_loss", "DPOLossFn"),
+        "mix": ("mix_policy_loss", "MIXPolicyLossFn"), "mix_chord": ("chord_policy_loss", "MIXCHORDPolicyLossFn"),
+    }  # fmt: skip
+
+    def loss(kind: Any, x: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        rows, expert = len(x["mask"]), x["expert_B"] > 0
+        mixed = kind.__name__.startswith("MIX")
+        sizes = {"train_batch_size_usual": max(rows - 1, 1), "train_batch_size_expert": 1} if mixed else {}
+        made = kind(backend="verl", **kind.default_args(), **sizes)
+        if not rows % 2 or not kind.__name__.startswith("DPO"):
+            return made(
+                logprob=x["logprobs"], old_logprob=x["old_logprobs"], action_mask=x["mask"],
+                advantages=x["advantages"], ref_logprob=x["reference_logprobs"], expert_mask=expert,
+                step=torch.ones(rows),
+            )[0]  # fmt: skip
+        return x["logprobs"].sum() * 0
+
+    found: Recorded = {}
+    for name, (file, kind) in files.items():
+        module = importlib.import_module(f"trinity.algorithm.policy_loss_fn.{file}")
+        actual = getattr(module, kind, None) or next(
+            value for key, value in vars(module).items() if key.lower() == kind.lower()
+        )
+        found[name] = _gradients(lambda x, actual=actual: loss(actual, x), inputs, filled=name == "gspo")
+    return found
+
+
+def m2po(folder: Path, inputs: Mapping[str, Any]) -> Recorded:
+    """In double precision: their bound is 1e-12 inside of a token, which single precision's exp rounds away at will."""
+    torch.set_default_dtype(torch.float64)
+    _bare(folder, "verl", "verl.utils", "verl.trainer", "verl.trainer.ppo")
+    core = importlib.import_module("verl.trainer.ppo.core_algos")
+
+    def loss(x: Mapping[str, torch.Tensor], budget: float) -> torch.Tensor:
+        advantages = x["advantages"][:, :1].expand_as(x["mask"])  # the sign of a sequence is that of its first token
+        return core.compute_m2po_policy_loss(
+            x["old_logprobs"], x["logprobs"], advantages, x["mask"], M2_budget=budget, miniclip_low=None,
+            miniclip_high=None,
+        )[0]  # fmt: skip
+
+    return {f"m2po {budget}": _gradients(lambda x, b=budget: loss(x, b), inputs) for budget in (0.04, 0.3)}
+
+
+def _get(self: Any, key: str, default: Any = None) -> Any:
+    return getattr(self, key, default)
+
+
+def _gradients(
+    loss: Callable[[Mapping[str, torch.Tensor]], torch.Tensor], inputs: Mapping[str, Any], filled: bool = False
+) -> list[list[list[float]]]:
+    """filled: only of sequences with tokens; others would count in their means."""
+    found = []
+    for case in inputs["cases"]:
+        kept = case["mask"].any(-1) if filled else torch.ones(len(case["mask"]), dtype=torch.bool)
+        x = {name: values[kept] for name, values in case.items()}
+        x["logprobs"] = x["logprobs"].clone().requires_grad_()
+        value = loss(x)
+        made = torch.autograd.grad(value, x["logprobs"], allow_unused=True)[0] if value.requires_grad else None
+        gradient = torch.zeros_like(case["mask"])
+        gradient[kept] = 0.0 if made is None else made
+        found.append(_rows(gradient, case["mask"]))
+    return found
+
+
+def _rows(values: torch.Tensor, mask: torch.Tensor) -> list[list[float]]:
+    kept = [row[flags > 0].tolist() for row, flags in zip(values, mask, strict=True)]
+    return [[float(f"{number:.12g}") for number in row] for row in kept]
+
+
+def _padded(rollouts: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns rewards, at the last action token or before a response without any, values and the mask."""
+    masks = rollouts["masks"]
+    mask = torch.zeros(len(masks), max(map(len, masks)) + 1, dtype=torch.float64)
+    rewards, values = torch.zeros_like(mask), torch.zeros_like(mask)
+    for row, flags in enumerate(masks):
+        mask[row, : len(flags)] = flags.double()
+        values[row, : len(flags)] = rollouts["values"][row]
+        last = int(flags.nonzero()[-1]) if flags.any() else 0
+        rewards[row, last] = rollouts["rewards"][row]
+    return rewards, values, mask
+
+
+PEERS: dict[str, Callable[[Path, Mapping[str, Any]], Recorded]] = {
+    "verl": verl,
+    "trinity-rft": trinity_rft,
+    "m2po": m2po,
+}
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--child":
+        name, source, given = sys.argv[2:]
+        sys.meta_path.insert(0, _StandIns("tensordict", "transformers", "ray", "omegaconf", "datasets", "flash_attn"))
+        sys.meta_path.append(_StandIns("verl", "trinity"))
+        sys.path.insert(0, source)
+        with contextlib.redirect_stdout(io.StringIO()):
+            recorded = PEERS[name](Path(source), torch.load(given))
+        print(json.dumps(recorded))
+    else:
+        main()
