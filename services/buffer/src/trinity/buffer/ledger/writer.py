@@ -87,6 +87,7 @@ class LedgerWriter:
                 "read: NATS has lost experience; restore its store, or begin another run"
             )
         self.failures.since = self._context.stored_before = newest
+        self._context.written_before = self._ledger.newest_step
         self._ended_through = {self._ledger.newest_step: self.window.ended_through}
 
     def ended_through(self, step: int) -> int:

@@ -107,7 +107,9 @@ class EntryValidator:
         return processed(stored, self.pipeline.run(entry.group()))
 
     async def _check_versions(self, group: StoredGroup, gate_step: int, fenced: Collection[int], is_old: bool) -> None:
-        """`is_old`: the entry was there when this process began; KV may have lost its version since."""
+        """`is_old`: the entry was there when this process began; KV may have lost its version since, unless no step of
+        the ledger can have made that."""
+        is_old = is_old and group.newest_version <= self._context.written_before
         # Weights that the task asks for may be withdrawn, so that older ones may start it.
         if gate_step not in fenced and not await self._versions.meets(group.oldest_version, gate_step):
             raise InvalidInput(

@@ -91,7 +91,8 @@ class RunContext:
 
     `live` is the pointer of its versions as this process heard of it last; rollbacks up to number `fenced_through` are
     fenced. `wanted_step` is the newest step that the trainer requested. Log entries up to sequence `stored_before` were
-    there when this process began. `holds`: why the log is not read further now.
+    there when this process began, and ledger entries up to step `written_before`. `holds`: why the log is not
+    read further now.
     """
 
     broker: Broker
@@ -100,6 +101,7 @@ class RunContext:
     last_step: int = 0
     live: Live = field(default_factory=Live)
     stored_before: int = 0
+    written_before: int = 0
     holds: str = ""
     fenced_through: int = 0
     committed_step: int = 0
