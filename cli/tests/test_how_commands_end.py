@@ -32,9 +32,9 @@ def test_ctrl_c_before_anything_started_is_one_sentence(capsys: pytest.CaptureFi
 
 ENDED_BY_SIGNAL = """
 import asyncio, os, signal
-from trinity.cli.supervise.stage.supervisor import Interrupted, ended_by_signals
+from trinity.cli.supervise.stage.ending import Ending, Interrupted, ended_by_signals
 async def supervise():
-    stop = asyncio.Event()
+    stop = Ending()
     with ended_by_signals(stop):
         print("supervising", flush=True)
         {signal}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trinity.cli.commands import bench
-from trinity.cli.supervise.stage.supervisor import Interrupted
+from trinity.cli.supervise.stage.ending import Interrupted
 from trinity.config import Config
 from trinity.config.load import parse
 from trinity.config.run_record import Addresses

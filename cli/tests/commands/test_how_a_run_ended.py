@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from trinity.cli.main import app
 from trinity.cli.supervise.stage import supervisor
+from trinity.cli.supervise.stage.ending import Interrupted
 from trinity.config import Config
 from trinity.reading import job as jobs
 from trinity.reading.errors import RunError
@@ -48,8 +49,8 @@ def test_a_continued_run_that_stops_is_not_finished(config: Config, monkeypatch:
     folder = jobs.Job(config).folder
     end(config, monkeypatch, None)
     assert status(folder)[1]["state"] == "finished"
-    with pytest.raises(supervisor.Interrupted):
-        end(config, monkeypatch, supervisor.Interrupted("ended by SIGINT", 130))
+    with pytest.raises(Interrupted):
+        end(config, monkeypatch, Interrupted("ended by SIGINT", 130))
     text, found = status(folder)
     assert (found["state"], found["reason"], found["summary"]) == ("stopped", None, None)
     assert "stopped" in text and "resumes it" in text

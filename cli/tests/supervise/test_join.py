@@ -31,6 +31,7 @@ class SilentBuffer:
 
 class Child:
     name = "extra"
+    waits, start_seconds = "", 0.0
 
     def record(self) -> Any:
         return None

@@ -10,6 +10,7 @@ import pytest
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.cli.commands import status
 from trinity.cli.supervise.stage.display import PlainDisplay, facts
+from trinity.cli.supervise.stage.ending import Ending
 from trinity.cli.supervise.stage.stage import Stage
 from trinity.reading import status as reading_status
 from trinity.reading import wire
@@ -27,9 +28,9 @@ def test_the_screen_shows_them_when_the_first_comes(capsys: pytest.CaptureFixtur
     for shown in (view(0, 1), view(0, 2), view(1, 3)):
         display._at -= 10  # as if the last line were older
         display.show(shown, "p/n")
-    before, after = capsys.readouterr().out.splitlines()
-    assert "prompts_cut" not in before
-    assert "prompts_cut='1 of 3 prompts are longer than model.max_prompt_tokens: they were cut" in after
+    before, trouble = capsys.readouterr().out.splitlines()
+    assert "prompts cut" not in before
+    assert "prompts cut: 1 of 3 prompts are longer than model.max_prompt_tokens: they were cut" in trouble
     assert "prompts_cut" not in facts(view(0, 3))
 
 
@@ -49,7 +50,7 @@ class Screen:
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def show(self, view: Answers, title: str) -> None: ...
+    def show(self, view: Answers, title: str, last_step: int = 0, starting: object = ()) -> None: ...
 
     def say(self, text: str) -> None:
         self.said.append(text)
@@ -80,9 +81,9 @@ async def test_a_run_warns_once_where_every_prompt_of_the_first_batch_is_cut(
     screen = Screen()
     plan: Any = SimpleNamespace(job_dir=None, config=SimpleNamespace(project="p", name="n", group=""))
     nothing: Any = None
-    stage = Stage(nothing, plan, "", nothing, screen)  # type: ignore[arg-type]
+    stage = Stage(nothing, plan, "", nothing, screen, 1)  # type: ignore[arg-type]
     watcher: Any = Recorded(*views)
-    await asyncio.wait_for(stage._until_finished({}, watcher, asyncio.Event()), 10)
+    await asyncio.wait_for(stage._until_finished({}, watcher, Ending()), 10)
     assert len(screen.said) == warnings
     assert all(
         text.startswith("warning: all 4 prompts are longer than model.max_prompt_tokens") for text in screen.said

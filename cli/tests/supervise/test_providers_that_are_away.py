@@ -20,6 +20,6 @@ def test_the_screen_says_which_explorers_wait(capsys: pytest.CaptureFixture[str]
     for shown in (view("RUNNING", "RUNNING"), view("RUNNING", "WAITING_FOR_PROVIDER"), view("RUNNING", "RUNNING")):
         display._at -= 10  # as if the last line were older
         display.show(shown, "p/n")
-    before, away, after = capsys.readouterr().out.splitlines()
-    assert "provider_away='tasks of e1 wait for it; `trinity env list` names it'" in away
-    assert "provider_away" not in before + after
+    before, away, *after = capsys.readouterr().out.splitlines()
+    assert "provider away: tasks of e1 wait for it; `trinity env list` names it" in away
+    assert "provider away" not in before + "".join(after)

@@ -12,14 +12,12 @@ TEXT = "index [/oops] [red]x[/red] :smile:"
 
 
 def test_brackets_are_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, for rich
     monkeypatch.setenv("COLUMNS", "200")
     stats = pb.StatsResponse(
         fed=3, stored=1, groups_per_step=4, failure_causes={"workflow_error": 1}, last_failure=TEXT
     )
     with LiveDisplay() as display:
         display.show(Answers(stats), f"project/{TEXT}")
-        display._live.refresh()
         display.say(f"the explorer said {TEXT}")
     shown = capsys.readouterr().out
     for text in (f"project/{TEXT}", f"the newest: {TEXT}", f"the explorer said {TEXT}"):

@@ -13,6 +13,7 @@ import structlog
 
 from trinity.reading import children
 from trinity.reading.children import Child, stop_all
+from trinity.runtime import waits
 from trinity.runtime.errors import EXIT_FOR_GOOD, EXIT_UNEXPECTED
 
 pytestmark = pytest.mark.core
@@ -76,7 +77,8 @@ async def test_a_child_that_ends_twice_by_the_same_unexpected_error_is_given_up(
     reason = await asyncio.wait_for(same.keep_running(asyncio.Event()), 30)
     assert reason == "child ended twice in a row by the same error: ValueError: betas"
     assert same.restarts == 1
-    other = make(tmp_path, f"import os; print(os.getpid()); raise SystemExit({EXIT_UNEXPECTED})")
+    letters = "''.join(chr(103 + int(n)) for n in str(os.getpid()))"
+    other = make(tmp_path, f"import os; print({letters}); raise SystemExit({EXIT_UNEXPECTED})")
     other.start()
     assert "died 6 times in a row" in await asyncio.wait_for(other.keep_running(asyncio.Event()), 60)
 
@@ -172,3 +174,80 @@ async def test_an_old_line_of_a_full_disk_is_not_why_a_process_was_killed(tmp_pa
     child.start()
     await asyncio.wait_for(child.keep_running(asyncio.Event()), 60)
     assert set(told) == {"killed by SIGKILL"}
+
+
+async def test_the_same_error_with_other_numbers_and_paths_is_the_same(tmp_path: Path) -> None:
+    child = make(
+        tmp_path,
+        "import os, time; p = os.getpid()\n"
+        "print(f'row {p} of /tmp/job-{p}/x.bin at {hex(id(p) + p)}, 127.0.0.1:{p}: lost 0f{p}ab after {p}.5 s')\n"
+        f"raise SystemExit({EXIT_UNEXPECTED})",
+    )
+    child.start()
+    reason = await asyncio.wait_for(child.keep_running(asyncio.Event()), 30)
+    assert reason.startswith("child ended twice in a row by the same error: row ")
+    assert child.restarts == 1
+
+
+async def test_each_death_is_said_with_its_reason_and_what_comes_next(tmp_path: Path) -> None:
+    said: list[str] = []
+    child = make(tmp_path, "print('no room'); raise SystemExit(3)")
+    child.say, child.continues = said.append, lambda: "it continues at step 41 of 60"
+    child.start()
+    await asyncio.wait_for(child.keep_running(asyncio.Event()), 60)
+    assert said[0] == "child died: no room; restart 1 of 5 in 0.01 s; it continues at step 41 of 60"
+    assert [line.partition("restart ")[2][:6] for line in said] == [f"{n} of 5" for n in range(1, 6)]
+
+
+async def test_a_killed_process_is_not_blamed_for_what_it_printed_last(tmp_path: Path) -> None:
+    child = make(tmp_path, "import os, signal; print('all is well', flush=True); os.kill(os.getpid(), signal.SIGKILL)")
+    child.start()
+    said: list[str] = []
+    child.say = said.append
+    await asyncio.wait_for(child.keep_running(asyncio.Event()), 60)
+    assert said[0].startswith("child died: killed by SIGKILL; restart 1 of 5")
+
+
+def entry(event: str, **fields: object) -> str:
+    return json.dumps({"event": event, **fields})
+
+
+async def test_a_death_before_serving_is_quick_however_long_it_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "_HEALTHY_SECONDS", 0.05)
+    slow = make(tmp_path, "import time; time.sleep(0.1); raise SystemExit(3)", logs_ready=True)
+    slow.start()
+    assert "died 6 times in a row" in await asyncio.wait_for(slow.keep_running(asyncio.Event()), 60)
+    ready = entry("service.ready")
+    code = f"import time; open({str(slow.log_file)!r}, 'a').write({ready!r} + chr(10)); time.sleep(0.3)"
+    serving = make(tmp_path, code, logs_ready=True)
+    monkeypatch.setattr(children, "_FOLLOW_SECONDS", 0.01)
+    serving.start()
+    keeper = asyncio.create_task(serving.keep_running(asyncio.Event()))
+    while serving.restarts < 7:
+        await asyncio.sleep(0.05)
+        assert not keeper.done()
+    keeper.cancel()
+    serving.end_group(9)
+
+
+async def test_phases_and_waits_of_its_log_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    child = make(tmp_path, "import time; time.sleep(60)", logs_ready=True)
+    child.say = said.append
+    child.log_file.write_text(entry(waits.PHASE, phase="of the process before") + "\n")
+    child.start()
+    child._follow()
+    assert child.phase == "starts" and child.start_seconds > 0
+    with child.log_file.open("a") as log:
+        log.write(entry(waits.PHASE, phase="loads vLLM") + "\n")
+        log.write(entry(waits.WAITS, whom="NATS at n:1", reason="no answer", limit_seconds=30.0) + "\n" + '{"ev')
+    child._follow()
+    assert (child.phase, child.waits) == ("loads vLLM", "waits for NATS at n:1 (no answer); gives up after 30 s")
+    assert said == ["child waits for NATS at n:1 (no answer); gives up after 30 s"]
+    with child.log_file.open("a") as log:
+        log.write('ent": 1}\n' + entry(waits.WENT_ON) + "\n" + entry("service.ready") + "\n")
+    child._follow()
+    assert (child.waits, child.start_seconds) == ("", 0)
+    child.end_group(9)

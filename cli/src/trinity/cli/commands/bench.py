@@ -18,7 +18,7 @@ from trinity.cli.supervise.checks.preflight import check_inputs
 from trinity.cli.supervise.processes import services
 from trinity.cli.supervise.processes.devices import place
 from trinity.cli.supervise.stage.display import Display, make_display
-from trinity.cli.supervise.stage.supervisor import ended_by_signals
+from trinity.cli.supervise.stage.ending import Ending, ended_by_signals
 from trinity.config import Config, Plan, dump, expand, make_plan
 from trinity.config.run_record import Addresses
 from trinity.plugins import satellites
@@ -114,11 +114,11 @@ def _what(candidates: list[Candidate]) -> str:
 
 
 async def _bench(plan: Plan, job: jobs.Job, candidates: list[Candidate], taken: set[str], keep: Keep) -> None:
-    stop = asyncio.Event()
+    stop = Ending("the same command evaluates all from the beginning")
     others: list[Child] = []
     children: list[Child] = []
     jobs.identify(job.folder, starts_services=True)
-    with ended_by_signals(stop, "the same command evaluates all from the beginning"), make_display() as display:
+    with ended_by_signals(stop), make_display() as display:
         try:
             nats = await open_nats(job, others, stop)
             config_file, log_dir = plan.job_dir / "config.json", plan.job_dir / "log"

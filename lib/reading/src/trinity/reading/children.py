@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -13,7 +14,8 @@ from pathlib import Path
 import structlog
 
 from trinity.reading.job import ProcessRecord
-from trinity.runtime import files
+from trinity.reading.render import clipped, visible
+from trinity.runtime import files, waits
 from trinity.runtime.errors import EXIT_FOR_GOOD, EXIT_UNEXPECTED
 from trinity.runtime.process import as_parent, inherited
 
@@ -22,6 +24,10 @@ log = structlog.get_logger(__name__)
 MAX_RESTARTS = 5
 _HEALTHY_SECONDS = 60.0
 _BACKOFF_SECONDS = (0.5, 15.0)
+_FOLLOW_SECONDS = 1.0
+_LONGEST_REASON = 90  # characters on the screen
+# What differs between two occurrences of the same error: addresses, hexadecimals, paths, numbers.
+_VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\b(?=[a-fA-F]*\d)[0-9a-fA-F]{6,}\b|[\w.~-]*(?:/[\w.@+~-]+)+/?|\d+(?:[.:]\d+)*")
 
 
 @dataclass
@@ -30,6 +36,8 @@ class Child:
 
     A child is not restarted after EXIT_FOR_GOOD, nor after EXIT_UNEXPECTED twice for the same reason. `hold(name,
     reason)` waits while something outside keeps the process from running; it returns True if the death does not count.
+    `say` gets a line for the screen at each death, restart and wait; `continues` tells what the run does meanwhile. A
+    child that `logs_ready` serves once its log says so; before that each death is a quick one, however long it loaded.
     """
 
     name: str
@@ -43,9 +51,16 @@ class Child:
     once: bool = False
     restarts: int = 0
     finished: bool = False
+    logs_ready: bool = False
     on_event: Callable[[str, str, int], None] = lambda event, name, pid: None  # started, died, finished
     hold: Callable[[str, str], Awaitable[bool]] | None = None
+    say: Callable[[str], None] = lambda text: None
+    continues: Callable[[], str] = lambda: ""
     process: "subprocess.Popen[bytes] | None" = None
+    phase: str = ""  # what it does until it serves
+    waits: str = ""  # whom it waits for, and why
+    _served_at: float | None = None
+    _read: int = 0  # bytes of its log
     _quick_deaths: int = 0
     _died_of: str = ""
     _started_at: float = field(default=0.0)
@@ -66,6 +81,8 @@ class Child:
                 start_new_session=True,
             )
         self._started_at = time.monotonic()
+        self._served_at = None if self.logs_ready else self._started_at
+        self.phase, self.waits, self._read = "starts", "", self._begins.get(self.log_file, 0)
         log.info("run.process.started", name=self.name, pid=self.process.pid)
         self.on_event("started", self.name, self.pid)
 
@@ -115,9 +132,10 @@ class Child:
                     )  # fmt: skip
                 return "finished"
             self.on_event("died", self.name, self.pid)
-            lived = time.monotonic() - self._started_at
-            self._quick_deaths = 1 if lived > _HEALTHY_SECONDS else self._quick_deaths + 1
-            reason = self.last_error() or _describe(code)
+            self._follow()
+            served = time.monotonic() - self._served_at if self._served_at is not None else 0.0
+            self._quick_deaths = 1 if served > _HEALTHY_SECONDS else self._quick_deaths + 1
+            reason = self.death(code)
             log.warning("run.process.died", name=self.name, pid=self.pid, how=_describe(code), reason=reason)
             if self.hold is not None and await self.hold(self.name, reason if code > 0 else _describe(code)):
                 self._quick_deaths -= 1
@@ -125,12 +143,14 @@ class Child:
                 continue
             if code == EXIT_FOR_GOOD:
                 return f"{self.name} cannot continue: {reason}"
-            if code == EXIT_UNEXPECTED and reason == self._died_of:
+            if code == EXIT_UNEXPECTED and _kind(reason) == _kind(self._died_of):
                 return f"{self.name} ended twice in a row by the same error: {reason}"
             self._died_of = reason
             if self._quick_deaths > MAX_RESTARTS:
                 return f"{self.name} died {self._quick_deaths} times in a row; its last error: {reason}"
-            await asyncio.sleep(min(_BACKOFF_SECONDS[0] * 2 ** (self._quick_deaths - 1), _BACKOFF_SECONDS[1]))
+            pause = min(_BACKOFF_SECONDS[0] * 2 ** (self._quick_deaths - 1), _BACKOFF_SECONDS[1])
+            self.say(self._obituary(reason, pause))
+            await asyncio.sleep(pause)
             self._start_again(changed)
 
     def _start_again(self, changed: "asyncio.Event") -> None:
@@ -138,11 +158,59 @@ class Child:
         self.start()
         changed.set()
 
+    def _obituary(self, reason: str, pause: float) -> str:
+        then = self.continues()
+        return (
+            f"{self.name} died: {visible(clipped(reason, _LONGEST_REASON))}; restart {self._quick_deaths} of "
+            f"{MAX_RESTARTS} in {pause:g} s{f'; {then}' if then else ''}"
+        )
+
     async def _wait(self) -> int:
         assert self.process is not None
+        follow_at = 0.0
         while (code := self.process.poll()) is None:
+            if self.logs_ready and time.monotonic() > follow_at:
+                self._follow()
+                follow_at = time.monotonic() + _FOLLOW_SECONDS
             await asyncio.sleep(0.05)
         return code
+
+    @property
+    def start_seconds(self) -> float:
+        """Seconds since the start of a process that does not serve yet; 0 once it serves."""
+        return time.monotonic() - self._started_at if self._served_at is None and self.is_running() else 0.0
+
+    def _follow(self) -> None:
+        """Reads the new lines of the log: what the process does while it starts, and whom it waits for."""
+        for entry in files.json_lines(self._new_lines()):
+            match entry.get("event"):
+                case "service.ready":
+                    self._served_at = time.monotonic()
+                    if self.restarts:
+                        self.say(
+                            f"{self.name} serves again, {self._served_at - self._started_at:.0f} s after its start"
+                        )
+                case waits.PHASE:
+                    self.phase = str(entry.get("phase"))
+                case waits.WAITS:
+                    whom, why = str(entry.get("whom")), str(entry.get("reason") or "")
+                    self.waits = visible(waits.text_of(whom, why, entry.get("limit_seconds")))
+                    self.say(f"{self.name} {self.waits}")
+                case waits.WENT_ON:
+                    self.waits = ""
+
+    def _new_lines(self) -> list[str]:
+        """Returns the whole lines that the log has got since the last call."""
+        try:
+            with self.log_file.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._read:  # the log was rotated
+                    self._read = 0
+                file.seek(self._read)
+                whole, line_end, _ = file.read().rpartition(b"\n")
+        except OSError:
+            return []
+        self._read += len(whole) + len(line_end)
+        return whole.decode(errors="replace").splitlines()
 
     def end_group(self, signum: int) -> None:
         """Sends a signal to the process and its descendants."""
@@ -153,13 +221,24 @@ class Child:
     def is_running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
+    def death(self, code: int) -> str:
+        """Returns why the process died: its last error, after the signal that killed it."""
+        if code in (-signal.SIGKILL, -signal.SIGTERM):  # it did not see its end, so what it printed does not tell
+            error = self._logged_error()
+            return f"{_describe(code)}; its last error: {error}" if error else _describe(code)
+        error = self.last_error()
+        return f"{_describe(code)}; {error}" if error and code < 0 else error or _describe(code)
+
     def last_error(self) -> str:
         """Returns the reason in the newest error line of its log since the start, else the last printed line."""
+        printed = [line for line in self._tail(self.output) if line.strip() and not line.startswith("time=")]
+        return self._logged_error() or (printed[-1].strip()[:500] if printed else "")
+
+    def _logged_error(self) -> str:
         for entry in files.json_lines(reversed(self._tail(self.log_file))):
             if entry.get("level") in ("error", "critical"):
                 return str(entry.get("reason") or entry.get("event"))
-        printed = [line for line in self._tail(self.output) if line.strip()]
-        return printed[-1].strip()[:500] if printed else ""
+        return ""
 
     def has_printed(self, text: str) -> bool:
         """Returns True if a line printed since the start contains the text."""
@@ -177,6 +256,11 @@ class Child:
             return []
 
 
+def _kind(reason: str) -> str:
+    """Returns an error's text without what differs between two occurrences of the same error."""
+    return _VARIABLE.sub("#", reason)
+
+
 def _describe(code: int) -> str:
     if code < 0:
         with contextlib.suppress(ValueError):
@@ -184,14 +268,16 @@ def _describe(code: int) -> str:
     return f"exit code {code}"
 
 
-async def stop_all(children: Sequence[Child], seconds: float) -> None:
-    """Sends SIGTERM to all, and SIGKILL to the rest of their process groups after `seconds`."""
+async def stop_all(children: Sequence[Child], seconds: float, at_once: asyncio.Event | None = None) -> None:
+    """Sends SIGTERM to all; after `seconds`, or once `at_once` is set, SIGKILL to the rest of their groups."""
     for child in children:
         if child.is_running() and child.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 child.process.terminate()
     deadline = time.monotonic() + seconds
     while any(child.is_running() for child in children) and time.monotonic() < deadline:
+        if at_once is not None and at_once.is_set():
+            break
         await asyncio.sleep(0.05)
     for child in children:
         child.end_group(signal.SIGKILL)

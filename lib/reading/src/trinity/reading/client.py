@@ -263,6 +263,16 @@ class Answers:
         return sum(member.tokens_per_second for member in self.members)
 
     @property
+    def waiting_for(self) -> str:
+        """Describes the trainer's wait. While no explorer serves, no group can come, so it waits for an explorer."""
+        if self.trainer is None or self.trainer.state != "waiting":
+            return ""
+        fed = self.buffer is not None and self.buffer.fed and self.buffer.live_step >= 0
+        if fed and self.trainer.step < self.trainer.last_step and not any(one.version >= 0 for one in self.members):
+            return "an explorer: none serves the weights yet" if self.members else "an explorer: none has joined yet"
+        return self.trainer.waiting_for
+
+    @property
     def finished(self) -> bool:
         return self.buffer is not None and self.buffer.finished
 

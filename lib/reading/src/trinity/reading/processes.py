@@ -79,6 +79,7 @@ def service_child(
         log_file=log_file,
         metrics=metrics,
         once=once,
+        logs_ready=True,
     )
     if once:
         child.environment = {**child.environment, f"{prefix}ANNOUNCE_FILE": str(child.announce_file)}

@@ -34,6 +34,11 @@ def _spelt(match: re.Match[str]) -> str:
     return _SHORT.get(match[0]) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
 
 
+def clipped(text: str, longest: int) -> str:
+    """Returns a text's beginning of at most `longest` characters, with "..." for the rest."""
+    return text if len(text) <= longest else text[: longest - 3].rstrip() + "..."
+
+
 def to_json(value: Any) -> str:
     """Returns JSON of plain values and dataclasses, with null for numbers that are not finite.
 

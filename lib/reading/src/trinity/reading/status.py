@@ -91,7 +91,7 @@ async def _collect(job: str | None, records: dict[str, jobs.SupervisorRecord]) -
         "step": view.trainer.step if view.trainer else None,
         "last_step": view.trainer.last_step if view.trainer else None,
         "trainer_state": view.trainer.state if view.trainer else None,
-        "waiting_for": (view.trainer.waiting_for if view.trainer else "") or (stats.waiting_for if stats else ""),
+        "waiting_for": view.waiting_for or (stats.waiting_for if stats else ""),
         "groups": {
             "fed": stats.fed,
             "stored": stats.stored,

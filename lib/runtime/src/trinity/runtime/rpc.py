@@ -47,6 +47,7 @@ from trinity.runtime.trust import identity as trust
 from trinity.runtime.trust.gate import Gate
 from trinity.runtime.trust.identity import Identity, calling
 from trinity.runtime.trust.tls_channel import BlockingTlsChannel, TlsChannel
+from trinity.runtime.waits import waiting
 
 log = structlog.get_logger(__name__)
 
@@ -164,16 +165,17 @@ async def ask(
     from 0.1 to 2 seconds; without it the first error is raised.
     """
     pause, longest = RETRY_SECONDS
-    while True:
-        try:
-            with translate(method):
-                return await method(request, timeout=seconds, wait_for_ready=waits)
-        except NO_ANSWER as error:
-            if again is None or not again():
-                raise
-            log.info("rpc.call.repeated", reason=str(error))
-        await asyncio.sleep(pause * random.uniform(0.5, 1))
-        pause = min(2 * pause, longest)
+    with _Silence(method, begun=waits) as silence:
+        while True:
+            try:
+                with translate(method):
+                    return await method(request, timeout=seconds, wait_for_ready=waits)
+            except NO_ANSWER as error:
+                if again is None or not again():
+                    raise
+                silence.of(error)
+            await asyncio.sleep(pause * random.uniform(0.5, 1))
+            pause = min(2 * pause, longest)
 
 
 def ask_blocking(
@@ -186,16 +188,38 @@ def ask_blocking(
 ) -> _Answer:
     """`ask` for threads, with a stub of a blocking channel."""
     pause, longest = RETRY_SECONDS
-    while True:
-        try:
-            with translate(method):
-                return method(request, timeout=seconds, wait_for_ready=waits)
-        except NO_ANSWER as error:
-            if again is None or not again():
-                raise
-            log.info("rpc.call.repeated", reason=str(error))
-        time.sleep(pause * random.uniform(0.5, 1))
-        pause = min(2 * pause, longest)
+    with _Silence(method, begun=waits) as silence:
+        while True:
+            try:
+                with translate(method):
+                    return method(request, timeout=seconds, wait_for_ready=waits)
+            except NO_ANSWER as error:
+                if again is None or not again():
+                    raise
+                silence.of(error)
+            time.sleep(pause * random.uniform(0.5, 1))
+            pause = min(2 * pause, longest)
+
+
+class _Silence(contextlib.ExitStack):
+    """Says on the screen whom a call waits for: from its first failure, or from the start of a call that `waits`."""
+
+    def __init__(self, method: Any, *, begun: bool) -> None:
+        super().__init__()
+        self._method, self._reason, self._is_said = method, "it has not answered yet", False
+        if begun:
+            self._begin()
+
+    def of(self, error: Exception) -> None:
+        log.info("rpc.call.repeated", reason=str(error))
+        self._reason = str(error)
+        self._begin()
+
+    def _begin(self) -> None:
+        if not self._is_said:
+            self._is_said = True
+            service, address, _ = _destination(self._method)
+            self.enter_context(waiting(f"{service}{address}", lambda: self._reason))
 
 
 @contextlib.contextmanager

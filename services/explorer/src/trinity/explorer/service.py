@@ -25,9 +25,9 @@ from trinity.explorer.types import EngineOptions
 from trinity.explorer.weights.follower import WeightFollower
 from trinity.explorer.weights.loader import cache_folder
 from trinity.explorer.weights.member import Activity
-from trinity.runtime import names, process
+from trinity.runtime import names, process, waits
 from trinity.runtime.broker import connect
-from trinity.runtime.errors import InvalidInput
+from trinity.runtime.errors import InvalidInput, Unavailable
 from trinity.runtime.metrics import Gauge, sample
 
 log = structlog.get_logger(__name__)
@@ -71,6 +71,7 @@ class ExplorerService:
 
     async def work(self, ready: asyncio.Event, address: str) -> None:
         process.guard_group()  # vLLM's processes would survive a kill of this one
+        waits.phase("loads vLLM and the model")
         running = self._running
         running.tokenizer = tokenizer = await asyncio.to_thread(ChatTokenizer, self._plan.config.model)
         options = self._build.engine_options(tokenizer.turn_end)
@@ -142,9 +143,22 @@ class ExplorerService:
             group.create_task(self._watch_health())
             if self._running.pool is not None:
                 group.create_task(sample(partial(measure, self._running.pool, self._running.progress)))
-            await first_weights
+            await self._until_weights(first_weights)
             ready.set()
             group.create_task(job())
+
+    async def _until_weights(self, first_weights: Coroutine[Any, Any, None]) -> None:
+        """Waits for the first weights. Raises Unavailable after synchronizer.sync_timeout."""
+        limit = self._plan.config.synchronizer.sync_timeout
+        folder = self._settings.serve_folder
+        whom = "the trainer's first weights" if folder is None else f"a checkpoint in {folder}"
+        waits.phase(f"waits for {whom}")
+        try:
+            with waits.waiting(whom, f"sync service at {self._settings.sync_address}", limit_seconds=limit):
+                async with asyncio.timeout(limit):
+                    await first_weights
+        except TimeoutError:
+            raise Unavailable(f"{whom} did not come within {limit:g} s (synchronizer.sync_timeout)") from None
 
     async def _watch_health(self) -> None:
         while True:

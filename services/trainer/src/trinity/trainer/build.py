@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trinity.config import Plan
-from trinity.runtime import names
+from trinity.runtime import names, waits
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data.client import BufferClient
 from trinity.trainer.process.control import Control
@@ -42,6 +42,7 @@ def train(plan: Plan, settings: TrainerSettings, ranks: Ranks, control: Control)
     Rank 0 of a finished run also waits for the end of the last evaluation, since a supervisor such as compose may end
     all processes with the trainer.
     """
+    waits.phase("loads torch and DeepSpeed")
     import torch
 
     from trinity.runtime.devices import host_memory

@@ -238,6 +238,7 @@ class StepMonitor:
         named |= {"time/step": done.seconds, **self.times.metrics(batch.made_at_seconds)}
         named["perf/tokens_per_second"] = sum(s.length for s in batch.sequences) / max(done.seconds, 1e-6)
         named["sample/response_tokens"] = float(batch.response_tokens)
+        named["sample/response_length_mean"] = batch.response_tokens / max(1, len(batch.sequences))
         if not self.plan.algorithm.offline:
             rewards = [s.reward for s in batch.sequences if s.experience is not None]  # without duplicates
             named["sample/reward_mean"] = sum(rewards) / max(1, len(rewards))

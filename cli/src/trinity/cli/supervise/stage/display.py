@@ -2,24 +2,26 @@
 
 import asyncio
 import contextlib
+import shutil
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
+from rich.cells import cell_len, set_cell_size
 
+from trinity.cli.supervise.stage.progress import TROUBLES, Pace, Starting, bar, facts
 from trinity.config import Config
 from trinity.reading.client import Answers
-from trinity.reading.render import visible
-from trinity.reading.wire import failing, prompts_cut
+from trinity.reading.render import clipped, visible
 from trinity.runtime.process import tied
-from trinity.weights import ExplorerState
 
 _STOP_SECONDS = 5.0
+_BEAT, _START_BEAT = 60.0, 30.0  # seconds after which a plain line comes without news
+_LONG_WAIT = 10.0
+_LONGEST_LINE = 159  # characters of a plain line of progress
 
 
 class Display(Protocol):
@@ -27,7 +29,7 @@ class Display(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def show(self, view: Answers, title: str) -> None:
+    def show(self, view: Answers, title: str, last_step: int = 0, starting: Sequence[Starting] = ()) -> None:
         """Shows the present state; called about once a second."""
 
     def say(self, text: str) -> None:
@@ -38,64 +40,73 @@ def make_display() -> Display:
     return LiveDisplay() if sys.stdout.isatty() else PlainDisplay()
 
 
-def facts(view: Answers) -> dict[str, str]:
-    """Returns the values whose change prints a line, by name."""
-    shown: dict[str, str] = {}
-    trainer, buffer = view.trainer, view.buffer
-    if trainer is not None:
-        shown["step"] = f"{trainer.step}/{trainer.last_step or '?'}"
-        shown["trainer"] = trainer.state
-        if trainer.waiting_for:
-            shown["waits_for"] = trainer.waiting_for
-    if buffer is not None and buffer.groups_per_step and buffer.fed:
-        shown["reward"] = f"{buffer.reward_mean:.3f}"
-        shown["staleness"] = f"{buffer.staleness_max}/{buffer.max_staleness_steps}"
-        if failures := failing(buffer):
-            shown["failing"] = failures
-        if cut := prompts_cut(buffer):
-            shown["prompts_cut"] = cut
-        shown["groups"] = f"{buffer.stored} stored, {buffer.outstanding} out, {buffer.dead_letters} dead"
-        shown["groups"] += f", {buffer.cut_tasks} cut" if buffer.cut_tasks else ""
-    if buffer is not None and buffer.evaluations_outstanding:
-        shown["evaluating"] = f"{buffer.evaluations_outstanding} tasks left"
-    if buffer is not None and buffer.evaluations:
-        newest = buffer.evaluations[-1]
-        key = next((k for k in sorted(newest.metrics) if k.startswith("accuracy/")), "")
-        if key:
-            shown["eval"] = f"{newest.metrics[key]:.3f} at step {newest.step}"
-            answered = newest.metrics.get(key.replace("accuracy/", "answered/"), 1.0)
-            shown["eval"] += f", {1 - answered:.0%} without an answer" if answered < 1 else ""
-    if view.members:
-        versions = ",".join(str(member.version) for member in view.members)
-        shown["explorers"] = f"{len(view.members)} (version {versions})"
-        shown["tokens_per_s"] = f"{view.tokens_per_second:.0f}"
-    if waiting := [one.explorer_id for one in view.members if one.state == ExplorerState.WAITING_FOR_PROVIDER]:
-        shown["provider_away"] = f"tasks of {visible(', '.join(waiting))} wait for it; `trinity env list` names it"
-    return shown
+class _Stages:
+    """The pace of the stage that is shown: another title begins another stage."""
+
+    def __init__(self) -> None:
+        self._title, self._pace = "", Pace()
+
+    def of(self, title: str) -> Pace:
+        if title != self._title:
+            self._title, self._pace = title, Pace()
+        return self._pace
 
 
 class LiveDisplay:
-    """A table that is redrawn in place."""
+    """A table that stays below the printed lines. Only lines that changed are written again."""
 
     def __init__(self) -> None:
-        self._console = Console(markup=False, emoji=False)  # an error's text may look like either
-        self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+        self._lines: list[str] = []
+        self._width = 0
+        self._stages = _Stages()
+        self._writing = threading.Lock()  # another thread may say a wait
 
     def __enter__(self) -> "LiveDisplay":
-        self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._live.stop()
+        with self._writing:
+            self._write(self._erased())
 
-    def show(self, view: Answers, title: str) -> None:
-        table = Table(title=title, show_header=False, title_justify="left")
-        for name, value in facts(view).items():
-            table.add_row(name.replace("_", " "), value)
-        self._live.update(table)
+    def show(self, view: Answers, title: str, last_step: int = 0, starting: Sequence[Starting] = ()) -> None:
+        shown = facts(view, last_step, self._stages.of(title), starting)
+        if (trainer := view.trainer) is not None and "step" in shown:
+            shown["step"] = f"{bar(trainer.step, trainer.last_step or last_step)} {shown['step']}"
+        width = max(map(cell_len, shown), default=0)
+        rows = [f"  {name.replace('_', ' '):<{width}}  {value}" for name, value in shown.items()]
+        with self._writing:
+            self._redraw([visible(title), *rows] if rows else [])
 
     def say(self, text: str) -> None:
-        self._console.print(text, highlight=False)
+        with self._writing:
+            lines, erased = self._lines, self._erased()
+            self._write(f"{erased}{visible(text, layout=True)}\n")
+            self._redraw(lines)
+
+    def _redraw(self, lines: list[str]) -> None:
+        size = shutil.get_terminal_size()
+        # A line that wraps would move the others, and a table that scrolls cannot be reached again.
+        lines = [set_cell_size(line, size.columns - 1).rstrip() for line in lines][: size.lines - 1]
+        parts = []
+        if len(lines) != len(self._lines) or size.columns != self._width:
+            parts = [self._erased(), *(f"{line}\n" for line in lines)]
+        else:
+            for index, (new, old) in enumerate(zip(lines, self._lines, strict=True)):
+                if new != old:
+                    up = len(lines) - index
+                    parts.append(f"\x1b[{up}A\r\x1b[2K{new}\x1b[{up}B\r")
+        self._lines, self._width = lines, size.columns
+        self._write("".join(parts))
+
+    def _erased(self) -> str:
+        """Returns what erases the table."""
+        count, self._lines = len(self._lines), []
+        return f"\x1b[{count}A\r\x1b[J" if count else ""
+
+    def _write(self, text: str) -> None:
+        if text:
+            sys.stdout.write(text)
+            sys.stdout.flush()
 
 
 class PlainDisplay:
@@ -104,6 +115,9 @@ class PlainDisplay:
     def __init__(self) -> None:
         self._seen: tuple[object, ...] = ()
         self._at = 0.0
+        self._waits_since = time.monotonic()
+        self._troubles: set[str] = set()
+        self._stages = _Stages()
 
     def __enter__(self) -> "PlainDisplay":
         return self
@@ -111,20 +125,30 @@ class PlainDisplay:
     def __exit__(self, *_: object) -> None:
         return
 
-    def show(self, view: Answers, title: str) -> None:
-        shown = facts(view)
+    def show(self, view: Answers, title: str, last_step: int = 0, starting: Sequence[Starting] = ()) -> None:
+        shown = facts(view, last_step, self._stages.of(title), starting)
+        troubles = {name: shown.pop(name) for name in TROUBLES if name in shown}
+        for name in troubles.keys() - self._troubles:
+            self.say(f"{title}: {name.replace('_', ' ')}: {troubles[name]}", clip=True)
+        self._troubles = set(troubles)
         if not shown:
             return
-        values = (shown.get(name, "") for name in ("step", "eval", "explorers"))
-        key = (*values, *(name in shown for name in ("failing", "prompts_cut", "provider_away")))
         now = time.monotonic()
-        if (key != self._seen and now - self._at >= 2) or now - self._at > 60:
+        if "waits for" not in shown:
+            self._waits_since = now
+        if now - self._waits_since < _LONG_WAIT:  # each step begins with a short one
+            shown.pop("waits for", None)
+        phases = tuple((one.name, one.phase) for one in starting)
+        step = shown.get("step", "").partition(",")[0]
+        key = (step, shown.get("accuracy", ""), shown.get("explorers", ""), phases, "waits for" in shown)
+        if (key != self._seen and now - self._at >= 2) or now - self._at > (_START_BEAT if starting else _BEAT):
             self._seen, self._at = key, now
-            self.say(f"{title}: " + " ".join(f"{name}={value!r}" for name, value in shown.items()))
+            self.say(f"{title}: " + ", ".join(f"{name} {value}" for name, value in shown.items()), clip=True)
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, clip: bool = False) -> None:
+        line = visible(f"{time.strftime('%H:%M:%S')} {text}", layout=True)
         with contextlib.suppress(OSError):  # a full disk, which may have the file that this goes to
-            print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+            print(clipped(" ".join(line.split()), _LONGEST_LINE) if clip else line, flush=True)
 
 
 class Pages:

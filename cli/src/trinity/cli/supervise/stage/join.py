@@ -16,9 +16,10 @@ from trinity.cli.supervise.processes.devices import place
 from trinity.cli.supervise.processes.endpoint import endpoint_problems, endpoint_settings
 from trinity.cli.supervise.stage.disk import DiskWatch
 from trinity.cli.supervise.stage.display import Display, make_display
+from trinity.cli.supervise.stage.ending import Ending, ended_by_signals
 from trinity.cli.supervise.stage.join_config import joined_config
 from trinity.cli.supervise.stage.own_tasks import own_tasks
-from trinity.cli.supervise.stage.supervisor import ended_by_signals
+from trinity.cli.supervise.stage.progress import starting
 from trinity.config import Config, ConfigError, Problem, dump, make_plan
 from trinity.config.run_record import Addresses, RunRecord
 from trinity.reading.accounts.device_log import DeviceLog
@@ -58,13 +59,16 @@ def join(config: Config, source: str) -> None:
 
 async def _join(config: Config, job: Job, source: str) -> None:
     """Explores until the run is finished. Waits for a run that disappears: it may come back elsewhere."""
-    stop = asyncio.Event()
-    with ended_by_signals(stop, "the same command joins the run again"), make_display() as display:
+    stop = Ending("the same command joins the run again")
+    with ended_by_signals(stop), make_display() as display:
         while not stop.is_set():
             url, about = await find_run(job, display, stop, config.synchronizer.sync_timeout)
             if about is None:
                 return
             finished = await _explore(config, source, job, url, about, display, stop)
+            if stop.is_set():
+                display.say(f"explorer {config.explorer.name!r} was stopped; others get its tasks")
+                return
             if finished and about.last:
                 display.say("the run has ended")
                 return
@@ -112,7 +116,7 @@ async def _explore(
     nats: NatsAccess,
     about: RunRecord,
     display: Display,
-    stop: asyncio.Event,
+    stop: Ending,
 ) -> bool:
     """Runs one explorer for one stage of a run. Returns True if the stage is finished."""
     merged = joined_config(config, about)
@@ -127,7 +131,8 @@ async def _explore(
     changed = asyncio.Event()
     devices = DeviceLog(plan.job_dir, f"explorer-{name}")
     devices.begin(child.name, child.service, placement.devices_of(plan)["explorer"])
-    child.on_event = devices.note
+    child.on_event, child.say = devices.note, display.say
+    child.continues = lambda: "others get its tasks"
     child.hold = DiskWatch([plan.job_dir], 0.0, None, display.say).hold
     child.start()
     beats = asyncio.create_task(devices.beat())
@@ -145,7 +150,7 @@ async def _explore(
         beats.cancel()
         job.remove_record(record_name)
         await watcher.close()
-        await stop_all([child], _STOP_SECONDS)
+        await stop_all([child], _STOP_SECONDS, stop.at_once)
         devices.end()
 
 
@@ -182,7 +187,7 @@ async def _until_run_ends(
             raise RunError(keeper.result())
         watcher.view.buffer = None
         view = await watcher.refresh()
-        display.show(view, f"explorer {child.name}")
+        display.show(view, f"explorer {child.name}", 0, starting([child]))
         silent = 0 if view.buffer is not None else silent + 1
         if view.finished:
             return True

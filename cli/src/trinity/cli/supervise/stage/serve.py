@@ -12,8 +12,8 @@ from trinity.cli.supervise.processes import services
 from trinity.cli.supervise.processes.devices import place
 from trinity.cli.supervise.processes.endpoint import endpoint_settings
 from trinity.cli.supervise.stage.display import make_display
+from trinity.cli.supervise.stage.ending import Ending, ended_by_signals
 from trinity.cli.supervise.stage.join_config import check_identity, own_model
-from trinity.cli.supervise.stage.supervisor import ended_by_signals
 from trinity.config import Config, ConfigError, Plan, Problem, dump, expand, make_plan
 from trinity.config.run_record import Addresses, RunRecord
 from trinity.reading.children import Child, stop_all
@@ -34,10 +34,10 @@ def serve(config: Config, source: str) -> None:
 
 
 async def _serve(config: Config, source: str) -> None:
-    stop = asyncio.Event()
+    stop = Ending("the same command serves again")
     job = Job(config)
     identify(job.folder, starts_services=True)
-    with ended_by_signals(stop, "the same command serves again"), make_display() as display:
+    with ended_by_signals(stop), make_display() as display:
         nats, about = await look_for_run(job)
         plan = _plan(config, about)
         check_inputs(plan, source)
@@ -50,6 +50,7 @@ async def _serve(config: Config, source: str) -> None:
         child = _child(plan, nats, about, settings, job)
         followed = f"the live run {about.run}" if about is not None else f"the checkpoints in {plan.job_dir}"
         display.say(f"starting {plan.config.model.model_path}; following {followed}; log in {child.log_file}")
+        child.say = display.say
         child.start()
         keeper = asyncio.create_task(child.keep_running(asyncio.Event()))
         record = f"serve-{port}"
@@ -67,7 +68,7 @@ async def _serve(config: Config, source: str) -> None:
         finally:
             keeper.cancel()
             job.remove_record(record)
-            await stop_all([child], _STOP_SECONDS)
+            await stop_all([child], _STOP_SECONDS, stop.at_once)
 
 
 def _plan(config: Config, about: RunRecord | None) -> Plan:

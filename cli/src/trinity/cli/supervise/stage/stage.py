@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from trinity.cli.supervise.processes.devices import Placement
 from trinity.cli.supervise.processes.endpoint import endpoint_settings
 from trinity.cli.supervise.stage.disk import DiskWatch
 from trinity.cli.supervise.stage.display import Display
+from trinity.cli.supervise.stage.ending import Ending
+from trinity.cli.supervise.stage.progress import starting
 from trinity.config import Plan, dump
 from trinity.config.run_record import Addresses, RunRecord
 from trinity.reading import run_record
@@ -42,8 +45,16 @@ class Stage:
     """A stage of a run whose NATS is up. Use `run` once."""
 
     def __init__(
-        self, job: Job, plan: Plan, broker: NatsAccess, placement: Placement, display: Display, is_last: bool = True
+        self,
+        job: Job,
+        plan: Plan,
+        broker: NatsAccess,
+        placement: Placement,
+        display: Display,
+        last_step: int,
+        is_last: bool = True,
     ) -> None:
+        self._last_step = last_step
         self._is_last = is_last
         self._job = job
         self._plan = plan
@@ -77,7 +88,7 @@ class Stage:
                 self._display.say(f"agents open sessions at {url} (API key in {serving['API_KEYS_FILE']})")
         self.children.append(trainer)
 
-    async def run(self, others: list[Child], stop: asyncio.Event) -> dict[str, Any]:
+    async def run(self, others: list[Child], stop: Ending) -> dict[str, Any]:
         """Waits until the stage is finished. Returns its part of the summary. Raises RunError if a child failed for
         good.
 
@@ -86,6 +97,8 @@ class Stage:
         begin = time.monotonic()
         counted = self._count_devices()
         beats = asyncio.create_task(counted.beat())
+        for child in [*self.children, *others]:
+            child.say, child.continues = self._display.say, partial(self._continues, child.service)
         for child in self.children:
             child.start()
         keepers = {asyncio.create_task(child.keep_running(self._changed)): child for child in [*self.children, *others]}
@@ -101,6 +114,7 @@ class Stage:
             await self._announce()
             await self._until_finished(keepers, watcher, stop)
             if stop.is_set():
+                await self._save(watcher, stop)
                 return {}
             return await self._sum_up(watcher, time.monotonic() - begin)
         finally:
@@ -110,8 +124,41 @@ class Stage:
             for keeper in keepers:
                 keeper.cancel()
             await watcher.close()
-            await stop_all(self.children, _STOP_SECONDS)
+            await stop_all(self.children, _STOP_SECONDS, stop.at_once)
             counted.end()
+            stop.then = f"the same command resumes the run {self._where()}"
+
+    def _continues(self, service: str) -> str:
+        """Returns what the run does after the death of a process."""
+        if service == "trainer":
+            return f"it continues {self._where()}"
+        return "its tasks are given out again" if service == "explorer" else "the others wait for it"
+
+    def _where(self) -> str:
+        """Returns the step after the newest checkpoint as text."""
+        step = max(complete_steps(self.folder), default=0)
+        return f"at step {min(step + 1, self._last_step)} of {self._last_step} of stage {self.name}"
+
+    async def _save(self, watcher: Watcher, stop: Ending) -> None:
+        """Has the trainer save what it has trained; a second signal, or the trainer's death, ends the wait."""
+        trainer = watcher.view.trainer
+        if trainer is None or trainer.state in ("starting", "finished", "stopped"):
+            return
+        if trainer.state == "waiting" and trainer.step == trainer.checkpoint_step:
+            return
+        self._display.say(
+            f"{stop.signal}: the trainer saves a checkpoint after the running step, then the run ends; "
+            "Ctrl-C ends it at once"
+        )
+        saving = asyncio.create_task(watcher.save_checkpoint(_SAVE_SECONDS))
+        at_once = asyncio.create_task(stop.at_once.wait())
+        await asyncio.wait([saving, at_once], return_when=asyncio.FIRST_COMPLETED)
+        at_once.cancel()
+        if saving.done() and (step := saving.result()):
+            self._display.say(f"the checkpoint of step {step} is saved")
+        elif not saving.done():
+            saving.cancel()
+            self._display.say("ended at once, without a checkpoint of the newest steps")
 
     def _count_devices(self) -> DeviceLog:
         """Counts devices from now on."""
@@ -123,16 +170,14 @@ class Stage:
                 counted.begin(child.name, child.service, devices[child.service])
         return counted
 
-    async def _until_finished(
-        self, keepers: "dict[asyncio.Task[str], Child]", watcher: Watcher, stop: asyncio.Event
-    ) -> None:
+    async def _until_finished(self, keepers: "dict[asyncio.Task[str], Child]", watcher: Watcher, stop: Ending) -> None:
         title = f"{self._plan.config.project}/{self._plan.config.name}"
         stopping = asyncio.create_task(stop.wait())
         warned, budget_at = False, time.monotonic() + BEAT_SECONDS
         try:
             while not stop.is_set():
                 view = await watcher.refresh()
-                self._display.show(view, title)
+                self._display.show(view, title, self._last_step, starting(self.children))
                 if not warned and view.buffer is not None and every_prompt_is_cut(view.buffer):
                     self._display.say(f"warning: {prompts_cut(view.buffer)}")
                     warned = True

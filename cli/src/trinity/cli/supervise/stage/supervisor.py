@@ -1,10 +1,8 @@
 """`trinity run`: check, lock, start, watch, sum up. Ctrl-C and SIGTERM end every child."""
 
 import asyncio
-import contextlib
-import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,8 @@ from trinity.cli.supervise.checks.preflight import check_inputs, machine_problem
 from trinity.cli.supervise.checks.task_rows import names_for
 from trinity.cli.supervise.processes.devices import Placement, place
 from trinity.cli.supervise.stage.display import Display, Pages, make_display
+from trinity.cli.supervise.stage.ending import Ending, Interrupted, ended_by_signals
+from trinity.cli.supervise.stage.outcome import closing, last_lines
 from trinity.cli.supervise.stage.stage import EXIT_SPENT, Stage
 from trinity.config import Config, ConfigError, Plan, Problem, expand, make_plan
 from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS
@@ -28,7 +28,6 @@ from trinity.reading.nats import NatsAccess
 from trinity.reading.processes import open_nats
 from trinity.runtime import files
 from trinity.runtime.devices import visible_gpus
-from trinity.runtime.process import ending_signals, leave_terminal
 from trinity.weights.checkpoint_manifest import verify_model
 from trinity.weights.checkpoints import newest_model
 
@@ -36,10 +35,6 @@ log = structlog.get_logger(__name__)
 
 _STOP_SECONDS = 2.0
 _POLL_SECONDS = 1.0
-
-
-class Interrupted(RunError):
-    """Ended by a signal."""
 
 
 def run(config: Config, source: str, only: str = "", wait_seconds: float | None = None) -> None:
@@ -147,29 +142,8 @@ def _saved_step(folder: Path) -> int:
     return max(jobs.finished_step(folder), found[0] if found is not None else -1)
 
 
-@contextlib.contextmanager
-def ended_by_signals(stop: asyncio.Event, then: str = "the same command resumes the run") -> Iterator[None]:
-    """Signals that end a process set `stop`; after the block they raise Interrupted, which says what to do `then`.
-
-    They are SIGINT, SIGTERM and, unless it is ignored, SIGHUP: closing the terminal of a run saves and stops it.
-    """
-    received: list[int] = []
-
-    def on_signal(signum: int) -> None:
-        if signum == signal.SIGHUP:
-            leave_terminal()
-        received.append(signum)
-        stop.set()
-
-    for signum in ending_signals():
-        asyncio.get_running_loop().add_signal_handler(signum, on_signal, signum)
-    yield
-    if received:
-        raise Interrupted(f"ended by {signal.Signals(received[0]).name}; {then}", 128 + received[0])
-
-
 async def _supervise(config: Config, source: str, job: jobs.Job, only: str) -> None:
-    stop = asyncio.Event()
+    stop = Ending()
     others: list[Child] = []
     with ended_by_signals(stop):
         try:
@@ -185,7 +159,7 @@ async def _supervise(config: Config, source: str, job: jobs.Job, only: str) -> N
                         await pages.close()
         finally:
             job.remove_record("main")
-            await stop_all(others, _STOP_SECONDS)
+            await stop_all(others, _STOP_SECONDS, stop.at_once)
 
 
 async def _run_stages(
@@ -195,7 +169,7 @@ async def _run_stages(
     nats: NatsAccess,
     others: list[Child],
     display: Display,
-    stop: asyncio.Event,
+    stop: Ending,
     only: str,
     pages: Pages,
 ) -> None:
@@ -219,7 +193,7 @@ async def _run_stages(
         if problems := [*machine_problems(plan), *disk_problems(plan)]:
             raise ConfigError(source, problems)
         placement = place(plan, visible_gpus(), job.taken_gpus())
-        stage = Stage(job, plan, nats, placement, display, is_last=stage_config is stages[-1])
+        stage = Stage(job, plan, nats, placement, display, last, is_last=stage_config is stages[-1])
         stage.prepare()
         display.say(_opening(plan, placement, last))
         for sentence in disk_advice(plan):
@@ -231,12 +205,13 @@ async def _run_stages(
         part["wall_seconds"] += _earlier_seconds(plan.job_dir)
         jobs.mark_finished(plan.job_dir, last, part)
         parts.append(part)
-        display.say(f"stage {plan.config.name} is finished: {_closing(part)}")
+        display.say(f"stage {plan.config.name} is finished: {closing(part)}")
     if todo[-1] is not stages[-1]:
         return  # a summary says that the run is finished
     summary = _summary(config, parts, time.monotonic() - begin)
     files.write_json(job.folder / "summary.json", summary)
-    display.say(f"summary: {job.folder / 'summary.json'}")
+    for line in last_lines(source, job.folder, previous, parts, summary):
+        display.say(line)
 
 
 def _with_model(config: Config, previous: Path | None) -> Config:
@@ -265,15 +240,6 @@ def _opening(plan: Plan, placement: Placement, last: int) -> str:
     unit = "rows" if plan.offline else f"groups of {plan.config.algorithm.repeat_times}"
     return (
         f"stage {plan.config.name}: {kind}, {last} steps of {size} {unit}, on {where}; logs in {plan.job_dir / 'log'}"
-    )
-
-
-def _closing(part: dict[str, Any]) -> str:
-    shown = ("steps", "reward_first", "reward_last", "eval_before", "eval_after", "wall_seconds")
-    return ", ".join(
-        f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}"
-        for name in shown
-        if (value := part.get(name)) is not None
     )
 
 

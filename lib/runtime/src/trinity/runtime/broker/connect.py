@@ -13,6 +13,7 @@ import nats.errors
 import nats.js.errors
 import structlog
 
+from trinity.runtime import waits
 from trinity.runtime.broker.client import Client
 from trinity.runtime.broker.connection import Broker
 from trinity.runtime.errors import InvalidInput, PermissionDenied, Unauthenticated, Unavailable
@@ -80,36 +81,49 @@ async def connect(
     needs_tls = ca is not None or url.startswith("tls://")
     client, shown = Client(_described(user, creds), url, user.inbox, needs_tls), without_credentials(url)
 
+    away = contextlib.ExitStack()  # closed once NATS is there again, or not needed any more
+
     async def on_disconnect() -> None:
         log.info("nats.client.disconnected", url=shown)
+        away.close()
+        away.enter_context(waits.waiting(f"NATS at {shown}", "the connection is lost"))
+
+    def why() -> str:
+        return without_credentials(str(client.last_error or "no answer"))
 
     async def on_reconnect() -> None:
         log.info("nats.client.reconnected", url=shown)
+        away.close()
+
+    async def on_close() -> None:
+        away.close()
 
     try:
-        await asyncio.wait_for(
-            client.connect(
-                url.split(","),
-                name=name,
-                error_cb=client.note_error,
-                disconnected_cb=on_disconnect,
-                reconnected_cb=on_reconnect,
-                connect_timeout=2,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=0.2,  # type: ignore[arg-type]  # a float works, the annotation says int
-                ping_interval=5,
-                max_outstanding_pings=2,
-                pending_size=64 * 1024 * 1024,
-                user_credentials=creds,
-                inbox_prefix=user.inbox.encode(),
-                tls=_tls_context(ca) if needs_tls else None,
-                **options,
-            ),
-            wait_seconds,
-        )
-        client.was_connected = True
-        broker = Broker(client, request_seconds)
-        await asyncio.wait_for(_answers(broker), wait_seconds)
+        with waits.waiting(f"NATS at {shown}", why, limit_seconds=wait_seconds):
+            await asyncio.wait_for(
+                client.connect(
+                    url.split(","),
+                    name=name,
+                    error_cb=client.note_error,
+                    disconnected_cb=on_disconnect,
+                    reconnected_cb=on_reconnect,
+                    closed_cb=on_close,
+                    connect_timeout=2,
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=0.2,  # type: ignore[arg-type]  # a float works, the annotation says int
+                    ping_interval=5,
+                    max_outstanding_pings=2,
+                    pending_size=64 * 1024 * 1024,
+                    user_credentials=creds,
+                    inbox_prefix=user.inbox.encode(),
+                    tls=_tls_context(ca) if needs_tls else None,
+                    **options,
+                ),
+                wait_seconds,
+            )
+            client.was_connected = True
+            broker = Broker(client, request_seconds)
+            await asyncio.wait_for(_answers(broker), wait_seconds)
     except (PermissionDenied, Unauthenticated):
         await _abandon(client)
         raise

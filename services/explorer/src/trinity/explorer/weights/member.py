@@ -155,9 +155,11 @@ class SyncMember:
             try:
                 self._lease, lease_seconds = await self._sync.ask(calls.join(self._membership), waits=True)
                 break
-            except AlreadyExists:
+            except AlreadyExists as error:
                 if waited > _FOREIGN_LEASE_SECONDS:
                     raise
+                if not waited:
+                    log.info("explorer.sync.occupied", seconds=_FOREIGN_LEASE_SECONDS, reason=str(error))
             except Conflict as refused:
                 raise CannotJoin(str(refused)) from None
             await asyncio.sleep(1.0)

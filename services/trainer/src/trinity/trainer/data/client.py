@@ -16,6 +16,7 @@ from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.buffer.v1 import buffer_pb2_grpc
 from trinity.runtime import rpc
 from trinity.runtime.errors import DataLoss, TrinityError
+from trinity.runtime.waits import START_SECONDS
 
 log = structlog.get_logger(__name__)
 
@@ -87,7 +88,10 @@ class BufferClient:
         """Reports the step after which this trainer continues. Raises BatchLost if the buffer cannot serve the next."""
         try:
             request = pb.RewindRequest(run=self._run, step=step)
-            return rpc.ask_blocking(self._stub.Rewind, request, seconds=_CALL_SECONDS, again=lambda: True)
+            deadline = time.monotonic() + START_SECONDS
+            return rpc.ask_blocking(
+                self._stub.Rewind, request, seconds=_CALL_SECONDS, again=lambda: time.monotonic() < deadline
+            )
         except DataLoss as error:
             raise BatchLost(str(error)) from None
 

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from trinity.config import Plan
 from trinity.data.images import PlacedImage
 from trinity.data.vision import ImageRules
+from trinity.runtime import waits
 from trinity.trainer.algorithms.aggregation import Report, join, means
 from trinity.trainer.algorithms.inputs import LIMIT
 from trinity.trainer.algorithms.kl import KlCoefficients
@@ -69,14 +70,18 @@ class TrainEngine:
         for name, value in nccl.OF_PROCESS.items():
             os.environ.setdefault(name, value)
         backend = "nccl" if on_gpu else "gloo"
-        deepspeed.init_distributed(
-            dist_backend=backend,
-            verbose=False,
-            timeout=LONGEST_EXCHANGE,
-            init_method=ranks.init_method,
-            rank=ranks.rank,
-            world_size=ranks.world_size,
-        )
+        others = f"the other {ranks.world_size - 1} of {ranks.world_size} ranks (this is rank {ranks.rank})"
+        limit = LONGEST_EXCHANGE.total_seconds()
+        with waits.waiting(others, f"rendezvous at {ranks.meeting_place}", limit_seconds=limit):
+            deepspeed.init_distributed(
+                dist_backend=backend,
+                verbose=False,
+                timeout=LONGEST_EXCHANGE,
+                init_method=ranks.init_method,
+                rank=ranks.rank,
+                world_size=ranks.world_size,
+            )
+        waits.phase("loads the model")
         self._group = make_groups(ranks, trainer.ulysses_sequence_parallel_size)
         self._fused = trainer.fused_kernels if on_gpu else False
         policy = self._load()
@@ -88,6 +93,7 @@ class TrainEngine:
         self._planner = self._make_planner(policy)
         self.reference = self._load_reference() if plan.algorithm.needs_reference else None
         self._kl = KlCoefficients.of(plan.algorithm)
+        waits.phase("prepares the optimizer")
         self._model = DeepSpeedModel(
             policy, plan.config.algorithm.optimizer, trainer, self.dtype, self.device, trainer.grad_clip
         )

@@ -35,6 +35,13 @@ class Ranks:
     init_method: str = "env://"  # argument of torch.distributed.init_process_group
 
     @property
+    def meeting_place(self) -> str:
+        """Describes the rendezvous of the ranks."""
+        if self.init_method != "env://":
+            return self.init_method
+        return f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')} (MASTER_ADDR, MASTER_PORT)"
+
+    @property
     def is_first(self) -> bool:
         return self.rank == 0
 

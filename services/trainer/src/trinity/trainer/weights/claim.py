@@ -13,6 +13,7 @@ import uuid
 
 import structlog
 
+from trinity.runtime import waits
 from trinity.runtime.errors import AlreadyExists, NotFound, TrinityError, Unavailable
 from trinity.weights import client as calls
 from trinity.weights.client import BlockingSyncClient, Claimed
@@ -37,14 +38,21 @@ class Claim:
         self._closed = threading.Event()
         self._failure: Exception | None = None
         self._held = Claimed("", 0.0)
+        self._silence = "it has not answered yet"  # why the claim is not held
 
     def start(self) -> None:
         threading.Thread(target=self._run, daemon=True, name="claim").start()
 
     def wait(self) -> None:
-        """Blocks until this trainer holds the claim. Raises AlreadyExists naming a holder whose claim does not end."""
-        self._decided.wait()
+        """Blocks until this trainer holds the claim.
+
+        Raises AlreadyExists naming a holder whose claim does not end, Unavailable if the sync service stays away.
+        """
+        with waits.waiting("the sync service", lambda: self._silence, limit_seconds=waits.START_SECONDS):
+            decided = self._decided.wait(waits.START_SECONDS)
         self.check()
+        if not decided:
+            raise Unavailable(f"this trainer did not get the run within {waits.START_SECONDS:g} s: {self._silence}")
 
     def check(self) -> None:
         """Raises the error that ended the claim."""
@@ -91,6 +99,7 @@ class Claim:
                 wait_seconds = self._held.lease_seconds / 3
             except Unavailable as error:
                 log.info("trainer.claim.retry", reason=str(error))
+                self._silence = str(error)
             self._closed.wait(wait_seconds)
 
     def _attempt(self) -> None:
@@ -117,6 +126,7 @@ class Claim:
                 if deadline is None:
                     deadline = time.monotonic() + self._patience_seconds
                     log.info("trainer.claim.waits", seconds=self._patience_seconds, reason=str(error))
+                    self._silence = str(error)
                 if time.monotonic() > deadline or self._closed.wait(_RETRY_SECONDS):
                     raise
 
