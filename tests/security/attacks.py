@@ -173,7 +173,7 @@ class Target:
         """What a role's credentials wrote under others' subjects, by the replies of what they may ask."""
         with tempfile.TemporaryDirectory() as folder:
             creds = replies.credentials(Path(self.record.nats_users), role, self.names, Path(folder))
-            asked = await replies.forge(self.record.nats_url, creds, role, self.names)
+            asked = await replies.forge(self.record.nats_url, creds, role, self.names, takes_tasks=False)
         found = await replies.forged(self.broker, self.names)
         return "; ".join(found) or f"refused: {len(asked)} subjects stay as they were"
 

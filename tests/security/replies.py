@@ -99,15 +99,20 @@ def _run(role: Role, run: RunNames) -> str:
     return ALL_RUNS if role is Role.SYNC else run.run
 
 
-async def forge(url: str, creds: Path, role: Role, run: RunNames) -> dict[str, str]:
-    """Everything that a role may ask, with every target as reply that it may not write. Returns these targets."""
+async def forge(url: str, creds: Path, role: Role, run: RunNames, takes_tasks: bool = True) -> dict[str, str]:
+    """Everything that a role may ask, with every target as reply that it may not write. Returns these targets.
+
+    Without `takes_tasks`, an explorer leaves the tasks of a live run to others, which it may also acknowledge.
+    """
     allowed = grants(role, _run(role, run), NAME).publish
     found = {what: subject for what, subject in targets(run).items() if not any(matches(p, subject) for p in allowed)}
     inbox = f"_INBOX_{role}_{names.token(NAME)}"
     client = await nats.connect(url, user_credentials=str(creds), inbox_prefix=inbox, error_cb=_ignore)
     try:
-        leased = await _lease(client, run) if role is Role.EXPLORER else []
+        leased = await _lease(client, run) if role is Role.EXPLORER and takes_tasks else []
         for subject, body in [*_requests(allowed), *leased]:
+            if not takes_tasks and f"NEXT.{run.tasks_stream}." in subject:
+                continue
             for reply in found.values():
                 await client.publish(subject, body, reply=reply)
         if role is Role.TRAINER:
