@@ -61,7 +61,7 @@ def targets(run: RunNames) -> dict[str, str]:
         "another's blob": run.blob(VICTIM, "0" * 32, 0),
         "another's turn": run.turn(1, 1, VICTIM),
         "another's line": run.line("explorer", VICTIM),
-        "the buffer's line": run.line("buffer", owner_of("buffer")),
+        "the buffer's line": run.line("buffer", VICTIM),
         "weights": run.weights_part("v1", "f", 0),
         **{what: f"$KV.{bucket}.{key}" for what, (bucket, key) in keys.items()},
     }
