@@ -55,6 +55,7 @@ def zst(data: bytes) -> bytes:
         ("t.jsonl.zst", zst(JSONL.encode("utf-16"))),
         ("t.csv", CSV.encode()),
         ("t.csv", CSV.encode("utf-8-sig")),
+        ("t.csv", b"\r\n" + CSV.replace("\nx,", "\n\n,\nx,").encode()),
         ("t.csv", CSV.replace(",", ";").replace('b""; ä', 'b"", ä').encode()),
         ("t.csv.gz", gzip.compress(CSV.encode())),
         ("t.tsv", CSV.replace(",", "\t").replace('b""\t ä', 'b"", ä').encode("utf-16")),
@@ -70,6 +71,8 @@ def test_lines_of_windows_and_cells_keep_their_values(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(text.encode())
     first, second = read(str(tmp_path / "t.csv"))
     assert first == {"id": "007", "answer": 1.5, "level": 0.5, "note": None, "big": "12345678901234567890.5"}
+    (tmp_path / "index.csv").write_text(",q\n0,a\n1,b\n")
+    assert read(str(tmp_path / "index.csv"))[1] == {"Unnamed: 0": 1, "q": "b"}
     assert read(str(tmp_path / "t.csv"), texts=["answer"])[0]["answer"] == "1.50"
     assert second == {"id": "010", "answer": 2.0, "level": 1.0, "note": "NA", "big": "1"}
 
@@ -94,6 +97,9 @@ def test_arrow_files_streams_and_folders_of_save_to_disk(tmp_path: Path) -> None
     assert list(read(str(tmp_path / "both"), "test")) == [rows[4], rows[2]]
     with pytest.raises(DatasetError, match="has no split 'dev'; split may be train, test"):
         read(str(tmp_path / "both"), "dev")
+    (tmp_path / "both/test/data-00000-of-00001.arrow").write_bytes(POINTER)
+    with pytest.raises(DatasetError, match=r"both/test/data-00000-of-00001.arrow: is a Git LFS pointer"):
+        read(str(tmp_path / "both"))
 
 
 def files(folder: Path, *names: str) -> Path:
@@ -181,6 +187,8 @@ PAGE = b"\n<!DOCTYPE html>\n<html><head><title>Sign in</title></head></html>"
         ("t.jsonl.gz", gzip.compress(JSONL.encode() * 1000)[:-200], "cannot be read"),
         ("t.jsonl", "größe".encode("latin-1"), "cannot be read.*save it as UTF-8"),
         ("t.json", json.dumps({"data": ROWS}, indent=1).encode(), r"is one JSON object \(data\); must be a list"),
+        ("t.json", json.dumps({"q": {"0": "a", "1": "b"}, "a": {"0": 1, "1": 2}}).encode(), "is one object of columns"),
+        ("t.json", b'{"q":\n{"0": "a"}}', "is one object of columns, as pandas writes; write it by to_json"),
         ("t.json", b"Access denied", r"line 1: is not JSON: .*begins with 'Access denied'"),
         ("t.csv", b"a,b\n1,2\n1,2,3\n", r"line 3: has 3 cells, must have 2: a, b"),
         ("t.csv", b"a,b,a\n1,2,3\n", "its first line must name each column once, is a,b,a"),

@@ -134,7 +134,10 @@ def _read_table(file: Path, data: bytes | None) -> list[Row]:
 def _read_json(file: Path, text: str) -> list[Row]:
     """A JSON list of objects, or an object a line."""
     if re.match(r"\s*\[", text):
-        rows = _parsed(f"{file}", text)
+        try:
+            rows = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise _no_json(f"{file}", text, error) from None
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise DatasetError(f"{file}: must be a JSON list of objects, or an object a line")
         return rows
@@ -143,29 +146,38 @@ def _read_json(file: Path, text: str) -> list[Row]:
         if not line.strip():
             continue
         try:
-            row = _parsed(f"{file} line {number}", line)
-        except DatasetError as error:
-            raise _whole(file, text) or error from None
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise _whole(file, text) or _no_json(f"{file} line {number}", line, error) from None
         if not isinstance(row, dict):
             raise DatasetError(f"{file} line {number}: must be a JSON object, is {type(row).__name__}")
         rows.append(row)
+    if len(rows) == 1 and (problem := _columns(file, rows[0])):
+        raise problem
     return rows
 
 
-def _parsed(place: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{place}: is not JSON: {error}; it begins with {text.strip()[:60]!r}") from None
+def _no_json(place: str, text: str, error: Exception) -> DatasetError:
+    return DatasetError(f"{place}: is not JSON: {error}; it begins with {text.strip()[:60]!r}")
 
 
 def _whole(file: Path, text: str) -> DatasetError | None:
     """The error for a file that is one object over several lines."""
     try:
-        keys = ", ".join(json.loads(text))
+        found = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return DatasetError(f"{file}: is one JSON object ({keys:.100}); must be a list of objects, or an object a line")
+    what = f"is one JSON object ({', '.join(found):.100}); must be a list of objects, or an object a line"
+    return _columns(file, found) or DatasetError(f"{file}: {what}")
+
+
+def _columns(file: Path, found: Row) -> DatasetError | None:
+    """The error for an object of columns, {name: {"0": cell, "1": cell}}."""
+    cells = [column for column in found.values() if isinstance(column, dict) and "0" in column]
+    if not found or len(cells) < len(found):
+        return None
+    what = "is one object of columns, as pandas writes; write it by to_json(..., orient='records', lines=True)"
+    return DatasetError(f"{file}: {what}")
 
 
 def _read_csv(file: Path, text: str, texts: Collection[str]) -> list[Row]:
@@ -177,11 +189,11 @@ def _read_csv(file: Path, text: str, texts: Collection[str]) -> list[Row]:
     delimiter = "\t" if kind_of(file) == ".tsv" else max(",;\t", key=header.count)
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
-        table = [(lines.line_num, cells) for cells in lines if cells]
+        table = [(lines.line_num, cells) for cells in lines if any(cells)]
     except csv.Error as error:
         raise DatasetError(f"{file} line {lines.line_num}: is no csv: {error}") from None
-    names = [name.strip() for name in table[0][1]]
-    if len(set(names)) < len(names) or not all(names):
+    names = [name.strip() or f"Unnamed: {place}" for place, name in enumerate(table[0][1])]  # as pandas names its index
+    if len(set(names)) < len(names):
         raise DatasetError(f"{file}: its first line must name each column once, is {header.strip():.200}")
     for number, cells in table:
         if len(cells) != len(names):
@@ -267,6 +279,9 @@ def _saved_files(folder: Path, split: str) -> list[Path]:
     try:
         found = datasets.load_from_disk(str(folder))
     except Exception as error:  # the library raises many types
+        for file in sorted(folder.rglob("*.arrow")):
+            with file.open("rb") as stream:
+                _check_kind(file, stream.read(_HEAD_BYTES))
         raise DatasetError(f"{str(folder)!r} cannot be read as a folder of save_to_disk: {error}") from None
     if isinstance(found, dict):
         if split not in found:
