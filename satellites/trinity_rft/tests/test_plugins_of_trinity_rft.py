@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from trinity import plugins
-from trinity.common.rewards import REWARD_FUNCTIONS, RewardFn
+from trinity.common.rewards import REWARD_FUNCTIONS, MathBoxedRewardFn, RewardFn
+from trinity.common.rewards.built_in import SCORE
 from trinity.common.rewards.reward_fn import arguments_of
 
 pytestmark = pytest.mark.core
@@ -152,3 +153,13 @@ def test_refusals_name_sections_that_the_page_has() -> None:
     sources = [path.read_text() for path in (ROOT / "satellites/trinity_rft/src").rglob("*.py")]
     named = {name for text in sources for name in re.findall(r'NotMapped\((?:[^()]|\([^()]*\))*?"([a-z-]+)"\)', text)}
     assert len(named) >= 6 and named <= sections, named - sections
+
+
+def test_a_built_in_reward_takes_the_best_of_several_right_answers() -> None:
+    token = SCORE.set(lambda name, args, response, prompt, truth: {"accuracy": float(response == truth), "form": 0.1})
+    try:
+        scored = MathBoxedRewardFn()
+        assert scored("7", truth=["5", 7]) == {"accuracy": 1.0, "form": 0.1}
+        assert scored("7", truth=[5]) == scored("7", truth=5) == scored("7") == {"accuracy": 0.0, "form": 0.1}
+    finally:
+        SCORE.reset(token)

@@ -16,7 +16,10 @@ _DEFAULTS = {"format_score_coef": 0.1, "answer_parser": None}  # other values ar
 
 
 class BuiltInReward(RewardFn):
-    """The function `name`, with arguments of the constructor and of the call over each other."""
+    """The function `name`, with arguments of the constructor and of the call over each other.
+
+    With a list of right answers as `truth`, the best score counts.
+    """
 
     name = ""
 
@@ -35,4 +38,6 @@ class BuiltInReward(RewardFn):
             json.dumps(given)
         except TypeError as error:
             raise NotMapped(f"{type(self).__name__}: an argument is no JSON: {error}", "reward-functions") from None
-        return score(self.name, given, response, prompt or "", "" if truth is None else str(truth))
+        truths = truth if isinstance(truth, list) and truth else ["" if truth is None else truth]
+        found = [score(self.name, given, response, prompt or "", str(one)) for one in truths]
+        return max(found, key=lambda parts: sum(parts.values()))
