@@ -201,3 +201,10 @@ def test_datasets_that_are_not_given_are_named_by_their_keys(read: Importer) -> 
     result = read("python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo\n")
     assert "data.train_files is not given; set buffer.explorer_input.tasksets yourself" in result.err
     assert "data.val_files is not given; set buffer.explorer_input.eval_tasksets yourself" in result.err
+
+
+def test_one_gpu_is_shared(read: Importer) -> None:
+    size = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+    one, two = (read.options("trainer.n_gpus_per_node=1", f"{size}={parallel}") for parallel in (1, 2))
+    assert one.line("note: the engines") == "note: the engines take all GPUs (1), and the trainer shares them"
+    assert two.line("note: the engines").startswith("note: the engines take 2 of 1 GPUs; lower explorer.*.tensor")

@@ -151,10 +151,11 @@ def _engines(run: Run) -> Node:
     parallel = run.number(_PARALLEL, int(_parallel_size(run).text) if run.take(_PARALLEL) is None else 1) or 1
     engines = max(1, quarter // parallel)
     used = engines * parallel * (2 if _has_reward_model(run) else 1)
-    if used >= gpus:
+    if used == gpus:
+        run.notes.append(f"the engines take all GPUs ({gpus}), and the trainer shares them")
+    elif used > gpus:
         run.notes.append(
-            f"the engines take {used} of {gpus} GPUs and leave none for the trainer; lower explorer.*."
-            "tensor_parallel_size, or give the cluster more GPUs"
+            f"the engines take {used} of {gpus} GPUs; lower explorer.*.tensor_parallel_size, or give the cluster more"
         )
     return Leaf(str(engines), f"a quarter of {gpus} GPUs")
 
