@@ -60,6 +60,8 @@ def score(name: str, response: str, truth: str = "#### 42", task: dict[str, obje
         ("it is −5.", "-5", 1),
         ("\\boxed{-5}", "−5", 1),
         ("\\boxed{−\\sqrt{8}}", "-2\\sqrt{2}", 1),
+        ("Answer: D (none of the above)", "D", 1),
+        ("Answer: D (or E)", "D", 0),
     ],
 )
 def test_accuracy(response: str, truth: str, reward: float) -> None:

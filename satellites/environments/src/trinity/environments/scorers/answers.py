@@ -49,7 +49,7 @@ _FUNCTIONS = "sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|infinity|inf|arcsin|arc
 _PROSE = re.compile(rf"(?<![\\a-zA-Z])(?!(?:{_FUNCTIONS})(?![a-z]))[a-zA-Z]{{2,}}")
 _CHOICE = re.compile(
     r"(?:(?:option|choice|answer) )?"
-    r"(?:\(([A-Ja-j])\)(?![a-z])|(?-i:([A-J]))(?:[.):](?!\w)| [-–—:](?= )|$))[.:]?\s*(.*)",
+    r"(?:\(([A-Ja-j])\)(?![a-z])|(?-i:([A-J]))(?:[.):](?!\w)| (?:[-–—:](?= )|(?=\())|$))[.:]?\s*(.*)",
     re.IGNORECASE | re.DOTALL,
 )
 _SECOND_CHOICE = re.compile(r"\([A-Ja-j]\)|\b[A-J](?:[.):](?:\s|$)|$)|^(?:or|and|nor)\b|^[,/&]")
