@@ -29,7 +29,7 @@ class BufferSettings(NatsSettings):
     plugin_dirs: str = Field(
         "", description="Folders with the users' operators, sample strategies and selectors, separated as PATH is"
     )
-    cache_mib: int = Field(256, ge=1, description="Payloads of the newest groups kept in memory, in MiB")
+    cache_mib: int = Field(256, ge=1, description="Most memory for groups that the trainer has not got yet, in MiB")
     read_only: bool = Field(False, description="Serve what the run has stored; feed, judge and write nothing")
 
     @property

@@ -84,6 +84,8 @@ class BatchServer:
                     self._sent = max(self._sent, step)
             async for part in self._batch(entry):
                 yield part
+            if by_trainer:
+                self._reader.forget((group.log_sequence for group in entry.groups), below=entry.floor_sequence)
             step += 1
 
     def _has(self, step: int) -> bool:

@@ -1,7 +1,9 @@
 """Reading the experience log: check what was stored, and keep the newest payloads at hand."""
 
+import itertools
 import zlib
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from trinity.buffer.log.wire import LogEntry
 from trinity.buffer.state.context import RunContext
@@ -13,7 +15,7 @@ from trinity.runtime.names import RunNames, owner_of
 
 
 class LogReader:
-    """Payloads by sequence, checked. At most `cache_bytes` of them stay in memory."""
+    """Payloads by sequence, checked. Those that the trainer has not got yet stay in memory, up to `cache_bytes`."""
 
     def __init__(self, context: RunContext, cache_bytes: int) -> None:
         self._context = context
@@ -23,13 +25,21 @@ class LogReader:
 
     async def take(self, message: Message | StoredMessage) -> LogEntry:
         """The entry in a message of the log, whole. Raises InvalidInput."""
+        return (await self._whole(message))[0]
+
+    async def take_for_batch(self, message: Message) -> LogEntry:
+        """Like `take`. A group's payload stays in memory, until `forget`."""
+        entry, payload = await self._whole(message)
+        if entry.kind == "group":
+            self._remember(message.sequence, payload)
+        return entry
+
+    async def _whole(self, message: Message | StoredMessage) -> tuple[LogEntry, tuple[bytes, str]]:
         data = message.data
         if message.headers.get(headers.CRC32) not in (None, str(zlib.crc32(data))):
             data = await self._once_more(message.sequence)
         entry, data = await whole_entry(self._context, message.subject, data)
-        if entry.kind == "group":
-            self._remember(message.sequence, data, message.headers.get(headers.TRACEPARENT, ""))
-        return entry
+        return entry, (data, message.headers.get(headers.TRACEPARENT, ""))
 
     async def _once_more(self, sequence: int) -> bytes:
         """The payload of an entry whose checksum was wrong, from another replica perhaps. InvalidInput if it stays."""
@@ -44,26 +54,30 @@ class LogReader:
 
     async def payload(self, sequence: int) -> tuple[bytes, str]:
         """A stored group as it was stored, and its trace context. DataLoss if the log does not hold it any more."""
-        stream = self._context.names.experiences_stream
-        if sequence not in self._cache:
-            try:
-                message = await self._context.broker.get(stream, sequence)
-            except NotFound:
-                raise DataLoss(f"{stream} {sequence}: the group is gone") from None
-            try:
-                await self.take(message)
-            except InvalidInput as error:
-                raise DataLoss(f"{stream} {sequence}: {error}") from None
-        if sequence not in self._cache:
-            raise DataLoss(f"{stream} {sequence} is no group")
-        self._cache.move_to_end(sequence)
-        return self._cache[sequence]
-
-    def _remember(self, sequence: int, data: bytes, traceparent: str) -> None:
         if sequence in self._cache:
-            return
-        self._cache[sequence] = data, traceparent
-        self._cached += len(data)
+            return self._cache[sequence]
+        stream = self._context.names.experiences_stream
+        try:
+            message = await self._context.broker.get(stream, sequence)
+        except NotFound:
+            raise DataLoss(f"{stream} {sequence}: the group is gone") from None
+        try:
+            entry, payload = await self._whole(message)
+        except InvalidInput as error:
+            raise DataLoss(f"{stream} {sequence}: {error}") from None
+        if entry.kind != "group":
+            raise DataLoss(f"{stream} {sequence} is no group")
+        return payload
+
+    def forget(self, sent: Iterable[int], below: int) -> None:
+        """Lets go of the groups that were sent to the trainer, and of all below a sequence, which no batch will use."""
+        for sequence in [*sent, *itertools.takewhile(lambda sequence: sequence < below, self._cache)]:
+            if sequence in self._cache:
+                self._cached -= len(self._cache.pop(sequence)[0])
+
+    def _remember(self, sequence: int, payload: tuple[bytes, str]) -> None:
+        self._cache[sequence] = payload
+        self._cached += len(payload[0])
         while self._cached > self._cache_bytes and len(self._cache) > 1:
             _, (gone, _) = self._cache.popitem(last=False)
             self._cached -= len(gone)

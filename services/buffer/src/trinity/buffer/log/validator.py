@@ -49,7 +49,7 @@ class EntryValidator:
 
     async def read(self, message: Message) -> LogEntry:
         """The outcome in a message. Raises InvalidInput."""
-        return await self._reader.take(message)
+        return await self._reader.take_for_batch(message)
 
     def check_kind(self, message: Message, entry: LogEntry) -> None:
         """Raises InvalidInput unless the entry belongs to this log and to its explorer."""

@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 FED = Gauge("trinity_buffer_tasks_fed", "Training tasks fed")
 
-_REMEMBERED = 4096
+_REMEMBERED = 256
 _COUNTS = (headers.FED, headers.POSITION)
 _LONGEST_COUNT = 16  # digits
 _READ_AHEAD = 256
