@@ -137,12 +137,14 @@ async def test_large_results_go_when_their_evaluation_is_over_and_its_metrics_st
         assert list(after.evaluations) == list(before.evaluations)
         assert after.evaluation_tokens == before.evaluation_tokens
         await blobs_are_gone()
+        assert (await broker.state(run_names.evaluations_stream)).messages == 0
+        assert (await broker.state(run_names.evaluation_tasks_stream)).messages == 1, "the newest has the counts"
 
         config = (await broker.js.stream_info(run_names.evaluations_stream)).config
         await broker.js.update_stream(replace(config, duplicate_window=0.1))
         await asyncio.sleep(0.5)
         await attempt.store(broker, run_names, replace(stored[0], attempt=2))  # an explorer that was thought dead
-        assert (await broker.state(run_names.evaluations_stream)).messages > 3 * 2 * ROWS
+        assert (await broker.state(run_names.evaluations_stream)).last_sequence > 3 * 2 * ROWS
         await blobs_are_gone()
         assert (await until(lambda stats: stats.finished, trainer)).evaluations == after.evaluations
         assert not [event for event in run.buffer.events() if event["event"] == "buffer.evaluation.refused"]

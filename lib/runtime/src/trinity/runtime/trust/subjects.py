@@ -103,6 +103,8 @@ def _buffer(run: RunNames, _: str) -> _Parts:
                 run.tasks_stream,
                 run.cursors_stream,
                 run.turns_stream,
+                run.evaluations_stream,
+                run.evaluation_tasks_stream,
             )
         ),
         *(f"{_API}.STREAM.MSG.DELETE.{stream}" for stream in (run.tasks_stream, run.dead_letters_stream)),

@@ -1,7 +1,7 @@
 """Evaluations: every row of every evaluation taskset, once for each version that is due.
 
-Results above NATS's message size lie in blobs. Once an evaluation with such results is reported, KV has its metrics,
-and its blobs go; a process that starts later takes the metrics from there.
+Results above NATS's message size lie in blobs. Once an evaluation is reported, KV has its metrics, and its tasks,
+results and blobs go; a process that starts later takes the metrics from there. KV has the newest KEPT evaluations.
 """
 
 import asyncio
@@ -24,12 +24,13 @@ from trinity.data.task_source import TaskSource
 from trinity.data.wire import decode_task, task_to_proto
 from trinity.runtime import headers, tracing
 from trinity.runtime.broker import Message, SequenceConflict, StoredMessage, blobs, tail
-from trinity.runtime.errors import FailureCause, InvalidInput, NotFound
+from trinity.runtime.errors import FailureCause, InvalidInput, NotFound, PermissionDenied
 from trinity.runtime.names import BlobReference
 
 log = structlog.get_logger(__name__)
 
 EVALUATIONS = "evaluations"  # field of the commit record
+KEPT = 256
 _LONGEST_MARK = 16  # digits
 _LONGEST_REFERENCE = 1024  # bytes
 
@@ -52,6 +53,7 @@ class Evaluator:
         self._index = 0
         self._storing = asyncio.Lock()
         self.read_through = 0  # sequence of the newest result that was read
+        self._is_recorded = True  # the record had room for all kept evaluations
         self._stored_before = 0  # and of the newest one when this process began
         self.tallies: dict[tuple[int, str], Tally] = {}
 
@@ -102,7 +104,8 @@ class Evaluator:
         with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):  # then no buffer wrote it
             for tally in [Tally.of_record(record) for record in kept or ()]:
                 self.tallies[tally.step, tally.taskset] = tally
-        self._stored_before = (await self._context.broker.state(names.evaluations_stream)).last_sequence
+        results = await self._context.broker.state(names.evaluations_stream)
+        self._stored_before, self.read_through = results.last_sequence, max(0, results.first_sequence - 1)
         self._fed = (await self._context.broker.state(names.evaluation_tasks_stream)).last_sequence
         newest = await newest_of_ours(self._context.broker, names.evaluation_tasks_stream, self._is_fed)
         if newest is not None and self._rows:
@@ -166,7 +169,9 @@ class Evaluator:
         source, row = self._rows[index]
         names = self._context.names
         task = await asyncio.to_thread(source.evaluation_task, row, self._fed + 1, self._step)
-        self._tally(task.evaluation_step, task.taskset)
+        tally = self._tally(task.evaluation_step, task.taskset)
+        if tally.step > self._recovered:  # else an earlier process may have fed some of them
+            tally.first_task = tally.first_task or self._fed + 1
 
         def data(sequence: int) -> bytes:
             return task_to_proto(replace(task, ordinal=sequence)).SerializeToString()
@@ -235,8 +240,8 @@ class Evaluator:
         raise InvalidInput("task.evaluation_step", f"is {step}, of row {task.row}; no such evaluation was fed")
 
     async def collect(self) -> None:
-        """Follow the results from the first one."""
-        async for message in tail(self._context.broker, self._context.names.evaluations_stream, 0):
+        """Follow the results from the first one that is there."""
+        async for message in tail(self._context.broker, self._context.names.evaluations_stream, self.read_through):
             await self._take(message)
             self.read_through = message.sequence
 
@@ -251,6 +256,7 @@ class Evaluator:
         tally = self._tally(outcome.task.evaluation_step, outcome.task.taskset)
         if tally.kept is not None:
             return
+        tally.first_result = tally.first_result or message.sequence
         before = tally.missing
         if isinstance(outcome, Group):
             tally.add(outcome)
@@ -263,20 +269,35 @@ class Evaluator:
             if tally.step >= self._recovered:  # earlier ones were reported before a restart
                 self._on_complete(tally)
             await self._keep(tally)
+            await self._cut(message.sequence)
             await self._context.changed.notify()
 
     async def _keep(self, tally: Tally) -> None:
         """Keep the metrics of a reported evaluation, and let its blobs go; they stay where the record has no room."""
-        if not tally.blobs:
-            return
         tally.keep(self._context.plan.config.monitor.detailed_stats)
+        kept = sorted((step, name) for (step, name), one in self.tallies.items() if one.kept is not None)
+        for key in [key for key in kept[:-KEPT] if not self.tallies[key].blobs]:
+            del self.tallies[key]
         records = [one.to_record() for one in self.tallies.values() if one.kept is not None]
-        if not await self._record.write(**{EVALUATIONS: records}):
+        self._is_recorded = await self._record.write(**{EVALUATIONS: records})
+        if not self._is_recorded:
             log.warning("buffer.evaluation.blobs_kept", step=tally.step, taskset=tally.taskset, kept=len(records))
             return
         for owner, key in tally.blobs:
             await self._remove(owner, key)
         tally.blobs.clear()
+
+    async def _cut(self, read_through: int) -> None:
+        """Removes the tasks and results that no unfinished evaluation needs; the newest task stays for its counts."""
+        if not self._is_recorded:
+            return
+        names, running = self._context.names, [tally for tally in self.tallies.values() if not self._is_over(tally)]
+        results = min([tally.first_result or read_through + 1 for tally in running], default=read_through + 1)
+        tasks = min([tally.first_task for tally in running], default=self._fed)
+        with contextlib.suppress(PermissionDenied):  # credentials of an earlier release
+            for stream, below in ((names.evaluations_stream, results), (names.evaluation_tasks_stream, tasks)):
+                if below > 1:
+                    await self._context.broker.purge_below(stream, below)
 
     async def _remove(self, owner: str, key: str) -> None:
         names = self._context.names
@@ -298,12 +319,13 @@ class Evaluator:
         ordinal = message.headers.get(headers.ORDINAL, "")
         if not ordinal.isdecimal() or len(ordinal) >= _LONGEST_MARK:
             return False
-        with contextlib.suppress(NotFound):
+        try:
             stream = self._context.names.evaluation_tasks_stream
             task = _task_in((await self._context.broker.get(stream, max(1, int(ordinal)))).data)
-            tally = None if task is None else self.tallies.get((task.evaluation_step, task.taskset))
-            return tally is not None and tally.kept is not None and not tally.blobs
-        return False
+        except NotFound:
+            return int(ordinal) < self._fed  # it went with its evaluation
+        tally = None if task is None else self.tallies.get((task.evaluation_step, task.taskset))
+        return tally is not None and tally.kept is not None and not tally.blobs
 
 
 def _task_in(data: bytes) -> Task | None:

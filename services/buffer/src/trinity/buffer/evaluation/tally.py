@@ -17,6 +17,7 @@ class Tally:
     """Results of one taskset at one step, so far.
 
     `kept`: its metrics, once results are gone. `blobs`: owner and key of those with results, and their size in bytes.
+    `first_task`, `first_result`: sequences in their streams; 0 if unknown.
     """
 
     step: int
@@ -30,6 +31,8 @@ class Tally:
     tokens: int = 0  # that the policy sampled
     kept: dict[str, float] | None = None
     blobs: dict[tuple[str, str], int] = field(default_factory=dict)
+    first_task: int = 0
+    first_result: int = 0
     # metric -> one list of values per task, a value per rollout
     values: dict[str, list[list[float]]] = field(default_factory=lambda: defaultdict(list))
 
@@ -46,6 +49,8 @@ class Tally:
         """Keep the metrics in place of the results."""
         self.kept = self.metrics(detailed)
         self.values.clear()
+        self.ended.clear()
+        self.failures.clear()
 
     def to_record(self) -> dict[str, Any]:
         """The record of a kept tally, for JSON."""
