@@ -227,3 +227,13 @@ def test_the_newest_good_ones_stay_and_bad_ones_do_not_count() -> None:
     assert needed(found, Live(version=8), (3,), 1) == {9, 8, 3}
     withdrawn = Live(version=5, newest_version=9, withdrawn=((5, 9),))
     assert needed(found, withdrawn, (), 1) == {9, 8, 7, 6, 5}
+
+
+async def test_old_records_of_released_versions_are_deleted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "RECORDED", 3)
+    await run.versions.apply(2, Pin(True))
+    await run.versions.collect([], 1)
+    await until(lambda: sorted(states(run)) == [0, 2, 4, 5, 6])
+    with pytest.raises(NotFound):
+        await run.versions.get(1)
+    assert states(run)[5] is VersionState.LIVE and await roll_back(run, 2) is not None

@@ -42,6 +42,7 @@ from trinity.weights.pointer import Live, Rollback, decode_live, encode
 log = structlog.get_logger(__name__)
 
 DEFAULT_KEPT = 3
+RECORDED = 4096  # newest versions whose records stay
 _TOLD_AGAIN = 20  # versions listed again at each commit, for a trainer that died before it deleted them
 _SHOWN = 3
 
@@ -149,6 +150,7 @@ class Versions:
         if released:
             log.info("sync.version.collectable", versions=sorted(released))
         await self._delete_manifests(released)
+        await self._delete_records()
         told_before = [r.version for r in state.newest_first if r.collected and r.version not in released]
         return sorted({*released, *told_before[:_TOLD_AGAIN]})
 
@@ -157,6 +159,11 @@ class Versions:
         older = self._state.newest_first[LISTED:]
         gone = [r for r in older if r.collected and (r.version in released or r is older[0])]
         await asyncio.gather(*(self._manifests.delete(record) for record in gone))
+
+    async def _delete_records(self) -> None:
+        """Deletes the records of released versions beyond the newest RECORDED: no rollback can reach them."""
+        older = [record.version for record in self._state.newest_first[RECORDED:] if record.collected]
+        await asyncio.gather(*map(self._state.forget, older))
 
     async def _write(self, version: int, event: Event) -> bool:
         """Writes the record first, and then the pointer if it has not changed meanwhile."""

@@ -1,12 +1,13 @@
 """One run's KV entries as values: the pointer, the records, the claim, the candidate, the epoch."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from functools import cached_property
 
 import structlog
 
-from trinity.runtime.broker import Bucket
+from trinity.runtime.broker import Bucket, SequenceConflict
 from trinity.runtime.errors import Conflict, NotFound
 from trinity.runtime.names import RunNames
 from trinity.sync.store import records
@@ -90,6 +91,12 @@ class RunState:
 
         if wanted.platform:
             await self.mirror.change(self.names.platform_key, keep)
+
+    async def forget(self, version: int) -> None:
+        """Deletes a record, unless it has changed."""
+        key = self.names.version_key(version)
+        with contextlib.suppress(SequenceConflict):
+            await self.mirror.delete_if(key, self.mirror.known(key).revision)
 
     async def change_record(self, version: int, change: Callable[[Record], Record | None]) -> Record | None:
         """Applies `change` to a record atomically; returns None if it stayed the same. Raises NotFound."""
