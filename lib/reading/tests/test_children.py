@@ -251,3 +251,18 @@ async def test_phases_and_waits_of_its_log_are_followed(tmp_path: Path, monkeypa
     child._follow()
     assert (child.waits, child.start_seconds) == ("", 0)
     child.end_group(9)
+
+
+async def test_what_a_process_prints_stays_within_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "_LOOK_SECONDS", 0.05)
+    script = "import time\nfor i in range(40): print('x' * 20_000, i, flush=True); time.sleep(0.02)"
+    command = [sys.executable, "-c", script]
+    child = Child("other", "other", command, {}, "", tmp_path / "other.log", once=True, log_mib=1)
+    child.start()
+    child.announce_file.write_text(json.dumps({"pid": child.pid, "finished": True}))
+    async with asyncio.timeout(30):
+        assert await child.keep_running(asyncio.Event()) == "finished"
+    printed = [child.output, child.output.with_name("other.out.1")]
+    assert all(file.stat().st_size < 250_000 for file in printed)
+    text = "".join(file.read_text() for file in reversed(printed))
+    assert int(text.split()[-1]) > 30

@@ -45,4 +45,5 @@ def monitor_fields(plan: Plan, role: str) -> dict[str, Any]:
         "role": role,
         "folder": plan.job_dir / "monitor",
         "config": json.loads(config.model_dump_json()),
+        "most_bytes": config.monitor.metrics_bytes,
     }

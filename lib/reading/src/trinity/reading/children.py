@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -23,6 +24,9 @@ log = structlog.get_logger(__name__)
 
 MAX_RESTARTS = 5
 _HEALTHY_SECONDS = 60.0
+_LOOK_SECONDS = 5.0
+_PRINTED = 0.25  # of log_mib
+_SERVICES = ("buffer", "environment", "explorer", "sync", "trainer")  # others have no such setting
 _BACKOFF_SECONDS = (0.5, 15.0)
 _FOLLOW_SECONDS = 1.0
 _LONGEST_REASON = 90  # characters on the screen
@@ -49,6 +53,7 @@ class Child:
     metrics: str = ""
     gpus: Sequence[str] = ()
     once: bool = False
+    log_mib: int = 400
     restarts: int = 0
     finished: bool = False
     logs_ready: bool = False
@@ -71,10 +76,11 @@ class Child:
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self.announce_file.unlink(missing_ok=True)
         self._begins = {path: path.stat().st_size for path in (self.log_file, self.output) if path.exists()}
+        limits = {f"TRINITY_{self.service.upper()}_LOG_MIB": str(self.log_mib)} if self.service in _SERVICES else {}
         with self.output.open("ab") as out:
             self.process = subprocess.Popen(
                 list(self.command),
-                env={**inherited(), **self.environment, **as_parent()},
+                env={**inherited(), **limits, **self.environment, **as_parent()},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -168,11 +174,15 @@ class Child:
     async def _wait(self) -> int:
         assert self.process is not None
         follow_at = 0.0
+        looked_at = time.monotonic()
         while (code := self.process.poll()) is None:
             if self.logs_ready and time.monotonic() > follow_at:
                 self._follow()
                 follow_at = time.monotonic() + _FOLLOW_SECONDS
             await asyncio.sleep(0.05)
+            if time.monotonic() - looked_at > _LOOK_SECONDS:
+                looked_at = time.monotonic()
+                await asyncio.to_thread(self._cut_output)
         return code
 
     @property
@@ -211,6 +221,16 @@ class Child:
             return []
         self._read += len(whole) + len(line_end)
         return whole.decode(errors="replace").splitlines()
+
+    def _cut_output(self) -> None:
+        """Empties the file of what the process prints once it is too long; its content stays in `<output>.1`.
+
+        The process appends to the same file, so what it prints in the moment between both is lost.
+        """
+        with contextlib.suppress(OSError):
+            if self.output.stat().st_size > self.log_mib * 2**20 * _PRINTED / 2:
+                shutil.copyfile(self.output, self.output.with_name(f"{self.output.name}.1"))
+                os.truncate(self.output, 0)
 
     def end_group(self, signum: int) -> None:
         """Sends a signal to the process and its descendants."""

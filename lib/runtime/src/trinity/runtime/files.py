@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -48,6 +49,26 @@ def end_last_line(path: Path) -> None:
             lines.seek(-1, os.SEEK_END)
             if lines.read() != b"\n":
                 lines.write(b"\n")
+
+
+def keep_newest_lines(path: Path, most_bytes: int | None) -> None:
+    """Remove the older half of a file of lines that has more than `most_bytes`; None: no limit.
+
+    A process that has the file open reads on in the old one.
+    """
+    if most_bytes is None or not path.exists() or path.stat().st_size <= most_bytes:
+        return
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as newer, path.open("rb") as whole:
+            whole.seek(-(most_bytes // 2), os.SEEK_END)
+            whole.readline()
+            shutil.copyfileobj(whole, newer)
+        shutil.copymode(path, temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def read_json(path: Path) -> Any | None:

@@ -65,7 +65,7 @@ def main(service: Service, settings: ServiceSettings) -> NoReturn:
     not mend it, EXIT_UNEXPECTED if a restart may not mend it."""
     if settings.stop_with_parent:
         process.die_with_parent()
-    logs.configure(service.name, level=settings.log_level, file=settings.log_file)
+    logs.configure(service.name, level=settings.log_level, file=settings.log_file, mib=settings.log_mib)
     tracing.configure(service.name, service.run_id)
     code = 0
     try:

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 import structlog
 from opentelemetry import trace
 
+_FILES = 4
 _CREDENTIALS = re.compile(r"(\w://)[^/\s]*@")
 
 
@@ -46,8 +47,18 @@ _SHARED: list[structlog.typing.Processor] = [
 ]
 
 
-def configure(service: str, *, level: str = "INFO", file: Path | None = None, stream: TextIO | None = None) -> None:
-    """Send every log line of this process to `stream` (default: standard error) and, as JSON, to `file`."""
+def configure(
+    service: str,
+    *,
+    level: str = "INFO",
+    file: Path | None = None,
+    mib: int = 400,
+    stream: TextIO | None = None,
+) -> None:
+    """Send every log line of this process to `stream` (default: standard error) and, as JSON, to `file`.
+
+    `mib`: the most that the file and its three older ones may take.
+    """
     # A stream that its client leaves is closed in another context than it was opened in; that is no error.
     logging.getLogger("opentelemetry.context").setLevel(logging.CRITICAL)
     stream = stream or sys.stderr
@@ -62,7 +73,7 @@ def configure(service: str, *, level: str = "INFO", file: Path | None = None, st
     formatted.append(console)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        to_file = logging.handlers.RotatingFileHandler(file, maxBytes=100 * 1024 * 1024, backupCount=3)
+        to_file = logging.handlers.RotatingFileHandler(file, maxBytes=mib * 2**20 // _FILES, backupCount=_FILES - 1)
         to_file.setFormatter(json_formatter())
         formatted.append(to_file)
     root = logging.getLogger()

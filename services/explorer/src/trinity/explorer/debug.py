@@ -42,7 +42,7 @@ def main() -> None:
     os.dup2(2, 1)  # vLLM prints
     hide_unusable_companions()
     settings = load_settings(ExplorerSettings)
-    logs.configure("explorer", level=settings.log_level, file=settings.log_file)
+    logs.configure("explorer", level=settings.log_level, file=settings.log_file, mib=settings.log_mib)
     code = 0
     try:
         identity.configure(host.identity_of("explorer", settings))

@@ -113,7 +113,7 @@ def make_loop(
         notes = Notes(folder, engine, ranks, checkpoints.schedule_end, lambda: versions.rollback)
         observers = [StepMonitor(plan, folder, control, times), notes]
     if ranks.is_first and plan.config.buffer.save_experiences:
-        observers.append(Experiences(folder))
+        observers.append(Experiences(folder, plan.config.monitor.experiences_bytes))
     batches = BatchSource(exchange, control, buffer, times, versions.poll, last_step)
     records = plan.config.buffer.save_experiences and plan.config.buffer.save_token_values and not plan.offline
     trainer = StepTrainer(plan, engine, ranks.is_first, folder, checkpoints.schedule_end, records)

@@ -15,7 +15,7 @@ from trinity.config import Plan
 from trinity.config.service import monitor_fields
 from trinity.data.images import digest, form
 from trinity.runtime import tracing
-from trinity.runtime.files import end_last_line, write_atomic
+from trinity.runtime.files import end_last_line, keep_newest_lines, write_atomic
 from trinity.runtime.metrics import Counter, Gauge, show
 from trinity.runtime.monitor import Monitor, MonitorOptions, open_monitor
 from trinity.trainer.data.batch import TrainSequence
@@ -132,12 +132,13 @@ class Experiences(_Appends):
     uint8 [R] (1: trained), logprobs little-endian float32 [R], under the weights that sampled the response. A step that
     records TokenValues adds new_logprobs float32 [R], entropy float16 [R], clipped uint8 [R] if the loss has a clip,
     and proximal_logprobs float32 [R] if the step made several updates.
-    `images` are files below the job's folder, each kept once.
+    `images` are files below the job's folder, each kept once. Above `most_bytes` the older half of the lines goes.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, most_bytes: int | None = None) -> None:
         super().__init__(folder / "buffer" / "experience_buffer.jsonl")
         self._folder = folder
+        self._most_bytes = most_bytes
 
     def _write(self, done: StepDone) -> None:
         if not done.trained:
@@ -149,6 +150,7 @@ class Experiences(_Appends):
                 write_atomic(file, image, durable=False)
         pairs = zip(sequences, done.tokens or [None] * len(sequences), strict=True)
         self._append(_line(done, s, values) for s, values in pairs if s.experience is not None)
+        keep_newest_lines(self._file, self._most_bytes)
 
 
 def _line(done: StepDone, sequence: TrainSequence, values: TokenValues | None) -> dict[str, Any]:

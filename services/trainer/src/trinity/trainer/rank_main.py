@@ -20,6 +20,7 @@ def main() -> None:
         f"trainer-{ranks.rank}",
         level=settings.log_level,
         file=file.with_name(f"{file.stem}_rank_{ranks.rank}{file.suffix}") if file else None,
+        mib=settings.log_mib,
     )
     broker.configure(settings.nats_creds, settings.nats_ca)
     plan = load_plan(settings.config_file, settings.stage, settings.plugin_dirs, needs_algorithm=True)

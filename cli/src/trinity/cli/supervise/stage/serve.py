@@ -48,6 +48,7 @@ async def _serve(config: Config, source: str) -> None:
         endpoint, keys = settings["SERVE_LISTEN"], settings["API_KEYS_FILE"]
         port = int(endpoint.rpartition(":")[2])
         child = _child(plan, nats, about, settings, job)
+        child.log_mib = config.monitor.log_mib
         followed = f"the live run {about.run}" if about is not None else f"the checkpoints in {plan.job_dir}"
         display.say(f"starting {plan.config.model.model_path}; following {followed}; log in {child.log_file}")
         child.say = display.say

@@ -87,6 +87,8 @@ class Stage:
                 url = f"http://{serving['SERVE_LISTEN']}/v1"
                 self._display.say(f"agents open sessions at {url} (API key in {serving['API_KEYS_FILE']})")
         self.children.append(trainer)
+        for child in self.children:
+            child.log_mib = plan.config.monitor.log_mib
 
     async def run(self, others: list[Child], stop: Ending) -> dict[str, Any]:
         """Waits until the stage is finished. Returns its part of the summary. Raises RunError if a child failed for

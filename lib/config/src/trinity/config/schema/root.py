@@ -6,7 +6,15 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PrivateAttr
 
 from trinity.config.schema.algorithm import AlgorithmConfig
-from trinity.config.schema.base import FolderName, FolderPath, LocalPath, OptionalFolderPath, PositiveFloat, Section
+from trinity.config.schema.base import (
+    FolderName,
+    FolderPath,
+    LocalPath,
+    OptionalFolderPath,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+)
 from trinity.config.schema.buffer import BufferConfig
 from trinity.config.schema.explorer import ExplorerConfig, SynchronizerConfig
 from trinity.config.schema.model import ClusterConfig, ModelConfig
@@ -38,9 +46,32 @@ class MonitorConfig(Section):
         description="Kept in the job folder's config.json; keys are safer in the environment (WANDB_API_KEY, ...)",
     )
     detailed_stats: bool = Field(False, description="Evaluations with mean, max, min and std over tasks as well")
+    metrics_mib: PositiveInt | None = Field(
+        1024,
+        description="Most of <job>/monitor/<role>.jsonl, and of a role's TensorBoard files, in MiB; then the older "
+        "half of the lines, or the oldest files, go. Null: no limit",
+    )
+    experiences_mib: PositiveInt | None = Field(
+        4096,
+        description="Most of <job>/buffer/experience_buffer.jsonl, the text of trained experiences, in MiB; then its "
+        "older half goes. Null: no limit",
+    )
+    log_mib: PositiveInt = Field(
+        400,
+        description="Most of a process's log in <job>/log, in MiB; then the oldest of its four files goes. What the "
+        "process prints besides may take a quarter of that",
+    )
     ui: bool = Field(
         False, description="`trinity run` on a terminal serves the run's pages on this machine (docs/ui.md)"
     )
+
+    @property
+    def metrics_bytes(self) -> int | None:
+        return None if self.metrics_mib is None else self.metrics_mib * 2**20
+
+    @property
+    def experiences_bytes(self) -> int | None:
+        return None if self.experiences_mib is None else self.experiences_mib * 2**20
 
 
 class BudgetConfig(Section):

@@ -68,7 +68,7 @@ def open_monitor(options: MonitorOptions, first_step: int = 0) -> Monitor:
             "monitor.monitor_type", f"is {kind!r}, and this package is not installed: pip install {kind}"
         )
     options.folder.mkdir(parents=True, exist_ok=True)
-    lines = Lines(options.folder / f"{options.role}.jsonl")
+    lines = Lines(options.folder / f"{options.role}.jsonl", options.most_bytes)
     sinks: list[Monitor] = [Guarded(lines, Complaints("jsonl", options.hide))]
     if kind == "tensorboard":
         sinks.append(Guarded(TensorboardFiles(options, first_step), Complaints(kind, options.hide)))

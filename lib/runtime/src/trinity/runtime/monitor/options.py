@@ -40,6 +40,7 @@ class MonitorOptions:
     role: str  # "explorer" or "trainer"
     folder: Path  # <job>/monitor
     config: Mapping[str, Any] = field(repr=False)
+    most_bytes: int | None = None  # of the role's lines, and of its event files; then the oldest go
 
     @property
     def digest(self) -> str:
