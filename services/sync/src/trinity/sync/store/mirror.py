@@ -181,3 +181,8 @@ class Mirror:
         except (TimeoutError, nats.errors.Error, nats.js.errors.Error) as error:
             raise Unavailable(f"NATS did not delete {key}: {type(error).__name__} {error}") from None
         self._entries.pop(key, None)  # the deletion's revision is still to be read
+
+    async def purge(self, key: str) -> None:
+        """Removes the former values of a deleted key from NATS."""
+        await self._bucket.purge(key)
+        self._seen_at.pop(key, None)

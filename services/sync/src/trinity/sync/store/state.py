@@ -93,10 +93,11 @@ class RunState:
             await self.mirror.change(self.names.platform_key, keep)
 
     async def forget(self, version: int) -> None:
-        """Deletes a record, unless it has changed."""
+        """Deletes a record and its former values, unless it has changed."""
         key = self.names.version_key(version)
         with contextlib.suppress(SequenceConflict):
             await self.mirror.delete_if(key, self.mirror.known(key).revision)
+            await self.mirror.purge(key)
 
     async def change_record(self, version: int, change: Callable[[Record], Record | None]) -> Record | None:
         """Applies `change` to a record atomically; returns None if it stayed the same. Raises NotFound."""
