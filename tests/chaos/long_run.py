@@ -4,11 +4,13 @@
 
 Processes, protocols and files are those of `trinity run` with the quickstart's model. Without --vllm, processes are
 forked with everything imported, and explorers sample with transformers (tests/support/programs/forked_run.py). A
-`trinity ui` serves the run beside it and is asked for its pages. Prints a line a minute and writes long.jsonl into the
+`trinity ui` serves the run beside it and is asked for its pages. Files that a run keeps up to a limit have limits so
+small that they are reached within minutes. Prints a line a minute and writes long.jsonl into the
 folder; in the end one table, and what grew after the first quarter. Exits with 1 if something did.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -28,7 +30,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 MINUTE = 60.0
 # What may grow between the second and the last quarter: by this part, and at least by so much.
 PART, LEAST = 0.05, {"MB": 4.0, "fds": 4.0, "threads": 2.0, "disk MB": 4.0}
-_KEPT_FOR_EVER = ("ledger", "batches.jsonl", "metrics")
 
 
 def processes(run: Any) -> Iterator[tuple[str, psutil.Process]]:
@@ -133,7 +134,7 @@ def report(lines: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
             bad.append(name)
         rows.append((name, *(f"{value:.1f}" if "MB" in name else f"{value:.0f}" for value in at), "grew" * grew))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)) for row in rows), bad
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows), bad
 
 
 def pages(run: Any, folder: Path) -> tuple[subprocess.Popen[bytes], str]:
@@ -176,9 +177,15 @@ def main() -> int:
         "algorithm": {"repeat_times": 4},
         "buffer": {"batch_size": given.groups, "total_steps": 1_000_000, "total_epochs": 1_000_000},
         "stages": [],
+        "monitor": {"metrics_mib": 1, "experiences_mib": 2, "log_mib": 2},  # so small that they are reached
     }
     config = write_config(quickstart / "arithmetic.yaml", folder / "long.yaml", changes)
-    paths = {"TRINITY_MODEL_PATH": str(folder / "model"), "TRINITY_TASKSET_PATH": str(folder / "data")}
+    paths = {
+        "TRINITY_MODEL_PATH": str(folder / "model"),
+        "TRINITY_TASKSET_PATH": str(folder / "data"),
+        "TRINITY_BUFFER_LOG_KEEP_GIB": "0.002",
+        "TRINITY_BUFFER_LINES_MIB": "1",
+    }
     if given.vllm:
         run = TrinityRun(config, folder, **paths)
     else:
@@ -199,14 +206,12 @@ def main() -> int:
             with (folder / "long.jsonl").open("a") as out:
                 out.write(json.dumps(line) + "\n")
             held = " ".join(f"{name} {one['MB']:.0f}" for name, one in line["processes"].items())
-            print(f"{line['minute']:6.1f} min  step {line['step']:6}  MB: {held}  disk {sum(line['disk'].values()):.0f}",
-                  flush=True)  # fmt: skip
+            whole = sum(line["disk"].values())
+            print(f"{line['minute']:6.1f} min  step {line['step']:6}  MB: {held}  disk {whole:.0f}", flush=True)
             for _ in range(int(MINUTE / 5)):
                 for page in ("/", "/api/runs"):
-                    try:
-                        urllib.request.urlopen(address + page, timeout=10).read()
-                    except OSError:
-                        pass
+                    with contextlib.suppress(OSError), urllib.request.urlopen(address + page, timeout=10) as answer:
+                        answer.read()
                 time.sleep(5)
     finally:
         if ui is not None:
