@@ -24,7 +24,7 @@ from trinity.runtime.errors import InvalidInput
 
 pytestmark = pytest.mark.core
 
-LIMITS = Limits(tokens=40, vocabulary=100)
+LIMITS = Limits(tokens=40, vocabulary=100, reward=1e6, logprob=1e4)
 FIRST = "group.experiences[0]"
 
 Change = Callable[[experience_pb2.Group], Any]
@@ -117,6 +117,10 @@ WRONG: list[tuple[str, Change]] = [
     (f"{FIRST}.teacher_logprobs.dtype", as_float64),
     (f"{FIRST}.reward", put("e.reward", float("nan"))),
     (f"{FIRST}.reward", put("e.reward", 1e300)),
+    (f"{FIRST}.reward", put("e.reward", 3e38)),
+    (f"{FIRST}.reward", put("e.reward", -1.1e6)),
+    (f"{FIRST}.logprobs", logprob(-1e30)),
+    (f"{FIRST}.teacher_logprobs", logprob(-1.1e4, "teacher_logprobs")),
     (f"{FIRST}.metrics['m']", lambda group: group.experiences[0].metrics.update(m=float("inf"))),
     (f"{FIRST}.metrics['m']", lambda group: group.experiences[0].metrics.update(m=float("nan"))),
     (f"{FIRST}.info_json", put("e.info_json", "not json")),

@@ -339,3 +339,19 @@ async def test_no_secret_is_shown(served: Served, caplog: pytest.LogCaptureFixtu
     await ask(client)
     secret = client.api_key.partition(".")[2]
     assert secret not in repr(session) and secret not in repr(served.sessions.__dict__) and secret not in caplog.text
+
+
+async def test_a_session_is_bounded_too(served: Served) -> None:
+    session, client = served.open()
+    schema = {"type": "object", "properties": {"next": {"$ref": "#"}}}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "list", "schema": schema}}
+    with pytest.raises(openai.BadRequestError, match="refers to itself by '#'"):
+        await client.chat.completions.create(model="any", messages=ASKED, response_format=form)
+    with pytest.raises(openai.BadRequestError, match="makes 257 completions"):
+        await client.chat.completions.create(model="any", messages=ASKED, n=257)
+    assert session.failure is None and not served.requests
+    served.gateway._bounds.seconds = 0.2
+    served.go.clear()
+    with pytest.raises(openai.APIStatusError, match=r"longer than 0\.2 s") as refused:
+        await client.chat.completions.create(model="any", messages=ASKED)
+    assert refused.value.status_code == 408 and "request_timeout" in str(session.failure)

@@ -116,6 +116,8 @@ class Limits:
     numbers: entries of info that must be numbers if present, because the advantage calculates with them.
     teacher: the advantage compares each sampled token with a teacher.
     images: rules by which the model reads images; None for a text model or unknown rules.
+    reward: rewards are within plus and minus this number (explorer.reward_bound).
+    logprob: log-probabilities are not below minus this number (explorer.logprob_bound).
     """
 
     tokens: int = 0
@@ -123,6 +125,8 @@ class Limits:
     numbers: tuple[str, ...] = ()
     teacher: bool = False
     images: ImageRules | None = None
+    reward: float = LARGEST_NUMBER
+    logprob: float = LARGEST_NUMBER
 
     @property
     def ids_below(self) -> int:
@@ -206,13 +210,15 @@ class Experience:
             problem = f"has {len(self.action_mask)} elements, the response has {length} tokens"
             raise InvalidInput(f"{name}.action_mask", problem)
         for part in ("logprobs", "teacher_logprobs"):
-            self._check_logprobs(name, part, length)
+            self._check_logprobs(name, part, length, limits.logprob)
         if limits.teacher and self.teacher_logprobs is None and self.action_mask.any():
             problem = "is missing; the run's advantage needs a teacher's log-probabilities, which its workflow asks for"
             raise InvalidInput(f"{name}.teacher_logprobs", problem)
         for part, value in (("reward", self.reward), *((f"metrics[{key!r}]", v) for key, v in self.metrics.items())):
             if not is_number(value):
                 raise InvalidInput(f"{name}.{part}", f"is {value}, must be finite and fit into float32")
+        if not is_number(self.reward, limits.reward):
+            raise InvalidInput(f"{name}.reward", reward_problem(self.reward, limits.reward))
         check_metric_names(f"{name}.metrics", self.metrics)
         info = json_object(self.info_json, f"{name}.info_json")
         for key in limits.numbers:
@@ -233,7 +239,7 @@ class Experience:
         tokens = np.where(shown, self.token_ids, -1).tolist()
         check_placeholders(f"{name}.token_ids", tokens, self.images, limits.images)
 
-    def _check_logprobs(self, name: str, part: str, length: int) -> None:
+    def _check_logprobs(self, name: str, part: str, length: int, bound: float) -> None:
         values: np.ndarray | None = getattr(self, part)
         if values is None:
             return
@@ -243,6 +249,9 @@ class Experience:
         bad = np.flatnonzero(~(np.isfinite(sampled) & (sampled <= 1e-4)))
         if len(bad):
             problem = f"has {float(sampled[bad[0]])}; log-probabilities are finite and <= 0"
+            raise InvalidInput(f"{name}.{part}", problem)
+        if len(sampled) and (least := float(sampled.min())) < -bound:
+            problem = f"has {least:g}, must be at least {-bound:g}; explorer.logprob_bound allows more"
             raise InvalidInput(f"{name}.{part}", problem)
 
     def _check_spans(self, name: str, length: int) -> None:
@@ -256,9 +265,13 @@ class Experience:
             raise InvalidInput(f"{name}.version_spans", f"cover [0, {at}), the response has {length} tokens")
 
 
-def is_number(value: float) -> bool:
-    """Returns True for a finite reward or metric within the range of float32."""
-    return -LARGEST_NUMBER <= value <= LARGEST_NUMBER
+def is_number(value: float, bound: float = LARGEST_NUMBER) -> bool:
+    """Returns True for a finite reward or metric within the bound; by default within the range of float32."""
+    return -bound <= value <= bound
+
+
+def reward_problem(value: float, bound: float) -> str:
+    return f"is {value:g}, must be in [{-bound:g}, {bound:g}]; scale it, or raise explorer.reward_bound"
 
 
 def check_metric_names(name: str, metrics: Collection[str]) -> None:

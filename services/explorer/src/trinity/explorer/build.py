@@ -22,6 +22,7 @@ from trinity.explorer.journal.journal import Journals
 from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.loop import Progress, RolloutLoop
 from trinity.explorer.rollout.toolbox import ExplorerTools
+from trinity.explorer.serving.bounds import Bounds
 from trinity.explorer.sessions.server import AgentGateway, OpenTo
 from trinity.explorer.settings import ExplorerSettings
 from trinity.explorer.types import EngineOptions
@@ -49,7 +50,16 @@ class ExplorerBuilder:
 
     def limits(self) -> Limits:
         path = self._config.model.model_path
-        return Limits(self._plan.lengths.model, vocabulary_of(path), images=image_rules(path))
+        return Limits(
+            self._plan.lengths.model,
+            vocabulary_of(path),
+            images=image_rules(path),
+            reward=self._explorer.reward_bound,
+            logprob=self._explorer.logprob_bound,
+        )
+
+    def bounds(self) -> Bounds:
+        return Bounds(self._explorer.request_completions, self._explorer.request_timeout)
 
     def engine_options(self, turn_end: int | None) -> EngineOptions:
         """`turn_end`: the token that ends a reply under the chat template."""
@@ -136,7 +146,14 @@ class ExplorerBuilder:
         rewrites = bool(tokenizer.history_problem)
         open_to = OpenTo(self._settings.serve_listen, keys, self._config.name) if keys is not None else None
         gateway = AgentGateway(
-            pool, options.model, tokenizer.template, rewrites, parsers, open_to, self._explorer.agent_wait
+            pool,
+            options.model,
+            tokenizer.template,
+            rewrites,
+            parsers,
+            open_to,
+            self._explorer.agent_wait,
+            self.bounds(),
         )
         seed = model.seed if self._config.reproducible else None
         return ExplorerTools(pool, tokenizer, environment, auxiliary, lengths.prompt, lengths.model, gateway, seed)

@@ -77,7 +77,8 @@ class ExplorerService:
         options = self._build.engine_options(tokenizer.turn_end)
         running.pool = pool = await self._build.pool(options)
         listen, name = self._settings.serve_listen, self._plan.config.name
-        serve = partial(endpoint.serve, pool, listen, self._api_keys, options.model, name, tokenizer.template)
+        bounds = self._build.bounds()
+        serve = partial(endpoint.serve, pool, listen, self._api_keys, bounds, options.model, name, tokenizer.template)
         with closing(pool):
             if self._settings.serve_folder is not None:
                 unverified = self._plan.config.allow_unverified_checkpoint

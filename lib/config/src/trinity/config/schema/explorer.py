@@ -186,6 +186,12 @@ class ExplorerConfig(Section):
         32,
         description="The run ends after this many failed tasks of one cause without a stored group between; 0: never",
     )
+    reward_bound: PositiveFloat = Field(
+        1e6, description="A larger reward, or one below minus this number, makes its task a dead letter"
+    )
+    logprob_bound: PositiveFloat = Field(
+        1e4, description="A log-probability of a sampled token below minus this number makes its task a dead letter"
+    )
     eval_interval: PositiveInt = Field(100, description="Optimizer steps between evaluations")
     eval_on_startup: bool = Field(True, description="Evaluate the base model first")
     bench_on_latest_checkpoint: bool = Field(False, description="Mode bench: only the newest checkpoint")
@@ -201,6 +207,12 @@ class ExplorerConfig(Section):
     proxy_port: int = Field(8010, ge=0, le=65535, description="Mode serve, or record: its port; 0: any free one")
     api_keys_file: AnyPath | Literal[""] = Field(
         "", description="Mode serve, or record: file of the keys that clients must send, one a line; empty: one is made"
+    )
+    request_completions: PositiveInt = Field(
+        256, description="OpenAI-compatible endpoint and gateway: most completions of a request, and open of one key"
+    )
+    request_timeout: PositiveFloat = Field(
+        1800, description="OpenAI-compatible endpoint and gateway: longest answer to one request, in seconds"
     )
     agent_wait: PositiveFloat = Field(
         600,

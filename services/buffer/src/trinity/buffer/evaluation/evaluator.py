@@ -276,8 +276,8 @@ class Evaluator:
         """Keep the metrics of a reported evaluation, and let its blobs go; they stay where the record has no room."""
         tally.keep(self._context.plan.config.monitor.detailed_stats)
         kept = sorted((step, name) for (step, name), one in self.tallies.items() if one.kept is not None)
-        for key in [key for key in kept[:-KEPT] if not self.tallies[key].blobs]:
-            del self.tallies[key]
+        for old in [old for old in kept[:-KEPT] if not self.tallies[old].blobs]:
+            del self.tallies[old]
         records = [one.to_record() for one in self.tallies.values() if one.kept is not None]
         self._is_recorded = await self._record.write(**{EVALUATIONS: records})
         if not self._is_recorded:

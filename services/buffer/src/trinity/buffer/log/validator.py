@@ -9,7 +9,7 @@ from trinity.buffer.log.wire import LogEntry, TaskMessage
 from trinity.buffer.operators.pipeline import Pipeline, Processed
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.window.groups import Kept, StoredGroup
-from trinity.data.experience import AttemptFailure
+from trinity.data.experience import AttemptFailure, is_number, reward_problem
 from trinity.runtime import headers
 from trinity.runtime.broker import Message
 from trinity.runtime.errors import InvalidInput, NotFound
@@ -104,7 +104,13 @@ class EntryValidator:
         await self._check_versions(stored, entry.task.gate_step, fenced, sequence <= self._context.stored_before)
         if not self.pipeline.names:
             return stored, ""
-        return processed(stored, self.pipeline.run(entry.group()))
+        shaped, dropped_by = processed(stored, self.pipeline.run(entry.group()))
+        bound = self._context.limits.reward
+        for draft in shaped.kept:
+            if not is_number(draft.reward, bound):
+                problem = reward_problem(draft.reward, bound)
+                raise InvalidInput(f"group.experiences[{draft.index}].reward", f"{problem}; operators made it so")
+        return shaped, dropped_by
 
     async def _check_versions(self, group: StoredGroup, gate_step: int, fenced: Collection[int], is_old: bool) -> None:
         """`is_old`: the entry was there when this process began; KV may have lost its version since, unless no step of

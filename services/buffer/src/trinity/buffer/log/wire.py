@@ -344,7 +344,9 @@ def _plausible(message: experience_pb2.Group, limits: Limits) -> bool:
             return False
         if len(tokens) != 4 * length or len(logprobs) != 4 * response:
             return False
-        if prompt < 1 or prompt + response != length or length > longest or not is_number(experience.reward):
+        if prompt < 1 or prompt + response != length or length > longest:
+            return False
+        if not is_number(experience.reward, limits.reward):
             return False
         if experience.rollout < 0 or experience.step < 0 or experience.truncation not in TRUNCATIONS:
             return False
@@ -365,7 +367,7 @@ def _plausible(message: experience_pb2.Group, limits: Limits) -> bool:
         return False
     sampled = np.frombuffer(b"".join(all_logprobs), np.float32)[np.frombuffer(b"".join(all_masks), bool)]
     # NaN fails both comparisons.
-    plausible = ((sampled <= 1e-4) & (sampled > -np.inf)).all()
+    plausible = ((sampled <= 1e-4) & (sampled >= -limits.logprob)).all()
     plausible &= is_boolean(b"".join(all_masks))
     joined = np.frombuffer(b"".join(all_tokens), np.int32)
     return bool(plausible and joined.min() >= 0 and joined.max() < limits.ids_below)

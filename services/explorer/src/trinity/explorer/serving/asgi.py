@@ -31,6 +31,11 @@ class Refused(Exception):
 
 async def read_json(receive: Receive, seconds: float) -> dict[str, Any]:
     """Read the body of a request, a JSON object. Raises Refused if it is wrong or not complete after `seconds`."""
+    return parsed(await read_body(receive, seconds))
+
+
+async def read_body(receive: Receive, seconds: float) -> bytes:
+    """Read the body of a request. Raises Refused if it is too long or not complete after `seconds`."""
     parts, size, more = [], 0, True
     try:
         async with asyncio.timeout(seconds):
@@ -46,8 +51,13 @@ async def read_json(receive: Receive, seconds: float) -> dict[str, Any]:
     except TimeoutError:
         problem = f"the request was not complete after {seconds:g} s"
         raise Refused(408, "request_timeout", problem, fails=True) from None
+    return b"".join(parts)
+
+
+def parsed(data: bytes) -> dict[str, Any]:
+    """A body as a JSON object. Raises Refused if it is none."""
     try:
-        body = json.loads(b"".join(parts))
+        body = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise Refused(400, "invalid_json", f"the request is not JSON: {error}") from None
     if not isinstance(body, dict):

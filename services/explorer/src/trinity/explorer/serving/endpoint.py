@@ -14,6 +14,7 @@ import structlog
 
 from trinity.explorer.engine.engine import Engine, EnginePool
 from trinity.explorer.serving.asgi import App, Refused, is_preflight, send_error
+from trinity.explorer.serving.bounds import Bounds, bounded
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.settings import LOOPBACK, split_address
 from trinity.runtime.trust.keys import KeyFile
@@ -101,10 +102,13 @@ def with_keys(app: App, keys: KeyFile) -> App:
     return keyed
 
 
-async def serve(pool: EnginePool, listen: str, keys: KeyFile | None, model: str, name: str, chat_template: str) -> None:
+async def serve(
+    pool: EnginePool, listen: str, keys: KeyFile | None, bounds: Bounds, model: str, name: str, chat_template: str
+) -> None:
     """Serve until cancelled. `name`: the model's name in requests."""
     host, port = split_address(listen, "TRINITY_EXPLORER_SERVE_LISTEN")
-    app = await application(PooledClient(pool), ["--model", model, "--served-model-name", name], chat_template)
+    client = PooledClient(pool)
+    app = bounded(await application(client, ["--model", model, "--served-model-name", name], chat_template), bounds)
     log.info("explorer.endpoint.serving", address=f"http://{listen}/v1", model=name)
     await run(with_keys(app, keys) if keys is not None else app, host=host, port=port)
 

@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 
 from trinity.explorer.serving.asgi import App, Receive, Refused, Send, key_of, read_json, send_error
+from trinity.explorer.serving.bounds import Bounds, replayed, too_long
 from trinity.explorer.sessions.replies import READERS, Events, Reader
 from trinity.explorer.sessions.session import CALL, Call, Session, SessionFailed, Sessions
 
@@ -34,9 +35,16 @@ _DEEPEST = 4  # levels: message, answer of a tool, its parts
 class Gateway:
     """`app` is vLLM's, which knows the policy as `model`. Sessions may use any model name."""
 
-    def __init__(self, app: App, sessions: Sessions, model: str, read_seconds: float = _READ_SECONDS) -> None:
+    def __init__(
+        self,
+        app: App,
+        sessions: Sessions,
+        model: str,
+        read_seconds: float = _READ_SECONDS,
+        bounds: Bounds | None = None,
+    ) -> None:
         self._app, self._sessions, self._model = app, sessions, model
-        self._read_seconds = read_seconds
+        self._read_seconds, self._bounds = read_seconds, bounds or Bounds()
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -55,7 +63,8 @@ class Gateway:
             body = await read_json(receive, self._read_seconds)
             _check(body, session)
             data = _written({**body, "model": self._model, **_defaults(body, session)})
-            await self._answer(session, data, scope, receive, send)
+            with self._bounds.request(session.name, body):
+                await self._answer(session, data, scope, receive, send)
         except Refused as refused:
             if session is not None and refused.fails:
                 session.fail(SessionFailed(str(refused)))
@@ -76,10 +85,16 @@ class Gateway:
         call = Call(session)
         answer = _Answer(call, READERS[scope["path"]](), send, self._read_seconds)
         scope = {**scope, "headers": _headers(scope, len(data))}
-        task = asyncio.create_task(_run(self._app, call, scope, _replayed(data, receive), answer.send))
+        task = asyncio.create_task(_run(self._app, call, scope, replayed(data, receive), answer.send))
         session.calls.add(task)
         try:
-            await asyncio.wait([task])
+            done, _ = await asyncio.wait([task], timeout=self._bounds.seconds)
+            if not done:
+                problem = too_long(self._bounds.seconds)
+                session.fail(SessionFailed(problem))
+                if answer.begun:
+                    raise SessionFailed(problem)  # cuts the answer
+                raise Refused(408, "request_timeout", problem)
         finally:
             task.cancel()
             session.calls.discard(task)
@@ -164,16 +179,6 @@ def _headers(scope: Any, length: int) -> list[tuple[bytes, bytes]]:
     dropped = (b"authorization", b"x-api-key", b"content-length", b"transfer-encoding", b"content-type")
     kept = [(name, value) for name, value in scope["headers"] if name not in dropped]
     return [*kept, (b"content-type", b"application/json"), (b"content-length", b"%d" % length)]
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Receives the forwarded body, and then the client's further messages."""
-    first: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replayed() -> dict[str, Any]:
-        return first.pop() if first else await receive()
-
-    return replayed
 
 
 def _check(body: dict[str, Any], session: Session) -> None:

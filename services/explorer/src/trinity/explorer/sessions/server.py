@@ -12,6 +12,7 @@ from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.engine import EnginePool
 from trinity.explorer.serving import endpoint
 from trinity.explorer.serving.asgi import App
+from trinity.explorer.serving.bounds import Bounds, bounded
 from trinity.explorer.sessions.agents import MODEL, AgentSession
 from trinity.explorer.sessions.front import Front
 from trinity.explorer.sessions.gateway import Gateway
@@ -50,10 +51,11 @@ class AgentGateway:
         options: Sequence[str] = (),
         open_to: OpenTo | None = None,
         agent_wait: float = 600.0,
+        bounds: Bounds | None = None,
     ) -> None:
         """`open_to`: access for outside programs, which begins with `start`. `agent_wait`: how long (seconds) a group
         waits for a program to open its first session."""
-        self._open_to = open_to
+        self._open_to, self._bounds = open_to, bounds or Bounds()
         self._client = RecordingClient(pool, rewrites_history)
         served = [MODEL, *([open_to.model] if open_to is not None else [])]
         self._options = ["--model", model, "--served-model-name", *served, *options]
@@ -102,7 +104,7 @@ class AgentGateway:
     async def _serve(self, listening: socket.socket) -> None:
         try:
             app = await endpoint.application(self._client, self._options, self._template)
-            self._app = Gateway(app, self._sessions, MODEL)
+            self._app = Gateway(app, self._sessions, MODEL, bounds=self._bounds)
         except (SystemExit, KeyError, TypeError, ValueError) as error:
             raise InvalidInput("explorer.rollout_model", f"vLLM refuses {self._options}: {error}") from error
         finally:
@@ -110,7 +112,8 @@ class AgentGateway:
         address = ":".join(map(str, listening.getsockname()))
         log.info("explorer.gateway.serving", address=f"http://{address}/v1")
         open_to = self._open_to
-        served = Front(self._app, self.outside, app, open_to.keys) if open_to is not None else self._app
+        plain = bounded(app, self._bounds)
+        served = Front(self._app, self.outside, plain, open_to.keys) if open_to is not None else self._app
         await endpoint.run(served, [listening])
 
     async def _application(self) -> App:
