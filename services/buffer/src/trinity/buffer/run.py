@@ -35,8 +35,8 @@ from trinity.data.experience import TaskKind
 from trinity.data.selectors import DifficultyBased
 from trinity.data.task_source import TaskSource
 from trinity.runtime import files
-from trinity.runtime.broker import Bucket, return_undelivered
-from trinity.runtime.errors import Conflict, DataLoss, NotFound, Unavailable
+from trinity.runtime.broker import Bucket, PublishRefused, return_undelivered
+from trinity.runtime.errors import Conflict, DataLoss, Full, NotFound, Unavailable
 from trinity.runtime.metrics import Counter
 from trinity.runtime.monitor import MonitorOptions, open_monitor
 from trinity.runtime.names import TASKS_CONSUMER
@@ -176,6 +176,12 @@ class Run:
             async with asyncio.TaskGroup() as group:
                 for loop in loops:
                     group.create_task(loop)
+        except* PublishRefused as refused:
+            fix = "raise TRINITY_BUFFER_LOG_GIB, of which each stream has a part, or make room on the disk of NATS"
+            first: BaseException = refused
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            raise Full(f"{first}; {fix}") from None
         finally:
             if self._reporter.monitor is not None:
                 self._reporter.monitor.close()

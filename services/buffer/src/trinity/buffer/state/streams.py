@@ -18,6 +18,12 @@ log = structlog.get_logger(__name__)
 TURNS, _TURNS_SECONDS, _TURNS_REPEATED_SECONDS = 0.125, 86400.0, 30.0
 _SETTING = "TRINITY_BUFFER_LOG_GIB"
 _BEHIND_SECONDS, _AGAIN_SECONDS = 3.0, 0.1
+# Parts of what the log may take, for the other streams. Nothing of the ledger and of the dead letters ever goes by
+# itself; queues and evaluations hold what is not finished.
+_PARTS = {
+    "tasks": 0.125, "evaluation_tasks": 0.125, "evaluations": 0.25, "batches": 0.5, "cursors": 0.125,
+    "deadletters": 0.125,
+}  # fmt: skip
 
 
 class StoreCut(DataLoss):
@@ -43,14 +49,19 @@ def stream_specs(names: RunNames, *, log_bytes: int, replicas: int, blobs_bytes:
         duplicate_window_seconds=1800.0,
         setting=_SETTING,
     )
+
+    def sized(stream: str, kind: str) -> StreamSpec:
+        size = int(_PARTS[kind] * log_bytes)
+        return StreamSpec(stream, (names.subjects(kind),), replicas=replicas, max_bytes=size, setting=_SETTING)
+
     return [
         log_spec,
-        StreamSpec(names.tasks_stream, (names.subjects("tasks"),), replicas=replicas),
-        StreamSpec(names.evaluation_tasks_stream, (names.subjects("evaluation_tasks"),), replicas=replicas),
-        StreamSpec(names.evaluations_stream, (names.subjects("evaluations"),), replicas=replicas),
-        StreamSpec(names.batches_stream, (names.subjects("batches"),), replicas=replicas),
-        StreamSpec(names.cursors_stream, (names.subjects("cursors"),), replicas=replicas),
-        StreamSpec(names.dead_letters_stream, (names.subjects("deadletters"),), replicas=replicas),
+        sized(names.tasks_stream, "tasks"),
+        sized(names.evaluation_tasks_stream, "evaluation_tasks"),
+        sized(names.evaluations_stream, "evaluations"),
+        sized(names.batches_stream, "batches"),
+        sized(names.cursors_stream, "cursors"),
+        sized(names.dead_letters_stream, "deadletters"),
         StreamSpec(
             names.blobs_stream,
             (names.subjects("blobs"),),
