@@ -1,6 +1,7 @@
 """Gives a service process its part of a run: a YAML file, and the stage if it has several."""
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from trinity.config.errors import ConfigError, Problem
 from trinity.config.load import load
 from trinity.config.plan import Plan, expand, make_plan
 
+log = logging.getLogger(__name__)
+
 
 def load_plan(path: Path | None, stage: str = "", plugin_dirs: str = "", *, needs_algorithm: bool = False) -> Plan:
     """The plan of one stage. Raises ConfigError or PluginError.
@@ -18,7 +21,8 @@ def load_plan(path: Path | None, stage: str = "", plugin_dirs: str = "", *, need
     plugin_dirs: folders to import first, separated as PATH is. needs_algorithm: every name in the section has to be
     registered then.
     """
-    plugins.load([folder for folder in plugin_dirs.split(os.pathsep) if folder])
+    for notice in plugins.load([folder for folder in plugin_dirs.split(os.pathsep) if folder]):
+        log.warning(notice)
     if path is None:
         raise ConfigError("config_file", [Problem("", "is not set; give the run's YAML file")])
     config = load(path, plugins_loaded=False)

@@ -63,6 +63,7 @@ from trinity.plugins.declarations import (
     selector,
 )
 from trinity.plugins.environments import environment_problem
+from trinity.plugins.trust import changeable_by_others, writable_by_everyone
 
 __all__ = [
     "AggregationMode",
@@ -191,12 +192,20 @@ def _add(registry: dict[str, Any], name: str, what: Any) -> None:
     registry[name] = what
 
 
-def load(folders: Sequence[str | Path]) -> None:
-    """Import every module of the folders; they may import each other by name. Raises PluginError."""
+def load(folders: Sequence[str | Path]) -> list[str]:
+    """Import every module of the folders; they may import each other by name. Returns who else may change the code.
+
+    Raises PluginError, for a folder that every user may change too.
+    """
+    notices = []
     if find_names := satellites.find("plugin_names"):
         find_names()
     for folder in folders:
         place, modules = _modules(folder)
+        if problem := writable_by_everyone(place):
+            raise PluginError(f"plugin folder {str(folder)!r}: {problem}")
+        if others := changeable_by_others(place):
+            notices.append(f"plugin folder {str(folder)!r}: {others}")
         if str(place) not in sys.path:
             for path in modules:
                 if _is_taken(path.stem):
@@ -207,6 +216,7 @@ def load(folders: Sequence[str | Path]) -> None:
                 importlib.import_module(path.stem)
             except (Exception, SystemExit) as error:  # a plugin may raise anything
                 raise PluginError(f"{failing_line(error, place) or path}: {_described(error)}") from error
+    return notices
 
 
 def failing_line(error: BaseException, folder: Path) -> str:

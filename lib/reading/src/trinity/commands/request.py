@@ -32,7 +32,8 @@ class Request:
     def load(self) -> Config:
         """Loads the configuration. Plugins are imported first, since the YAML may name what they register."""
         try:
-            plugins.load(self.plugin_dirs)
+            for notice in plugins.load(self.plugin_dirs):
+                print(f"note: {visible(notice)}", file=sys.stderr)
             installed_environments()  # broken ones are said before the environment service meets them
         except plugins.PluginError as error:
             raise RunError(str(error), code=2) from None

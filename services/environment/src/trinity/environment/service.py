@@ -35,7 +35,8 @@ class EnvironmentService:
     run_id = ""
 
     def __init__(self, settings: EnvironmentSettings) -> None:
-        plugins.load([folder for folder in settings.plugin_dirs.split(os.pathsep) if folder])
+        for notice in plugins.load([folder for folder in settings.plugin_dirs.split(os.pathsep) if folder]):
+            log.warning("environment.plugins.changeable", reason=notice)
         self._settings = settings
         self._arena = Arena(environments().values(), _scorers(), settings.threads, settings.max_episodes)
         self._hub = Hub(self._arena, AttachTokens(settings.attach_token, settings.attach_tokens_file))

@@ -48,8 +48,7 @@ class Bounds:
     def _completions(self, body: dict[str, Any]) -> int:
         """The completions that a request makes: of each prompt in a list, n or best_of."""
         prompts = body.get("prompt")
-        is_batch = isinstance(prompts, list) and bool(prompts) and not isinstance(prompts[0], int)
-        count = len(prompts) if is_batch else 1
+        count = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
         given = {name: body[name] for name in ("n", "best_of") if isinstance(body.get(name), int)}
         name = max(given, key=lambda name: given[name], default="prompt")
         made = count * max(1, given.get(name, 1))
