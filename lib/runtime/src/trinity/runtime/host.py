@@ -65,6 +65,7 @@ def main(service: Service, settings: ServiceSettings) -> NoReturn:
     not mend it, EXIT_UNEXPECTED if a restart may not mend it."""
     if settings.stop_with_parent:
         process.die_with_parent()
+    process.allow_many_files()
     logs.configure(service.name, level=settings.log_level, file=settings.log_file, mib=settings.log_mib)
     tracing.configure(service.name, service.run_id)
     code = 0

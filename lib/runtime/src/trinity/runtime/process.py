@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+_MOST_FILES = 65_536
+
 _PR_SET_PDEATHSIG = 1
 PARENT = "TRINITY_PARENT_PID"
 
@@ -298,3 +300,10 @@ def memory_limit(more_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def allow_many_files() -> None:
+    """Raises this process's limit of open files, as far as the system allows: the usual 1024 are few connections."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, min(most, _MOST_FILES)), most))
