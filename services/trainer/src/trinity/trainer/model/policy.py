@@ -205,7 +205,7 @@ def from_pretrained(kind: Any, key: str, path: str, config: ModelConfig, dtype: 
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
     options["trust_remote_code"] = config.trust_remote_code
     try:
-        rope = config_with_rope(config) if path == config.model_path else {}
+        rope = config_with_rope(config) if key == "model.model_path" else {}
         if weights or Path(path).expanduser().is_dir():
             return kind.from_pretrained(path, **options, **rope, **({} if weights else {"device_map": {"": "meta"}}))
         own = rope.get("config") or AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
