@@ -125,3 +125,9 @@ def test_without_folders_it_looks_where_runs_are(root: Path, monkeypatch: pytest
     done = CliRunner().invoke(app, ["results"])
     assert done.exit_code == 0, done.output
     assert "ALFWORLD/grpo" in done.output
+
+
+def test_json_has_every_point_and_the_peak(root: Path) -> None:
+    told = CliRunner().invoke(app, ["results", str(root), "--metric", "success", "--json"])
+    (curve,) = [one for one in json.loads(told.stdout) if one["metric"] == "success"]
+    assert (curve["points"], curve["peak"]) == ([[0, 0.1], [60, 0.4], [120, 0.3]], [60, 0.4])

@@ -249,3 +249,15 @@ def test_json_has_tokens_mask_and_log_probabilities_as_the_trainer_writes_them(t
     assert row["task_id"] == "sums/0/7"
     for text in (view(tmp_path), view(tmp_path, index=0)):
         assert "arrays" not in text
+
+
+def test_the_worst_come_first_with_their_prompts(job: Callable[..., Path]) -> None:
+    rewards = (0.5, -1.0, 1.0)
+    lines = (experience(1, rollout=n, reward=r, prompt=f"What is {n}+1?", metrics={}) for n, r in enumerate(rewards))
+    folder = job(*lines)
+    text = view(folder, sort="reward", limit=2)
+    assert [line.split()[0] for line in text.splitlines()[2:]] == ["1", "0"]
+    assert "2 of 3 experiences" in text and "What is 1+1?" in text
+    assert json.loads(view(folder, sort="-reward", limit=1, as_json=True))[0]["reward"] == 1.0
+    with pytest.raises(RunError, match=r"--sort colour: no experience has this number; there are .*reward"):
+        view(folder, sort="colour")

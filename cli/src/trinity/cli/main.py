@@ -32,6 +32,21 @@ _COMMANDS = {
 }
 
 
+# Groups of --help, in the order in which they are shown; a command in none of them is in the last one.
+_GROUPS = {
+    "Run": ("init", "run", "serve", "check", "debug", "launch"),
+    "Watch": ("status", "log", "view", "results", "explorers", "cost", "ui"),
+    "Explain": ("batch", "replay", "replay-step", "bisect"),
+    "Repair": ("deadletters", "weights"),
+    "Admin": ("env", "certs", "convert", "export", "import-verl"),
+}
+_ORDER = [name for names in _GROUPS.values() for name in names]
+
+
+def _panel(name: str) -> str:
+    return next((panel for panel, names in _GROUPS.items() if name in names), "Admin")
+
+
 class _OnDemand(TyperGroup):
     """Lists its commands without importing them."""
 
@@ -41,11 +56,12 @@ class _OnDemand(TyperGroup):
         self.commands = {name: TyperCommand(name) for name in [*_COMMANDS, *satellites.names()]}
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*_COMMANDS, *sorted(satellites.names() - _COMMANDS.keys())]
+        known = {*_COMMANDS, *satellites.names()}
+        return [*(name for name in _ORDER if name in known), *sorted(known.difference(_ORDER))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         line = _COMMANDS[cmd_name][1] if cmd_name in _COMMANDS else satellites.help_of(cmd_name)
-        return TyperCommand(cmd_name, help=line) if line is not None else None
+        return TyperCommand(cmd_name, help=line, rich_help_panel=_panel(cmd_name)) if line is not None else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)

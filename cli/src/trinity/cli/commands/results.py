@@ -3,15 +3,16 @@
 import csv
 import io
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trinity.commands import command, group
+from trinity.commands import AsJson, command, group
 from trinity.reading.errors import RunError
 from trinity.reading.find import jobs_root
-from trinity.reading.render import visible
+from trinity.reading.render import to_json, visible
 from trinity.reading.results import METRICS, Curve, collect
 
 app = group()
@@ -75,6 +76,7 @@ def results(
     curves_file: Annotated[
         Path | None, typer.Option("--curves", help="Write every point of every curve here as CSV")
     ] = None,
+    as_json: AsJson = False,
 ) -> str:
     """Collect the evaluations of many runs: first, best and last value of each metric, in one table."""
     curves = collect(folders or [jobs_root()], metric or METRICS)
@@ -86,4 +88,4 @@ def results(
                 file.write_text(text, encoding="utf-8")
             except OSError as error:
                 raise RunError(f"{file} cannot be written: {error}", code=2) from None
-    return table
+    return to_json([{**asdict(curve), "peak": curve.peak} for curve in curves]) if as_json else table

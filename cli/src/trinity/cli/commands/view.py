@@ -11,12 +11,12 @@ from trinity.commands import AsJson, command, group
 from trinity.reading.errors import RunError
 from trinity.reading.find import AnnouncedRun, find_run
 from trinity.reading.reader import JobStage, announced_stage
-from trinity.reading.render import pairs, table, to_json, visible
+from trinity.reading.render import clipped, pairs, table, to_json, visible
 from trinity.reading.view import ARRAYS, Row, read_log, read_step, versions, with_arrays
 
 app = group()
 
-_PREVIEW = 80  # characters
+_PREVIEW, _PROMPT = 80, 40  # characters
 _TEXTS = ("prompt", "response")
 
 
@@ -35,8 +35,14 @@ def view(
     index: Annotated[int | None, typer.Option("--index", "-i", help="Show one of them whole, by its number")] = None,
     task: Annotated[str, typer.Option("--task", help="Those whose task id contains this")] = "",
     as_json: AsJson = False,
+    sort: Annotated[
+        str, typer.Option("--sort", help="By this field, smallest first (-reward: greatest first): the worst on top")
+    ] = "",
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most this many")] = None,
 ) -> str:
     """Show the experiences that were trained: reward, advantage and the versions that sampled them."""
+    if index is not None and (sort or limit is not None):
+        raise RunError(f"--index {index} shows one experience; leave --sort and --limit out", 2)
     if index is not None and task:
         raise RunError(f"--index {index} --task {task}: give one of them", 2)
     rows = list(enumerate(read_step(place, step) if isinstance(place, Path) else read_log(place, step)))
@@ -50,6 +56,7 @@ def view(
         if not shown:
             known = visible(str(rows[0][1].get("task_id", "")))
             raise RunError(f"no task id of step {rows[0][1]['step']} contains {task!r}; one of them is {known!r}")
+    shown = _sorted(shown, sort)[:limit]
     if as_json:
         try:
             return to_json([with_arrays(row) for _, row in shown])
@@ -57,6 +64,24 @@ def view(
             problem = f"step {rows[0][1]['step']}: arrays of an experience are damaged: {error}"
             raise RunError(problem) from None
     return _table(shown, len(rows)) if index is None else _whole(shown[0][1], index, len(rows))
+
+
+def _sorted(rows: list[tuple[int, Row]], by: str) -> list[tuple[int, Row]]:
+    """Sorts by a field, or by a metric of that name. Raises RunError if no row has it as a number."""
+    field = by.removeprefix("-")
+
+    def value(row: Row) -> float | None:
+        found = row[field] if field in row else (row.get("metrics") or {}).get(field)
+        return float(found) if isinstance(found, (int, float)) else None
+
+    if not by:
+        return rows
+    values = {number: found for number, row in rows if (found := value(row)) is not None}
+    if not values:
+        numeric = sorted(name for name, found in rows[0][1].items() if isinstance(found, (int, float)))
+        raise RunError(f"--sort {by}: no experience has this number; there are {', '.join(numeric)}", 2)
+    sign = -1 if by.startswith("-") else 1
+    return sorted(rows, key=lambda one: (one[0] not in values, sign * values.get(one[0], 0.0)))
 
 
 _COLUMNS: dict[str, Callable[[tuple[int, Row]], Any]] = {
@@ -69,6 +94,7 @@ _COLUMNS: dict[str, Callable[[tuple[int, Row]], Any]] = {
     "weights": lambda one: versions(one[1].get("versions")),
     "stale": lambda one: one[1].get("staleness", ""),
     "truncated": lambda one: str(one[1].get("truncation", "none")).replace("none", ""),
+    "prompt": lambda one: clipped(str(one[1].get("prompt", "")), _PROMPT),
     "response": lambda one: _preview(str(one[1].get("response", ""))),
 }
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -79,6 +80,28 @@ async def _roll_back(job_stage: JobStage, request: RollbackRequest) -> str:
 
 def _result(request: RollbackRequest, text: str, facts: dict[str, object]) -> str:
     return to_json(facts) if request.as_json else text
+
+
+async def numbered(sync: Sync, name: str) -> int:
+    """Returns the version that a name means among those that were LIVE.
+
+    latest-2: two before the newest; live: the LIVE one; checkpoint:120: the version of step 120. Raises RunError.
+    """
+    were_live = [one for one in await sync.versions() if one.state in ("LIVE", "RETIRED")]  # newest first
+    if found := re.fullmatch(r"checkpoint:(\d+)", name):
+        fitting = [one for one in were_live if one.step == int(found[1])]
+    elif found := re.fullmatch(r"(latest|live)(?:-(\d+))?", name):
+        first = next((n for n, one in enumerate(were_live) if one.state == "LIVE"), 0) if found[1] == "live" else 0
+        fitting = were_live[first + int(found[2] or 0) :]
+    else:
+        raise RunError(
+            f"{visible(name)!r} names no version; give a number, live, latest, latest-2 or checkpoint:120", 2
+        )
+    if not fitting:
+        known = numbers(sorted(one.version for one in were_live))
+        steps = numbers(sorted({one.step for one in were_live}))
+        raise RunError(f"no version that was LIVE is {name}; there are versions {known}, of steps {steps}", 2)
+    return fitting[0].version
 
 
 async def take_snapshot(sync: Sync, number: int) -> RunSnapshot:

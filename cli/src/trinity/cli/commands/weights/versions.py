@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from trinity.cli.commands.weights.rollback import RollbackRequest, roll_back
+from trinity.cli.commands.weights.rollback import RollbackRequest, numbered, roll_back
 from trinity.commands import AsJson, command, group
 from trinity.reading.client import Sync
 from trinity.reading.reader import JobStage, ask, find_job_stage, live_sync
@@ -92,7 +92,12 @@ def _pin(job_stage: JobStage, number: int, pinned: bool, said: str) -> str:
 @command(app, "rollback", find_job_stage)
 def rollback(
     job_stage: JobStage,
-    version: Annotated[int, typer.Argument(min=0, help="An older version that was LIVE")],
+    version: Annotated[
+        str,
+        typer.Argument(
+            metavar="VERSION", help="An older version that was LIVE: its number, live, latest, latest-2, checkpoint:120"
+        ),
+    ],
     keep_experience: Annotated[
         bool, typer.Option("--keep-experience", help="Train what the withdrawn versions sampled all the same")
     ] = False,
@@ -102,7 +107,8 @@ def rollback(
     as_json: AsJson = False,
 ) -> str:
     """Make an older version LIVE again, on every explorer and in the trainer, and withdraw all newer ones."""
-    return roll_back(job_stage, RollbackRequest(version, keep_experience, reason, yes, wait, as_json))
+    number = int(version) if str(version).isdigit() else ask(live_sync, job_stage, lambda s: numbered(s, version))
+    return roll_back(job_stage, RollbackRequest(number, keep_experience, reason, yes, wait, as_json))
 
 
 def describe(found: Facts) -> str:
