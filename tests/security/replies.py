@@ -49,7 +49,7 @@ def targets(run: RunNames) -> dict[str, str]:
     }
     return {
         "a fence": run.control,
-        "an operator's skip": run.skip(1),
+        "an operator's skip": run.skip(_FAR),
         "a ledger entry": run.batch(_FAR),
         "a cursor": run.cursor,
         "a task": run.task("sums", _FAR),
