@@ -80,6 +80,7 @@ docs: $(BIN)/.installed ## write what follows from the sources into docs/ again
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/generate_algorithms.py
 	$(BIN)/python docs/generate_metrics.py
+	$(BIN)/python docs/generate_models.py
 	$(BIN)/python docs/generate_alerts.py
 	$(BIN)/python scripts/count_ways.py
 

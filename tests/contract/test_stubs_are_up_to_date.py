@@ -22,7 +22,14 @@ def test_generating_again_changes_nothing(repository: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "script", ["docs/generate.py", "docs/declarations.py", "docs/generate_metrics.py", "examples/generate.py"]
+    "script",
+    [
+        "docs/generate.py",
+        "docs/declarations.py",
+        "docs/generate_metrics.py",
+        "docs/generate_models.py",
+        "examples/generate.py",
+    ],
 )
 def test_what_follows_from_schema_and_declarations_is_written(repository: Path, script: str) -> None:
     done = subprocess.run(

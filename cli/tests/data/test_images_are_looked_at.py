@@ -115,7 +115,7 @@ def test_a_model_that_reads_no_images_is_refused(tmp_path: Path) -> None:
         (tmp_path / "model/config.json").write_text(json.dumps({"model_type": kind, "vision_config": {}}))
         code, output = check(tmp_path, "good.png")
         assert code == 2
-        assert f"model.model_path: is of type '{kind}', which reads images; of those qwen2_5_vl and qwen3" in output
+        assert f"taskset.format.image_key: is given, and a model of type '{kind}' trains on text only" in output
 
 
 @pytest.mark.parametrize(

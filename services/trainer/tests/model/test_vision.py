@@ -28,7 +28,7 @@ from trinity.trainer.data.microbatch import collate
 from trinity.trainer.engine.critic import load_critic
 from trinity.trainer.model.checkpointing import recompute_activations
 from trinity.trainer.model.policy import PolicyModel, load_policy
-from trinity.trainer.model.vision import freeze_vision
+from trinity.trainer.model.vision import freeze_all_but_text
 from trinity.weights.lora import merged
 
 pytestmark = pytest.mark.core
@@ -188,7 +188,7 @@ def test_every_weight_learns_unless_the_tower_is_frozen(folder: Path, reader: Im
         policy = policy_of(folder, packed=True).train()
         recompute_activations(policy.model, recomputed)
         if frozen:
-            freeze_vision(policy.model)
+            freeze_all_but_text(policy.model)
         for shown in (sequences(reader), sequences(reader)[:1]):
             policy.zero_grad()
             policy(collate(shown, 0, True, reader))[0].sum().backward()

@@ -23,6 +23,7 @@ class Model(nn.Module):
 
     def __init__(self, adapters: bool) -> None:
         super().__init__()
+        self.model = SimpleNamespace(_weight_conversions=[], config=None)  # as one of transformers without experts
         self.embedding = nn.Embedding(101, 37)
         self.layers = nn.ModuleList(nn.Linear(37, size) for size in (53, 37, 1, 37 * 9))
         self.scalars = nn.ParameterList(torch.randn(size) for size in (1, 2, 5, 640))

@@ -81,6 +81,11 @@ def vocabulary_of(model_path: str) -> int:
     return size if isinstance(size, int) and size > 0 else 0
 
 
+def has_delta_networks(model_path: str) -> bool:
+    """Returns True if layers of the model, on this machine, are gated delta networks (Qwen3-Next, Qwen3.5)."""
+    return "linear_conv_kernel_dim" in _language_model(model_folder(model_path))
+
+
 def model_folder(model_path: str) -> Path:
     """Returns the folder of the model's files, which need not exist; for a hub name, the newest fetched revision."""
     folder = Path(model_path).expanduser()

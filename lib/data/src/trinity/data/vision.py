@@ -1,6 +1,7 @@
 """Rules by which a vision-language model cuts images into tokens, read from the model's folder.
 
-Qwen2.5-VL and the dense models of Qwen3-VL are supported.
+Images are supported for Qwen2.5-VL and the dense models of Qwen3-VL. The language model of any other vision-language
+model trains on text.
 """
 
 import json
@@ -50,22 +51,30 @@ class ImageRules:
         return rows * columns // self.merge**2
 
 
-def sees(model_path: str) -> bool:
+def has_tower(model_path: str) -> bool:
     """Returns True if the model's config.json is on this machine and has a vision_config."""
     return "vision_config" in _read(model_path, "config.json")
 
 
-def image_rules(model_path: str) -> ImageRules | None:
-    """The rules of a model on this machine. Returns None for a text model, or for a model that is not here.
+def why_no_images(model_path: str) -> str | None:
+    """Returns why tasks cannot show images to a model on this machine; None if they can, or for a model elsewhere."""
+    config = _read(model_path, "config.json")
+    if not config or ("vision_config" in config and config.get("model_type") in SUPPORTED):
+        return None
+    if "vision_config" not in config:
+        return f"the model {model_path!r} reads no images"
+    kind = config.get("model_type")
+    return f"a model of type {kind!r} trains on text only; images are supported for {' and '.join(SUPPORTED)}"
 
-    Raises InvalidInput for an unsupported model with images, and for missing files.
+
+def image_rules(model_path: str) -> ImageRules | None:
+    """The rules of a model on this machine. Returns None for a model that trains on text, or that is not here.
+
+    Raises InvalidInput for missing files.
     """
     config = _read(model_path, "config.json")
-    if "vision_config" not in config:
+    if "vision_config" not in config or config.get("model_type") not in SUPPORTED:
         return None
-    if (kind := config.get("model_type")) not in SUPPORTED:
-        what = f"is of type {kind!r}, which reads images; of those {' and '.join(SUPPORTED)} are supported"
-        raise InvalidInput("model.model_path", what)
     processor = _read(model_path, "preprocessor_config.json")
     try:
         size = processor.get("size") or {}

@@ -73,9 +73,14 @@ class Lora:
 
 
 def in_model(name: str) -> str:
-    """Returns an image model's name of a tensor in its files: the files of Qwen2.5-VL lack a part of some names."""
+    """Returns the name in memory of a tensor in the files of a model with a vision tower.
+
+    The files of Qwen2.5-VL lack a part of some names, and those of Gemma 3 and Mistral 3 have another order.
+    """
     if name.startswith("visual."):
         return f"model.{name}"
+    if name.startswith("language_model.model."):
+        return name.replace("language_model.model.", "model.language_model.", 1)
     return _OF_LANGUAGE_MODEL.sub("model.language_model.", name)
 
 

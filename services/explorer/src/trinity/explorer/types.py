@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from trinity.config.memory import has_delta_networks
 from trinity.config.schema.explorer import RolloutModelConfig
 from trinity.data.experience import VersionSpan
 from trinity.data.vision import ImageRules
@@ -77,10 +78,13 @@ class EngineOptions:
 
     @property
     def engine_dtype(self) -> str:
-        """The YAML's dtype; by default bfloat16 on GPUs and float32 on CPUs."""
+        """The YAML's dtype; by default bfloat16 on GPUs, and float32 on CPUs.
+
+        vLLM's gated delta networks on CPUs have only bfloat16.
+        """
         if self.dtype != "auto":
             return self.dtype
-        return "float32" if self.device == "cpu" else "bfloat16"
+        return "float32" if self.device == "cpu" and not has_delta_networks(self.model) else "bfloat16"
 
 
 def spans_of(ends: Sequence[tuple[int, int]]) -> tuple[VersionSpan, ...]:

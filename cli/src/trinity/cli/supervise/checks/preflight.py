@@ -24,7 +24,7 @@ from trinity.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.data.datasets import DatasetError, Row, check_columns, features, read_buffer, read_taskset, reader
 from trinity.data.task_pipeline import TaskPipelineResult, previewed
-from trinity.data.vision import image_rules, sees
+from trinity.data.vision import has_tower, image_rules, why_no_images
 from trinity.runtime import files
 from trinity.runtime.devices import detect_gpus, host_memory, torch_build
 from trinity.runtime.errors import InvalidInput
@@ -215,7 +215,7 @@ def _check_lora(plan: Plan) -> list[Problem]:
         tensors = manifest_of_folder("base", 0, folder, checksums=False).tensors
     except InvalidInput as error:
         return [Problem("model.model_path", f"adapters are merged with its safetensors files: {error}")]
-    named = in_model if sees(str(folder)) else str
+    named = in_model if has_tower(str(folder)) else str
     shapes = {named(tensor.name).removesuffix(".weight"): tensor.shape for tensor in tensors}
     linear = {name: shapes[name] for name in modules_of((named(tensor.name), len(tensor.shape)) for tensor in tensors)}
     try:
@@ -299,11 +299,11 @@ def _check_vision(plan: Plan) -> list[Problem]:
     path = plan.config.model.model_path
     tasksets = [dataset for dataset in _datasets(plan) if isinstance(dataset.config, TasksetConfig)]
     keys = [f"{dataset.key}.format.image_key" for dataset in tasksets if dataset.config.format.image_key]
-    if not sees(path):
-        known = os.path.isfile(Path(path).expanduser() / "config.json")
-        return [Problem(key, f"is given, and the model {path!r} reads no images; remove it") for key in keys if known]
+    if (reason := why_no_images(path)) is not None:
+        return [Problem(key, f"is given, and {reason}; remove it") for key in keys]
     try:
-        image_rules(path)
+        if image_rules(path) is None:
+            return []
     except InvalidInput as error:
         return [Problem(error.field, str(error).partition(": ")[2])]
     needs = [name for name in ("PIL", "torchvision") if importlib.util.find_spec(name) is None]

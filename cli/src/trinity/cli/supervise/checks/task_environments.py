@@ -2,7 +2,6 @@
 
 import asyncio
 import difflib
-import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from trinity.config.names import reward_named
 from trinity.config.schema.buffer import TasksetConfig
 from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS, scored_by
 from trinity.data.datasets import Row
-from trinity.data.vision import sees
+from trinity.data.vision import why_no_images
 from trinity.plugins.environments import built_in_environments, built_in_scorers, installed_environments, unplayable
 from trinity.reading.job import read_records
 from trinity.runtime.errors import UNEXPECTED, Conflict, InvalidInput, NotFound, Unavailable
@@ -134,8 +133,8 @@ def _showing(plan: Plan, key: str, name: str) -> Iterator[Problem]:
     workflow, _ = names_for(plan, key, taskset)
     if workflow == "tool_call_workflow" or (workflow in R3L_WORKFLOWS and ".eval_tasksets" not in key):
         yield Problem(place, f"is {name!r}, which shows images; {workflow} reads only text")
-    if os.path.isfile(Path(path).expanduser() / "config.json") and not sees(path):
-        yield Problem(place, f"is {name!r}, which shows images, and the model {path!r} reads none")
+    if (reason := why_no_images(path)) is not None:
+        yield Problem(place, f"is {name!r}, which shows images, and {reason}")
     for archive in archives(plan.config):
         yield Problem(archive, f"is given, and {name!r} shows images; archives hold none yet. Remove it")
 

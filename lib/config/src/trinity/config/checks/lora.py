@@ -15,7 +15,10 @@ ALL_LINEAR = "all-linear"
 PLACE = "model.lora_configs.0"
 # Embeddings and output heads by their names in the models of transformers; they are not adapted.
 _ENDS = {"lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "wpe", "pos_embed"}
-_TOWER = "visual"  # the vision tower of a model that reads images, in the names of its modules
+# Parts of models that read images or sound, besides the language model, in the names of their modules.
+_TOWERS = frozenset(
+    {"visual", "vision_tower", "vision_model", "multi_modal_projector", "embed_vision", "audio_tower", "embed_audio"}
+)
 
 
 def modules_of(weights: Iterable[tuple[str, int]]) -> list[str]:
@@ -28,7 +31,7 @@ def select(lora: LoraConfig, modules: Iterable[str]) -> tuple[list[str], list[Pr
     """Picks the modules that get adapters from the linear layers `modules`; returns them and the problems.
 
     A name stands for every module that ends with it: q_proj for model.layers.0.self_attn.q_proj and all others. Only
-    names or a regex with `visual` in them choose modules of a vision tower.
+    names or a regex with a tower's name in them (`visual`) choose its modules.
     """
     known = list(modules)
     problems = [*_unknown("target_modules", lora.targets, known)]
@@ -119,10 +122,14 @@ def _near(name: str, known: list[str]) -> str:
 
 def _chosen(wanted: str | list[str], name: str) -> bool:
     """The same as _matches, for targets."""
-    if _TOWER in name.split("."):
-        asked = [end for end in _listed(wanted) if _TOWER in end]
+    if not _TOWERS.isdisjoint(name.split(".")):
+        asked = [end for end in _listed(wanted) if _names_tower(end)]
         return bool(asked) and _matches(wanted if isinstance(wanted, str) else asked, name)
     return _matches(wanted, name)
+
+
+def _names_tower(wanted: str) -> bool:
+    return any(tower in wanted for tower in _TOWERS)
 
 
 def _matches(wanted: str | list[str], name: str) -> bool:
@@ -150,7 +157,7 @@ def check_lora(config: Config) -> Iterator[Problem]:
         return
     if not lora.targets:
         yield Problem(f"{PLACE}.target_modules", f"is empty; give names of layers, or {ALL_LINEAR}")
-    if config.trainer.freeze_vision_tower and any(_TOWER in name for name in _listed(lora.targets)):
+    if config.trainer.freeze_vision_tower and any(map(_names_tower, _listed(lora.targets))):
         problem = "has layers of the vision tower, and trainer.freeze_vision_tower is true; leave out one of them"
         yield Problem(f"{PLACE}.target_modules", problem)
     dtype = config.trainer.deepspeed.dtype

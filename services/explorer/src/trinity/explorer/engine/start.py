@@ -8,6 +8,7 @@ from typing import Any
 
 from trinity.data.images import MOST_IMAGES
 from trinity.data.rope import rope_parameters
+from trinity.data.vision import has_tower
 from trinity.explorer.engine.devices import room_of
 from trinity.explorer.types import EngineFailed, EngineOptions
 from trinity.runtime.errors import InvalidInput
@@ -116,6 +117,8 @@ def _arguments_of(options: EngineOptions) -> dict[str, Any]:
         arguments["hf_overrides"] = {"rope_parameters": rope_parameters(options.rope, own)}
     if options.images is not None:
         arguments |= {"limit_mm_per_prompt": {"image": MOST_IMAGES, "video": 0}, "mm_processor_cache_gb": 0}
+    elif has_tower(options.model):
+        arguments["language_model_only"] = True
     if options.max_num_seqs:
         arguments["max_num_seqs"] = options.max_num_seqs
     if options.reproducible:

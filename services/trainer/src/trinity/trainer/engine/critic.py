@@ -17,6 +17,7 @@ from trinity.runtime.errors import InvalidInput
 from trinity.trainer.algorithms.aggregation import Report, Totals, aggregate, masked_sum
 from trinity.trainer.data.batch import TrainSequence
 from trinity.trainer.data.microbatch import MicroBatch
+from trinity.trainer.model.attention import choose_attention
 from trinity.trainer.model.fused import fuse, wants_kernels
 from trinity.trainer.model.policy import TokenModel, from_pretrained, pack
 from trinity.trainer.model.sequence_parallel import SequenceGroup
@@ -59,6 +60,7 @@ def load_critic(
     model = from_pretrained(AutoModel, key, path, config, dtype, weights)
     if image_rules(path) != image_rules(config.model_path):
         raise InvalidInput(key, f"{path!r} reads images otherwise than model.model_path does, or none; leave it empty")
+    choose_attention(model)
     if not has_vision(model) and wants_kernels(model, fused):
         fuse(model)
     return ValueModel(model, dtype, packed and pack(model, group), group)

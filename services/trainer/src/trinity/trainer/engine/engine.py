@@ -42,7 +42,7 @@ from trinity.trainer.model.attention import check_shared_prompts
 from trinity.trainer.model.checkpointing import recompute_activations
 from trinity.trainer.model.policy import OffloadedReference, PolicyModel, TokenModel, disable_dropout, load_policy
 from trinity.trainer.model.sequence_parallel import make_groups
-from trinity.trainer.model.vision import freeze_vision, has_vision
+from trinity.trainer.model.vision import freeze_all_but_text, has_vision
 from trinity.trainer.process import devices
 from trinity.trainer.process.ranks import LONGEST_EXCHANGE, Ranks
 from trinity.trainer.weights.shards import Weights
@@ -127,8 +127,8 @@ class TrainEngine:
         )
 
     def _freeze(self, model: TokenModel) -> None:
-        if self._plan.config.trainer.freeze_vision_tower and has_vision(model.model):
-            freeze_vision(model.model)
+        if self._plan.config.trainer.freeze_vision_tower or not has_vision(model.model):
+            freeze_all_but_text(model.model)
 
     def _load_reference(self) -> Callable[[MicroBatch], tuple[torch.Tensor, torch.Tensor]]:
         """Loads the base model, frozen and whole on every rank; with LoRA it is the policy without its adapters."""

@@ -13,6 +13,7 @@ from trinity.config import Plan
 from trinity.config.schema.model import ModelConfig
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.engine.deepspeed import DeepSpeedModel
+from trinity.trainer.model.file_parts import FileParts
 from trinity.trainer.model.lora import given_adapters
 from trinity.trainer.model.policy import PolicyModel, load_policy
 from trinity.trainer.process.ranks import Ranks
@@ -39,23 +40,25 @@ class PolicyWeights:
         self._ranks = ranks
         self._dtype = dtype
         self._device = device
+        self._parts = FileParts(model.module.model)
 
     def layout(self) -> list[TensorInfo]:
         """Names, dtypes and shapes of `read`, in the same order."""
-        policy: PolicyModel = self._model.module
         return [
-            describe(name, parameter.dtype, getattr(parameter, "ds_shape", parameter.shape))
-            for name, parameter in policy.weights()
+            describe(part.name, parameter.dtype, part.shape)
+            for name, parameter in self._model.module.weights()
+            for part in self._parts.of(name, _shape(parameter))
         ]
 
     @torch.no_grad()
     def read(self) -> Iterator[Named]:
         """Yields whole tensors by checkpoint name. A tensor is valid until the next one is requested."""
         if self._model.zero_stage == 3:
-            yield from gathered(self._buckets(self._bucket_bytes // 2), self._device)  # two at a time
-            return
-        for name, parameter in self._model.module.weights():
-            yield name, parameter.data
+            weights: Iterable[Named] = gathered(self._buckets(self._bucket_bytes // 2), self._device)  # two at a time
+        else:
+            weights = ((name, parameter.data) for name, parameter in self._model.module.weights())
+        for name, tensor in weights:
+            yield from self._parts.cut(name, tensor)
 
     @torch.no_grad()
     def load(self, weights: Weights | None) -> None:
@@ -65,7 +68,8 @@ class PolicyWeights:
             with self._whole(bucket):
                 for name, parameter in bucket:
                     if self._ranks.is_first:
-                        parameter.data.copy_(_expected(name, parameter, *next(given, ("nothing", torch.empty(0)))))
+                        for part, tensor in self._parts.cut(name, parameter.data):
+                            tensor.copy_(_expected(part, tensor, *next(given, ("nothing", torch.empty(0)))))
                     if self._model.zero_stage != 3 and self._ranks.world_size > 1:
                         dist.broadcast(parameter.data, src=0)
         self._model.forget()
@@ -73,7 +77,7 @@ class PolicyWeights:
     def base(self) -> Iterator[Named]:
         """The run's initial weights, for `load` on rank 0."""
         for name, parameter in self._begun_with(self._plan.config.model).weights():
-            yield name, parameter.data
+            yield from self._parts.cut(name, parameter.data)
 
     def given(self) -> list[Named]:
         """The adapters with which the run begins, if they come from a folder; else an empty list."""
@@ -91,7 +95,8 @@ class PolicyWeights:
         if lora is not None:
             adapters = {name: tensor.clone() for name, tensor in weights}
             model = self._begun_with(self._plan.config.model.model_copy(update={"lora_configs": None}))
-            base = {name: parameter.data for name, parameter in model.weights()}
+            cut = FileParts(model.model).cut
+            base = {part: tensor for name, parameter in model.weights() for part, tensor in cut(name, parameter.data)}
             layout = [describe(name, tensor.dtype, tensor.shape) for name, tensor in base.items()]
             found = merged(base.items(), adapters, lora.scale, self._device)
             weights = ((name, tensor.to(self._dtype)) for name, tensor in found)
@@ -109,7 +114,8 @@ class PolicyWeights:
     def _buckets(self, size_bytes: int) -> Iterator[list[tuple[str, Any]]]:
         """Yields lists of parameters that are gathered together under ZeRO-3."""
         of_name = dict(self._model.module.weights())
-        for bucket in plan_buckets(self.layout(), size_bytes):
+        layout = [describe(name, parameter.dtype, _shape(parameter)) for name, parameter in of_name.items()]
+        for bucket in plan_buckets(layout, size_bytes):
             yield [(slot.tensor.name, of_name[slot.tensor.name]) for slot in bucket.slots]
 
     def _whole(self, bucket: list[tuple[str, Any]]) -> Any:
@@ -117,6 +123,11 @@ class PolicyWeights:
         if self._model.zero_stage != 3:
             return contextlib.nullcontext()
         return self._model.gathered([parameter for _, parameter in bucket], 0)
+
+
+def _shape(parameter: Any) -> tuple[int, ...]:
+    """Returns the shape of a whole parameter, also under ZeRO-3."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def _expected(name: str, parameter: Any, given: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -82,6 +82,15 @@ def _by_kernel(
     return kernel(q[0], k[0], v[0], packing.boundaries, longest, scaling, before)[None]
 
 
+def choose_attention(model: Any) -> None:
+    """Keeps transformers' choice, scaled_dot_product_attention where the model has it, but for capped scores.
+
+    scaled_dot_product_attention ignores the cap.
+    """
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+        model.set_attn_implementation("eager")
+
+
 def why_not_packed(model: Any) -> str | None:
     """Returns the reason why a transformers model's attention cannot be replaced; None if it can."""
     config = model.config.get_text_config()

@@ -30,13 +30,14 @@ class _ChunkedHead(torch.autograd.Function):
         chunk: int,
         in_float32: bool,
         fused: bool,
+        cap: float | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         ctx.set_materialize_grads(False)
-        ctx.chunk, ctx.in_float32, ctx.fused = chunk, in_float32, fused
+        ctx.chunk, ctx.in_float32, ctx.fused, ctx.cap = chunk, in_float32, fused, cap
         largest = torch.full_like(scale, _LOWEST)
         total, mean, chosen = torch.zeros_like(scale), torch.zeros_like(scale), torch.zeros_like(scale)
         for part in _slices(len(hidden), weight, chunk):
-            logits = _logits(hidden, weight[part], in_float32)
+            logits = _logits(hidden, weight[part], in_float32, cap)
             here, where = _in_slice(targets, part)
             fold = _kernel(_FUSED_FOLDS, part, weight) if fused else _fold
             largest, total, mean, chosen = fold(logits, scale, here, where, largest, total, mean, chosen)
@@ -55,16 +56,19 @@ class _ChunkedHead(torch.autograd.Function):
         grad_hidden = torch.zeros_like(hidden, dtype=torch.float32)
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         for part in _slices(len(hidden), weight, ctx.chunk):
-            logits = _logits(hidden, weight[part], ctx.in_float32)
+            logits = _logits(hidden, weight[part], ctx.in_float32, ctx.cap)
+            capped = None if ctx.cap is None else (1 - (logits / ctx.cap).square()).to(hidden.dtype)
             here, where = _in_slice(targets, part)
             slope = _kernel(_FUSED_SLOPES, part, weight) if ctx.fused else _slope
             grad = slope(logits, scale, here, where, normaliser, entropy, grad_logprobs, grad_entropy, hidden.dtype)
             del logits
+            if capped is not None:  # d tanh(x) = 1 - tanh(x)^2
+                grad.mul_(capped)
             grad_hidden += grad @ weight[part]
             if grad_weight is not None:
                 grad_weight[part] = grad.T @ hidden
             del grad
-        return grad_hidden.to(hidden.dtype), grad_weight, None, None, None, None, None
+        return grad_hidden.to(hidden.dtype), grad_weight, *[None] * 6
 
 
 def _fold(
@@ -150,13 +154,15 @@ def _slices(tokens: int, weight: torch.Tensor, chunk: int) -> Iterator[slice]:
         yield slice(first, min(first + width, vocabulary))
 
 
-def _logits(hidden: torch.Tensor, rows: torch.Tensor, in_float32: bool) -> torch.Tensor:
+def _logits(hidden: torch.Tensor, rows: torch.Tensor, in_float32: bool, cap: float | None) -> torch.Tensor:
     """Returns hidden @ rows.T in a new tensor, float32 [N, rows]; rounded to hidden's dtype unless in_float32."""
     if not in_float32 or hidden.dtype == torch.float32:
-        return (hidden @ rows.T).float()
-    if hidden.is_cuda:
-        return torch.mm(hidden, rows.T, out_dtype=torch.float32)
-    return hidden.float() @ rows.float().T
+        logits = (hidden @ rows.T).float()
+    elif hidden.is_cuda:
+        logits = torch.mm(hidden, rows.T, out_dtype=torch.float32)
+    else:
+        logits = hidden.float() @ rows.float().T
+    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
 def _in_slice(targets: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
@@ -173,14 +179,16 @@ def chunked_logprobs(
     chunk: int,
     in_float32: bool = False,
     fused: bool = False,
+    cap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns each target's log-probability and each distribution's entropy; softmax(hidden @ weight.T / temperature).
 
     hidden [N, H]; weight [V, H]; targets int64 [N]; temperatures float32 [N], > 0. Both results float32 [N], with
     gradients to hidden and weight. At most chunk x V logits exist at a time. in_float32: logits are computed in
     float32 for every dtype of hidden and weight; else they are rounded to that dtype, as their gradient always is.
-    fused: use compiled kernels on a GPU.
+    fused: use compiled kernels on a GPU. cap: logits x become cap tanh(x / cap) before the temperature (Gemma 2,
+    arXiv:2408.00118, section 2).
     """
     scale = temperatures.reciprocal()
-    logprobs, entropy = _ChunkedHead.apply(hidden, weight, targets, scale, chunk, in_float32, fused)
+    logprobs, entropy = _ChunkedHead.apply(hidden, weight, targets, scale, chunk, in_float32, fused, cap)
     return logprobs, entropy

@@ -31,7 +31,7 @@ def add_adapters(model: Any, config: LoraConfig, dtype: torch.dtype, base_model:
     """
     if config.lora_dtype not in ("auto", str(dtype).removeprefix("torch.")):
         raise InvalidInput(f"{PLACE}.lora_dtype", f"is {config.lora_dtype}, but training is in {dtype}; use auto")
-    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    linear = {name: module for name, module in model.named_modules() if _is_plain(module)}
     shapes = {name: tuple(module.weight.shape) for name, module in linear.items()}
     given = read_adapters(Path(config.path).expanduser()) if config.path else None
     if given is not None:
@@ -44,12 +44,20 @@ def add_adapters(model: Any, config: LoraConfig, dtype: torch.dtype, base_model:
     peft = _import_peft()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
-        peft.inject_adapter_in_model(_peft_config(peft, lora, ""), model, _ADAPTER)
+        # Inside another module: peft replaces targets of mixtures of experts that it knows by others.
+        held = _peft_config(peft, lora, "")
+        held.target_modules = {f"model.{name}" for name in held.target_modules}
+        peft.inject_adapter_in_model(held, nn.ModuleDict({"model": model}), _ADAPTER)
     begins_with = given_adapters(config, dtype)
     for name, parameter in adapter_weights(model):
         parameter.data = begins_with[name] if begins_with else parameter.data.to(dtype)
     model.register_state_dict_post_hook(_keep_adapters)
     return lora
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Returns True for a linear layer. A router of Llama 4 is a subclass that returns a tuple."""
+    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
 
 
 def given_adapters(config: LoraConfig, dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from trinity.config.schema.model import ModelConfig
 from trinity.data.rope import rope_parameters
-from trinity.data.vision import image_rules
+from trinity.data.vision import has_tower
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data.microbatch import MicroBatch
 from trinity.trainer.model import attention
@@ -21,7 +21,7 @@ from trinity.trainer.model.fused import fuse, is_lean, wants_kernels
 from trinity.trainer.model.logprobs import chunked_logprobs
 from trinity.trainer.model.lora import adapter_weights, add_adapters, without_adapters
 from trinity.trainer.model.sequence_parallel import KEY, SequenceGroup, check_heads
-from trinity.trainer.model.vision import has_vision, hidden_states, text_model
+from trinity.trainer.model.vision import has_vision, hidden_states, text_body
 from trinity.weights import Lora
 
 log = structlog.get_logger(__name__)
@@ -30,9 +30,11 @@ log = structlog.get_logger(__name__)
 class _Head(nn.Module):
     """Replaces the output projection and owns its weight, so that ZeRO-3 gathers the weight when the head is called."""
 
-    def __init__(self, projection: nn.Linear, chunk: int, in_float32: bool, fused: bool) -> None:
+    def __init__(self, projection: nn.Linear, config: Any, chunk: int, in_float32: bool, fused: bool) -> None:
         super().__init__()
         self.weight = projection.weight
+        self.cap: float | None = getattr(config, "final_logit_softcapping", None)
+        self.divisor = (getattr(config, "logits_scaling", None) or 1.0) / (getattr(config, "logit_scale", None) or 1.0)
         self.chunk = chunk
         self.in_float32 = in_float32
         self.fused = fused
@@ -58,7 +60,8 @@ class _Head(nn.Module):
         temperatures: torch.Tensor,
         in_float32: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return chunked_logprobs(hidden, weight, targets, temperatures, self.chunk, in_float32, self.fused)
+        temperatures = temperatures * self.divisor
+        return chunked_logprobs(hidden, weight, targets, temperatures, self.chunk, in_float32, self.fused, self.cap)
 
 
 class TokenModel(nn.Module):
@@ -90,7 +93,7 @@ class TokenModel(nn.Module):
         if has_vision(self.model):
             states = hidden_states(self.model, micro, **kind)
         else:
-            states = self.model.base_model(
+            states = text_body(self.model)(
                 input_ids=micro.input_ids, position_ids=micro.position_ids, use_cache=False, **kind
             )[0]
         return micro, states.reshape(-1, states.shape[-1])[micro.predicting]
@@ -125,13 +128,10 @@ class PolicyModel(TokenModel):
     ) -> None:
         super().__init__(model, packed, group)
         projection = model.get_output_embeddings()
-        config = model.config
         if not isinstance(projection, nn.Linear) or projection.bias is not None:
             raise InvalidInput("model.model_path", "its output projection is not a plain matrix; not supported")
-        for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-            if getattr(config, name, None):
-                raise InvalidInput("model.model_path", f"its config has {name}, which is not supported")
-        model.set_output_embeddings(_Head(projection, chunk, head_in_float32, fused))
+        head = _Head(projection, model.config.get_text_config(), chunk, head_in_float32, fused)
+        model.set_output_embeddings(head)
         self.lora: Lora | None = None
 
     def forward(self, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -186,8 +186,9 @@ def load_policy(
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    kind: Any = AutoModelForCausalLM if image_rules(config.model_path) is None else AutoModelForImageTextToText
+    kind: Any = AutoModelForImageTextToText if has_tower(config.model_path) else AutoModelForCausalLM
     model = from_pretrained(kind, "model.model_path", config.model_path, config, dtype, weights)
+    attention.choose_attention(model)
     with_kernels = not has_vision(model) and wants_kernels(model, fused)
     lean = with_kernels and is_lean(model, fuse(model))
     packed = packed and pack(model, group)
@@ -202,7 +203,7 @@ def from_pretrained(kind: Any, key: str, path: str, config: ModelConfig, dtype: 
     """Loads a model by a class of transformers; see load_policy. Raises InvalidInput at this key of the YAML."""
     from transformers import AutoConfig
 
-    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
+    options: dict[str, Any] = {"dtype": dtype}
     options["trust_remote_code"] = config.trust_remote_code
     try:
         rope = config_with_rope(config) if key == "model.model_path" else {}
@@ -239,7 +240,7 @@ def pack(model: Any, group: SequenceGroup | None) -> bool:
     if reason is not None:
         log.warning("trainer.model.padded", reason=reason)
         return False
-    attention.replace_attention(text_model(model))
+    attention.replace_attention(text_body(model))
     return True
 
 

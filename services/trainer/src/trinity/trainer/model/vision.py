@@ -1,5 +1,7 @@
 """Hidden states of a vision-language model: features of images replace placeholders, then the language model runs.
 
+A model whose images are not supported runs its language model on text; the rest of it stays frozen.
+
 Only tokens at the images' positions are placeholders: a sampled token of the same id stays a token, as in vLLM.
 """
 
@@ -7,22 +9,28 @@ from typing import Any
 
 import torch
 
+from trinity.data.vision import SUPPORTED
 from trinity.trainer.data.microbatch import MicroBatch
 
 
 def has_vision(model: Any) -> bool:
-    """Returns True if a transformers model reads images."""
-    return getattr(model.config, "vision_config", None) is not None
+    """Returns True if images are supported for a transformers model."""
+    return getattr(model.config, "vision_config", None) is not None and model.config.model_type in SUPPORTED
 
 
-def text_model(model: Any) -> Any:
-    """Returns the language model of a transformers model."""
-    return model.base_model.language_model if has_vision(model) else model
+def text_body(model: Any) -> Any:
+    """Returns the language model of a transformers model, without its head."""
+    decoder = model.get_decoder()
+    return decoder if decoder.get_output_embeddings() is None else decoder.model  # Llama 4 gives both
 
 
-def freeze_vision(model: Any) -> None:
-    """Freezes the vision tower and its merger, which makes features of the language model's width."""
-    model.base_model.visual.requires_grad_(False)
+def freeze_all_but_text(model: Any) -> None:
+    """Freezes towers, and projections from their width to the language model's."""
+    parts = [part for part in (text_body(model), model.get_output_embeddings()) if part is not None]
+    kept = {id(parameter) for part in parts for parameter in part.parameters()}
+    for parameter in model.parameters():
+        if id(parameter) not in kept:
+            parameter.requires_grad_(False)
 
 
 def hidden_states(model: Any, micro: MicroBatch, **kind: Any) -> torch.Tensor:

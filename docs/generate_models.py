@@ -1,0 +1,47 @@
+"""Write the table of docs/models.md from tests/models/families.py: `make docs`. `--check`: compare instead."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from models.families import FAMILIES, Family  # noqa: E402
+
+TARGET = ROOT / "docs/models.md"
+BEGIN, END = "<!-- families: written by `make docs` -->", "<!-- end of the families -->"
+
+
+def document() -> str:
+    """Returns the page with the table written again."""
+    before, rest = TARGET.read_text().split(BEGIN)
+    return f"{before}{BEGIN}\n" + "\n".join(_table()) + f"\n{END}{rest.split(END)[1]}"
+
+
+def _table() -> Iterator[str]:
+    yield "| models | `model_type` | trains | shared prompts | adapters | engine on CPUs |"
+    yield "|---|---|---|---|---|---|"
+    for family in FAMILIES:
+        cells = (family.models, f"`{family.kind}`", _trains(family), _shares(family),
+                 "yes" if family.adapters else "no", "yes" if family.engine else "not tested")  # fmt: skip
+        yield f"| {' | '.join(cells)} |"
+
+
+def _trains(family: Family) -> str:
+    how = f"padded: {family.not_packed}" if family.not_packed else "packed"
+    return f"its language model, {how}" if family.has_tower else how
+
+
+def _shares(family: Family) -> str:
+    if family.not_packed:
+        return "no"
+    return "up to its window" if family.windowed else "yes"
+
+
+if __name__ == "__main__":
+    text = document()
+    if "--check" not in sys.argv:
+        TARGET.write_text(text)
+    elif text != TARGET.read_text():
+        sys.exit("docs/models.md is old, run `make docs`")
