@@ -64,7 +64,7 @@ async def _cut(broker: Broker, stream: str, kept: int) -> None:
 async def test_a_buffer_that_is_killed_behind_a_commit_takes_the_same_groups_again(
     started: Started, tmp_path: Path
 ) -> None:
-    async with started(steps=12, synchronizer={"sync_interval": 1, "sync_offset": 4}) as (run, trainer):
+    async with started(steps=12, synchronizer={"sync_interval": 1, "sync_offset": 6}) as (run, trainer):
         await _train(run, trainer, tmp_path)
         before = await trainer.stats()
         run.buffer.kill()
@@ -78,14 +78,14 @@ async def test_a_buffer_that_is_killed_behind_a_commit_takes_the_same_groups_aga
     ("cut", "reason"),
     [
         (lambda b, n: _cut(b, n.batches_stream, 2), "newest checkpoint is of step 3, but the ledger ends at step 2"),
-        (lambda b, n: _cut(b, n.experiences_stream, 31), "the newest, cannot be read: NATS has lost experience"),
+        (lambda b, n: _cut(b, n.experiences_stream, 39), "the newest, cannot be read: NATS has lost experience"),
         (lambda b, n: _cut(b, n.tasks_stream, 15), "of the ledger, but the queue was fed only"),
     ],
 )
 async def test_the_run_ends_with_the_streams_that_disagree(
     started: Started, tmp_path: Path, cut: Cut, reason: str
 ) -> None:
-    async with started(steps=12, synchronizer={"sync_interval": 1, "sync_offset": 4}) as (run, trainer):
+    async with started(steps=12, synchronizer={"sync_interval": 1, "sync_offset": 6}) as (run, trainer):
         await _train(run, trainer, tmp_path)
         run.buffer.kill()
         async with await connect(run.nats.url, "test") as broker:
@@ -99,7 +99,7 @@ async def test_the_run_ends_with_the_streams_that_disagree(
 async def test_groups_of_forgotten_versions_wait_until_they_are_published_again(
     started: Started, tmp_path: Path
 ) -> None:
-    async with started(steps=12, synchronizer={"sync_interval": 1, "sync_offset": 4}) as (run, trainer):
+    async with started(steps=12, synchronizer={"sync_interval": 1, "sync_offset": 6}) as (run, trainer):
         await _train(run, trainer, tmp_path)
         before = await trainer.stats()
         run.buffer.kill()
