@@ -1,0 +1,71 @@
+"""`trinity init`: a YAML of one's own model and data, that loads, from options alone or with guessed columns."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from trinity.cli.commands import init
+from trinity.cli.main import app
+from trinity.config import load
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(init, "check", lambda config, deep: 0)
+    rows = [{"id": n, "problem": f"{n}+1", "solution": str(n + 1)} for n in range(5)]
+    Path("sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return tmp_path
+
+
+def _init(*options: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["init", "--model", "a model", "--data", "sums.jsonl", *options])
+    return done.exit_code, done.output
+
+
+@pytest.mark.parametrize(("options", "answer"), [((), "solution"), (("--answer", "id"), "id")])
+def test_the_written_yaml_names_model_data_and_columns(folder: Path, options: tuple[str, ...], answer: str) -> None:
+    code, output = _init(*options, "--gpus", "0")
+    assert code == 0
+    assert 'problem: "0+1"' in output
+    loaded = load(Path("run.yaml"), [])
+    taskset = loaded.buffer.explorer_input.taskset
+    assert (loaded.model.model_path, loaded.buffer.batch_size) == ("a model", 5)
+    assert (taskset.path, taskset.format.prompt_key, taskset.format.response_key) == ("sums.jsonl", "problem", answer)
+
+
+def test_gpus_are_written(folder: Path) -> None:
+    assert _init("--gpus", "4")[0] == 0
+    assert load(Path("run.yaml"), []).cluster.gpu_per_node == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--prompt", "text"), "--prompt text: is no column of the data, which has id, problem, solution"),
+        (("--data", "none.jsonl"), "none.jsonl"),
+        (("--data", ""), "--data is missing, and there is no terminal to ask at"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_written(folder: Path, options: tuple[str, ...], said: str) -> None:
+    code, output = _init(*options)
+    assert code == 2
+    assert said in " ".join(output.split())
+    assert not Path("run.yaml").exists()
+
+
+def test_a_yaml_is_not_written_over(folder: Path) -> None:
+    Path("run.yaml").write_text("mine")
+    assert _init()[0] == 2
+    assert Path("run.yaml").read_text() == "mine"
+
+
+def test_a_column_of_no_known_name_must_be_given(folder: Path) -> None:
+    Path("sums.jsonl").write_text('{"a": "1+1", "b": "2"}')
+    code, output = _init()
+    assert code == 2
+    assert "no column of a, b has a well-known name; give --prompt" in " ".join(output.split())
