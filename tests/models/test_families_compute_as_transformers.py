@@ -1,5 +1,6 @@
 """Each family trains on the log-probabilities and gradients that transformers computes one sequence at a time."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,16 @@ from trinity.trainer.model.policy import PolicyModel, load_policy
 from trinity.trainer.model.vision import freeze_all_but_text
 from trinity.weights.lora import merged
 
-CASES = [
-    pytest.param(family, id=family.kind, marks=pytest.mark.core if family.in_core else pytest.mark.extended)
-    for family in FAMILIES
-]
-CLOSE = {"atol": 2e-4, "rtol": 2e-4}
+
+def cases(families: Iterable[Family]) -> list[Any]:
+    """Parameters of a test: three families in the core tier, the others extended."""
+    return [
+        pytest.param(family, id=family.kind, marks=pytest.mark.core if family.in_core else pytest.mark.extended)
+        for family in families
+    ]
+
+
+CLOSE: Any = {"atol": 2e-4, "rtol": 2e-4}
 
 
 def sequences(twice: bool = False, longest: int = 24) -> list[TrainSequence]:
@@ -52,7 +58,7 @@ def plainly(model: Any, batch: list[TrainSequence]) -> torch.Tensor:
     return torch.cat(found)
 
 
-def by_policy(policy: PolicyModel, batch: list[TrainSequence], **layout: bool) -> torch.Tensor:
+def by_policy(policy: PolicyModel, batch: list[TrainSequence], **layout: Any) -> torch.Tensor:
     logprobs, _ = policy(collate(batch, 0, **layout))
     return torch.cat([row[: one.response_length] for row, one in zip(logprobs, batch, strict=True)])
 
@@ -73,7 +79,7 @@ def policy_of(folder: Path, packed: bool, lora: LoraConfig | None = None) -> Pol
     return policy.eval()
 
 
-@pytest.mark.parametrize("family", CASES)
+@pytest.mark.parametrize("family", cases(FAMILIES))
 def test_padded_and_packed_batches_are_exact(family: Family, tmp_path: Path) -> None:
     plain = make_model(family, tmp_path).eval()
     plain.set_attn_implementation("eager")
@@ -92,7 +98,7 @@ def test_padded_and_packed_batches_are_exact(family: Family, tmp_path: Path) -> 
             torch.testing.assert_close(own[name], slope, atol=2e-3 * float(1e-3 + slope.abs().max()), rtol=2e-3)
 
 
-@pytest.mark.parametrize("family", [case for case in CASES if not case.values[0].not_packed])
+@pytest.mark.parametrize("family", cases(one for one in FAMILIES if not one.not_packed))
 def test_shared_prompts_are_exact_or_refused(family: Family, tmp_path: Path) -> None:
     plain = make_model(family, tmp_path).eval()
     policy = policy_of(tmp_path, packed=True)
@@ -106,7 +112,7 @@ def test_shared_prompts_are_exact_or_refused(family: Family, tmp_path: Path) -> 
     torch.testing.assert_close(found, plainly(plain, batch), **CLOSE)
 
 
-@pytest.mark.parametrize("family", CASES)
+@pytest.mark.parametrize("family", cases(FAMILIES))
 def test_a_version_has_the_tensors_of_the_files_and_towers_stay(family: Family, tmp_path: Path) -> None:
     make_model(family, tmp_path / "base")
     policy = policy_of(tmp_path / "base", packed=False)
@@ -134,7 +140,7 @@ def test_a_version_has_the_tensors_of_the_files_and_towers_stay(family: Family, 
     assert all(torch.equal(own[name], old[name]) for name in frozen)
 
 
-@pytest.mark.parametrize("family", [case for case in CASES if case.values[0].adapters])
+@pytest.mark.parametrize("family", cases(one for one in FAMILIES if one.adapters))
 def test_merged_adapters_are_the_trained_model(family: Family, tmp_path: Path) -> None:
     plain = make_model(family, tmp_path).eval()
     plain.set_attn_implementation("eager")
