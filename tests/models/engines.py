@@ -1,0 +1,89 @@
+"""An engine of vLLM samples a family's model and loads a version of its language model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from models.families import Family, make_model
+from safetensors.torch import save_file
+
+from support.servers.shared_engine import update_info
+from trinity.config.schema.model import ModelConfig
+from trinity.trainer.model.file_parts import FileParts
+from trinity.trainer.model.policy import load_policy
+from trinity.trainer.model.vision import freeze_all_but_text
+
+TOKENS = [np.random.default_rng(0).integers(2, 90, length).tolist() for length in (9, 40, 100)]
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Means of the absolute differences between the engine's log-probabilities and the trainer's.
+
+    before: with the model's files; stale: the trainer has the next weights, the engine not yet; after: both have them.
+    """
+
+    before: float
+    stale: float
+    after: float
+
+
+async def differences_of(
+    family: Family, folder: Path, sizes: Mapping[str, Any], device: str, **engine: Any
+) -> Differences:
+    """Makes a model of the family in an empty folder and measures. engine: vLLM's arguments."""
+    from trinity.explorer.engine.engine import Engine
+    from trinity.explorer.types import EngineOptions
+
+    known = {name: size for name, size in sizes.items() if name in family.text or not _is_of_some(name)}
+    if "layer_types" in family.text:
+        known["num_hidden_layers"] = len(family.text["layer_types"])
+    plain = make_model(family, folder / "base", known).eval()
+    policy = load_policy(ModelConfig(model_path=str(folder / "base")), torch.float32, 64)
+    freeze_all_but_text(policy.model)
+    arguments = {"skip_tokenizer_init": True, **engine}
+    options = EngineOptions(
+        str(folder / "base"), device, 128, max_num_seqs=2, enforce_eager=True, engine_args=arguments
+    )
+    started = await Engine.start(options)
+    try:
+        before = await _difference(started, plain)
+        generator = torch.Generator().manual_seed(0)
+        own = dict(plain.named_parameters())
+        with torch.no_grad():
+            for name, weight in policy.weights():
+                if weight.requires_grad and name in own:
+                    weight.add_(torch.randn(weight.shape, generator=generator) * 0.03)
+                    own[name].copy_(weight)
+        parts = FileParts(policy.model)
+        version = {
+            part: tensor.clone() for name, weight in policy.weights() for part, tensor in parts.cut(name, weight.data)
+        }
+        (folder / "next").mkdir()
+        save_file(version, folder / "next/model.safetensors", metadata={"format": "pt"})
+        stale = await _difference(started, plain)
+        await started.load(1, update_info(folder / "next"))
+        return Differences(before, stale, await _difference(started, plain))
+    finally:
+        started.close()
+
+
+def _is_of_some(name: str) -> bool:
+    """Returns True for a size that only some architectures have."""
+    return name.startswith("linear_") or name in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+
+
+async def _difference(engine: Any, model: Any) -> float:
+    """Mean of the absolute differences of log-probabilities."""
+    differences = []
+    for tokens in TOKENS:
+        ids = torch.tensor(tokens)
+        with torch.no_grad():
+            logs = torch.log_softmax(model(input_ids=ids[None], use_cache=False).logits[0].float(), -1)
+        expected = logs[:-1].gather(1, ids[1:, None])[:, 0].numpy()
+        found = np.asarray(await engine.logprobs(tokens))[-len(expected) :]
+        differences.append(np.abs(found - expected))
+    return float(np.concatenate(differences).mean())
