@@ -20,12 +20,16 @@ def document() -> str:
 
 
 def _table() -> Iterator[str]:
-    yield "| models | `model_type` | trains | shared prompts | adapters | engine on CPUs |"
-    yield "|---|---|---|---|---|---|"
+    yield "| models | `model_type` | trains | shared prompts | adapters | engine on CPUs | on an H100 |"
+    yield "|---|---|---|---|---|---|---|"
     for family in FAMILIES:
         cells = (family.models, f"`{family.kind}`", _trains(family), _shares(family),
-                 "yes" if family.adapters else "no", "yes" if family.engine else "not tested")  # fmt: skip
+                 "yes" if family.adapters else "no", _known(family.engine), _known(family.on_gpu))  # fmt: skip
         yield f"| {' | '.join(cells)} |"
+
+
+def _known(works: bool) -> str:
+    return "yes" if works else "not tested"
 
 
 def _trains(family: Family) -> str:

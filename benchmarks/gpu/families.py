@@ -38,7 +38,13 @@ def measure(kind: str, share: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(
             differences_of(
-                family, Path(folder), sizes, "cuda", gpu_memory_utilization=share, kv_cache_memory_bytes=2**30
+                family,
+                Path(folder),
+                sizes,
+                "cuda",
+                gpu_memory_utilization=share,
+                kv_cache_memory_bytes=2**30,
+                max_num_batched_tokens=4096,
             )
         )
     print(_MARK + json.dumps(asdict(found)), flush=True)

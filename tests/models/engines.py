@@ -10,11 +10,11 @@ import torch
 from models.families import Family, make_model
 from safetensors.torch import save_file
 
-from support.servers.shared_engine import update_info
 from trinity.config.schema.model import ModelConfig
 from trinity.trainer.model.file_parts import FileParts
 from trinity.trainer.model.policy import load_policy
 from trinity.trainer.model.vision import freeze_all_but_text
+from trinity.weights import manifest_of_folder
 
 TOKENS = [np.random.default_rng(0).integers(2, 90, length).tolist() for length in (9, 40, 100)]
 
@@ -65,7 +65,8 @@ async def differences_of(
         (folder / "next").mkdir()
         save_file(version, folder / "next/model.safetensors", metadata={"format": "pt"})
         stale = await _difference(started, plain)
-        await started.load(1, update_info(folder / "next"))
+        files, tensors = manifest_of_folder("run", 1, folder / "next", checksums=False).load_arguments(folder / "next")
+        await started.load(1, {"files": files, "tensors": [list(tensor) for tensor in tensors]})
         return Differences(before, stale, await _difference(started, plain))
     finally:
         started.close()

@@ -59,7 +59,8 @@ class Family:
 
     text: values of the language model's config; config: of the whole, for a model with a tower. not_packed: why
     sequences are padded in place of packed; "": they are packed. engine: vLLM's CPU build samples it and loads its
-    versions. adapters: LoRA trains it; else its files have other names than its layers.
+    versions. on_gpu: an H100 did, with vLLM 0.26 (benchmarks/gpu/families.py, 2026-11-27). adapters: LoRA trains it;
+    else its files have other names than its layers.
     """
 
     kind: str
@@ -69,6 +70,7 @@ class Family:
     not_packed: str = ""
     windowed: bool = False
     engine: bool = False
+    on_gpu: bool = False
     adapters: bool = True
     in_core: bool = False
 
@@ -78,7 +80,7 @@ class Family:
 
 
 FAMILIES = (
-    Family("qwen3", "Qwen3", engine=True),
+    Family("qwen3", "Qwen3", engine=True, on_gpu=True),
     Family("qwen3_moe", "Qwen3-MoE", _EXPERTS | {"decoder_sparse_step": 1}, in_core=True),
     Family(
         "qwen3_next", "Qwen3-Next", _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 32}, not_packed=REPLACED
@@ -97,13 +99,12 @@ FAMILIES = (
         {"vision_config": {**_QWEN_TOWER, "deepstack_visual_indexes": [0]}, **_QWEN_TOKENS},
     ),
     Family("gemma2", "Gemma 2", {"sliding_window": WINDOW, "query_pre_attn_scalar": 8}, not_packed="caps its scores"),
-    Family("gemma3_text", "Gemma 3 of 1B", _WINDOWS, windowed=True),
+    Family("gemma3_text", "Gemma 3 of 1B", _WINDOWS, windowed=True, on_gpu=True),
     Family(
         "gemma3", "Gemma 3", _WINDOWS,
         {"vision_config": _TOWER, "mm_tokens_per_image": 4, "image_token_index": 90, "boi_token_index": 91,
          "eoi_token_index": 92},
-        windowed=True, engine=True, in_core=True,
-    ),
+        windowed=True, engine=True, in_core=True, on_gpu=True),
     Family(
         "gemma4", "Gemma 4",
         _WINDOWS | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY,
@@ -123,17 +124,17 @@ FAMILIES = (
     ),
     Family("mistral3", "Mistral Small 3", {"model_type": "mistral"},
            {"vision_config": {**_TOWER, "model_type": "pixtral"}, "image_token_index": 90}, engine=True),
-    Family("glm4", "GLM-4"),
+    Family("glm4", "GLM-4", on_gpu=True),
     Family("glm4_moe", "GLM-4.5, GLM-4.6", _ROUTED),
     Family("glm_moe_dsa", "GLM-5", _ROUTED | _LATENT | {"index_topk": 64, "index_n_heads": 2, "index_head_dim": 8},
            not_packed="an index chooses keys"),
     Family("deepseek_v3", "DeepSeek-V3", _ROUTED | _LATENT | {"n_group": 2}),
-    Family("phi3", "Phi-3, Phi-4"),
-    Family("olmo2", "OLMo 2"),
+    Family("phi3", "Phi-3, Phi-4", on_gpu=True),
+    Family("olmo2", "OLMo 2", on_gpu=True),
     Family("olmo3", "OLMo 3", {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
-           windowed=True),
-    Family("smollm3", "SmolLM3"),
-    Family("granite", "Granite 3", _GRANITE),
+           windowed=True, on_gpu=True),
+    Family("smollm3", "SmolLM3", on_gpu=True),
+    Family("granite", "Granite 3", _GRANITE, on_gpu=True),
     Family(
         "granitemoehybrid", "Granite 4",
         _GRANITE | {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8,

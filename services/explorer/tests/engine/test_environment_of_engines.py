@@ -40,6 +40,8 @@ def test_a_reproducible_engine_does_not_depend_on_its_batches(
     given = _arguments_of(options)
     assert (given["max_num_seqs"], given["enable_prefix_caching"]) == (sequences, False)
     assert given.get("attention_backend") == (None if device == "cpu" else "TRITON_ATTN")
+    plain = _arguments_of(EngineOptions(model="m", device=device, max_model_len=64))
+    assert "attention_backend" not in plain  # vLLM knows which serves a model: Gemma 3 and latent attention need others
 
 
 def test_a_reproducible_engine_is_batch_invariant_whatever_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:

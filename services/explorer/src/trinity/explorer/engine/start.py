@@ -125,9 +125,9 @@ def _arguments_of(options: EngineOptions) -> dict[str, Any]:
         arguments["enable_prefix_caching"] = False
         if options.device == "cpu":
             arguments["max_num_seqs"] = 1  # other sequences in a batch change the last bits of a sum
-    if options.device == "cuda":
+    if options.device == "cuda" and options.reproducible:
         # FlashAttention 3 has other tiles for steps without prompts, so a token's last bits depend on other requests.
-        arguments["attention_backend"] = "TRITON_ATTN" if options.reproducible else "FLASH_ATTN"
+        arguments["attention_backend"] = "TRITON_ATTN"
     return arguments | dict(options.engine_args)
 
 
