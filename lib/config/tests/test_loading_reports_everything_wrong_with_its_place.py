@@ -138,3 +138,14 @@ def test_importing_is_quick_and_brings_no_torch() -> None:
 def test_an_override_into_a_list_says_which_entries_there_are(override: str, said: str) -> None:
     stages = "stages:\n  - stage_name: sft\n  - stage_name: rft\nsynchronizer: {storage: []}\n"
     assert said in problems(GOOD + stages, override)
+
+
+def test_a_problem_of_the_command_line_names_the_override_and_no_line() -> None:
+    overrides = ["buffer.batch_size=many", "trainer.save_intervall=3", "synchronizer={sync_interval: 0}"]
+    with pytest.raises(ConfigError) as failed:
+        parse(f"{GOOD}\ntrainer:\n  save_interval: none\n", overrides=overrides)
+    said = {problem.path: str(problem) for problem in failed.value.problems}
+    assert said["buffer.batch_size"].startswith("override buffer.batch_size: is 'many'")
+    assert said["trainer.save_intervall"].startswith("override trainer.save_intervall: unknown key")
+    assert said["synchronizer.sync_interval"].startswith("override synchronizer.sync_interval: ")
+    assert said["trainer.save_interval"].startswith("line ")

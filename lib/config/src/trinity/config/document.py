@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml.reader import ReaderError
 
-from trinity.config.errors import ConfigError, Problem
+from trinity.config.errors import OVERRIDE, ConfigError, Problem
 from trinity.config.hints import nearest_for_shape
 from trinity.config.interpolation import interpolation_problems, resolution_problem
 
@@ -90,7 +90,10 @@ def read_document(text: str, source: str, overrides: Sequence[str]) -> tuple[dic
 
 
 def line_of(path: str, lines: Lines) -> int:
-    """Line of a key, or of the nearest section above it that is in the file; 0 if there is none."""
+    """Line of a key, or of the nearest section above it that is in the file; 0 if there is none.
+
+    OVERRIDE for a value of the command line.
+    """
     while path:
         if path in lines:
             return lines[path]
@@ -248,7 +251,10 @@ def _resolved(values: dict[str, Any], lines: Lines, source: str, overrides: Sequ
     try:
         document = OmegaConf.create(values)
         for override in overrides:
-            _override(document, override, source)
+            key = _override(document, override, source)
+            for replaced in [path for path in lines if path.startswith(f"{key}.")]:
+                del lines[replaced]
+            lines[key] = OVERRIDE
         plain: Any = OmegaConf.to_container(document, resolve=False)
         problems = [Problem(p.path, p.message, line_of(p.path, lines)) for p in interpolation_problems(plain)]
         if problems:
@@ -271,7 +277,8 @@ def _no_text(value: Any, path: str) -> Iterator[Problem]:
         yield Problem(path, f"has {found[0]!r}, which is no UTF-8 text")
 
 
-def _override(document: Any, override: str, source: str) -> None:
+def _override(document: Any, override: str, source: str) -> str:
+    """Replaces a value and returns its key."""
     key, equals, text = override.partition("=")
     if not equals or not all(key.split(".")) or key.count(".") > _DEEPEST:
         raise ConfigError(source, [Problem(override, "is no override; write key.path=value")])
@@ -281,6 +288,7 @@ def _override(document: Any, override: str, source: str) -> None:
             raise ConfigError(source, [Problem(problem.path, problem.message) for problem in problems])
         value = None if node is None else _construct(node, source)
         OmegaConf.update(document, key, value, force_add=True)
+        return key
     except ConfigError as error:
         found = [Problem(problem.path or key, f"{problem.message} (an override)") for problem in error.problems]
         raise ConfigError(source, found) from None

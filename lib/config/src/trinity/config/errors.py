@@ -8,18 +8,20 @@ from dataclasses import dataclass
 _CREDENTIALS = re.compile(r"(\w://)[^/\s]*@")  # as in trinity.runtime.logs, which this library does not import
 _LONGEST_PATH, _LONGEST_MESSAGE = 200, 1_000
 _MOST_PROBLEMS = 50
+OVERRIDE = -1  # in place of a line: the value is from the command line
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem. `path` is the key path ("buffer.batch_size"), `line` counts from 1 (0: not known)."""
+    """One problem. `path` is the key path ("buffer.batch_size"), `line` counts from 1 (0: not known), or OVERRIDE."""
 
     path: str
     message: str
     line: int = 0
 
     def __str__(self) -> str:
-        place, message = f"line {self.line}: " if self.line else "", _short(self.message, _LONGEST_MESSAGE)
+        place = "override " if self.line == OVERRIDE else f"line {self.line}: " if self.line else ""
+        message = _short(self.message, _LONGEST_MESSAGE)
         return f"{place}{_short(self.path, _LONGEST_PATH)}: {message}" if self.path else f"{place}{message}"
 
 
