@@ -66,7 +66,7 @@ def _services_are_not_asked(request: pytest.FixtureRequest, monkeypatch: pytest.
 
     cli/tests/supervise/test_services_are_asked.py and test_the_machine_is_checked.py call what is replaced here.
     """
-    if "cli/tests" in str(request.path):
+    if "cli/tests" in str(request.path) or "import_verl/tests" in str(request.path):
         from trinity.cli.supervise.checks import preflight
 
         monkeypatch.setattr(preflight, "ask_services", lambda plan: contextlib.nullcontext(lambda: []))

@@ -33,7 +33,7 @@ def test_the_screen_shows_the_share_of_replies_without_an_answer() -> None:
     def shown(**metrics: float) -> str:
         stats = pb.StatsResponse()
         stats.evaluations.add(step=2, taskset="t", metrics={f"{name}/mean@4": value for name, value in metrics.items()})
-        return facts(Answers(stats))["eval"]
+        return facts(Answers(stats))["accuracy"]
 
-    assert shown(accuracy=0.25, answered=0.75) == "0.250 at step 2, 25% without an answer"
-    assert shown(accuracy=0.25, answered=1.0) == shown(accuracy=0.25) == "0.250 at step 2"
+    assert shown(accuracy=0.25, answered=0.75) == "0.250 of t after step 2, 25% without an answer"
+    assert shown(accuracy=0.25, answered=1.0) == shown(accuracy=0.25) == "0.250 of t after step 2"

@@ -31,7 +31,7 @@ def pool() -> Pool:
 
 
 def servicer(pool: Pool) -> ExplorerServicer:
-    tokenizer = SimpleNamespace(prompt=lambda messages: [1, 2], text=lambda tokens: "4")
+    tokenizer = SimpleNamespace(prompt=lambda messages: [1, 2], text=lambda tokens: "4", reply=lambda tokens: "4")
     service: Any = SimpleNamespace(pool=pool, tokenizer=tokenizer, limits=Limits(64, 100))
     return ExplorerServicer(service)
 

@@ -66,7 +66,8 @@ class Explorer:
         self.url = f"http://{listen}/v1"
         pool: Any = SimpleNamespace()
         unused = dict.fromkeys(("prompt", "next_turn", "placed", "tokens", "observed"))
-        tokenizer: Any = SimpleNamespace(text=lambda ids: str(list(ids)), model_path="", **unused)
+        said = dict.fromkeys(("text", "reply"), lambda ids: str(list(ids)))
+        tokenizer: Any = SimpleNamespace(model_path="", **unused, **said)
         open_to = OpenTo(listen, KeyFile(folder / "keys", "keys"), "sums")
         self.gateway = AgentGateway(pool, "model", "", False, open_to=open_to)
         nowhere = EnvironmentClient("127.0.0.1:1")

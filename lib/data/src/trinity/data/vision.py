@@ -58,8 +58,10 @@ def has_tower(model_path: str) -> bool:
 
 def why_no_images(model_path: str) -> str | None:
     """Returns why tasks cannot show images to a model on this machine; None if they can, or for a model elsewhere."""
+    if not (model_folder(model_path) / "config.json").is_file():
+        return None
     config = _read(model_path, "config.json")
-    if not config or ("vision_config" in config and config.get("model_type") in SUPPORTED):
+    if "vision_config" in config and config.get("model_type") in SUPPORTED:
         return None
     if "vision_config" not in config:
         return f"the model {model_path!r} reads no images"
