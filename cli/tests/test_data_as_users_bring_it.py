@@ -1,4 +1,4 @@
-"""`trinity check --deep` on data and plugins as users bring them, by the path alone."""
+"""`trinity check --deep` checks data and plugins that users bring, from their paths only."""
 
 import subprocess
 import sys

@@ -345,7 +345,7 @@ def _play_full_disk(folder: Path, seed: str) -> Found:
         time.sleep(chance.uniform(0, 3))
         fill_disk(folder, FULL_SECONDS)
         _must_go_on(run, found, f"disk full for {FULL_SECONDS:g} s")
-        for said in ("is full, ", "free again; the run goes on"):
+        for said in ("is full, ", "free again; the run continues"):
             if said not in output.read_text():
                 found[GOES_ON].append(f"the screen does not say {said!r}: {run.tail()}")
         found[ENDS] += run.judge()

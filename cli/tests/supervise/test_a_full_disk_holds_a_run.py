@@ -1,4 +1,4 @@
-"""A full disk holds a run and says so; the run goes on by itself, and nats-server, which keeps its error, with it."""
+"""A run pauses while a disk is full, says so, and continues by itself; a nats-server that keeps its error restarts."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ async def test_the_disk_is_named_once_and_again_when_it_has_room(free: SimpleNam
     assert said == [f"disk of {tmp_path.parent} is full, 0 B free; the run waits for 200 MB"]
     free.bytes = 300e6
     watched.look()
-    assert said[1:] == [f"disk of {tmp_path.parent} has 300 MB free again; the run goes on"]
+    assert said[1:] == [f"disk of {tmp_path.parent} has 300 MB free again; the run continues"]
 
 
 async def test_a_process_that_cannot_write_waits_for_room_whatever_it_died_of(

@@ -89,7 +89,7 @@ def test_sources_without_a_scorer_are_named_with_the_fix(tmp_path: Path) -> None
     rows = [row("openai/gsm8k", "1"), row("searchR1_nq", "x"), row("my/qa", "y")]
     code, said = deep(imported(tmp_path, rows))
     assert code == 2
-    assert "row 1: 'data_source' is 'searchR1_nq' (other rows: 'my/qa'), which is none of" in said
+    assert "row 1: 'data_source' is 'searchR1_nq' (other rows: 'my/qa'); known:" in said
     assert "register a reward function of that name" in said and "remove format.reward_fn_key" in said
 
 

@@ -83,9 +83,9 @@ def _result(request: RollbackRequest, text: str, facts: dict[str, object]) -> st
 
 
 async def numbered(sync: Sync, name: str) -> int:
-    """Returns the version that a name means among those that were LIVE.
+    """Resolves a version's name among the versions that were LIVE. Raises RunError.
 
-    latest-2: two before the newest; live: the LIVE one; checkpoint:120: the version of step 120. Raises RunError.
+    `latest-2` is two versions before the newest, `live` is the LIVE one, `checkpoint:120` is the version of step 120.
     """
     were_live = [one for one in await sync.versions() if one.state in ("LIVE", "RETIRED")]  # newest first
     if found := re.fullmatch(r"checkpoint:(\d+)", name):

@@ -1,4 +1,4 @@
-"""Room on the disks of a run: refuses a start that cannot save one checkpoint, warns of one that fills the disk."""
+"""Checks a run's disks: refuses a start without room for one checkpoint, and warns if the run may fill a disk."""
 
 import contextlib
 import os

@@ -98,7 +98,7 @@ def _named(row: Row, number: int, column: str, known: Sequence[str]) -> str:
     """Returns the name in a column of names; empty without one."""
     name = row.get(column) if column else None
     if name and name not in known:
-        raise DatasetError(f"row {number}: {column!r} is {name!r:.100}, which is none of {', '.join(known)}")
+        raise DatasetError(f"row {number}: {column!r} is {name!r:.100}; known: {', '.join(known)}")
     return name or ""
 
 
@@ -109,7 +109,7 @@ def _rewards(rows: Sequence[Row], column: str) -> list[str]:
     if unknown := [number for number, name in enumerate(named) if name and name not in known]:
         names = list(dict.fromkeys(named[number] for number in unknown))
         others = f" (other rows: {', '.join(map(repr, names[1:]))})" if names[1:] else ""
-        what = f"row {unknown[0]}: {column!r} is {names[0]!r:.100}{others}, which is none of {', '.join(known)}"
+        what = f"row {unknown[0]}: {column!r} is {names[0]!r:.100}{others}; known: {', '.join(known)}"
         raise DatasetError(
             f"{what}, and no data source of veRL with a scorer here; register a reward function of that name "
             "(docs/plugins.md), or remove format.reward_fn_key: then default_reward_fn_type scores every row"

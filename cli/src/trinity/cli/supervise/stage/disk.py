@@ -1,4 +1,4 @@
-"""A full disk holds a run: no start of a process is spent on it, and the run goes on by itself once there is room.
+"""Pauses a run while a disk is full: deaths by it cost no restart, and the run continues once there is room.
 
 nats-server keeps the error of a failed write for ever, so it is started again. Everything else waits: a process that
 cannot write dies and is started once there is room; a message that NATS refuses is sent again.
@@ -92,7 +92,7 @@ class DiskWatch:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def look(self) -> None:
-        """Notes a disk that is full, and one that has room again, and says so on the screen."""
+        """Notes which disks became full or have room again, and prints each change."""
         full = next((disk for disk in self._disks.values() if disk.is_full), None)
         if full is not None:
             self._full_at = time.monotonic()
@@ -100,7 +100,7 @@ class DiskWatch:
         elif self._full is not None and self._full.has_room:
             disk, self._full = self._full, None
             disk.reset()
-            self._say(f"disk of {disk.folder} has {_text(disk.free)} free again; the run goes on")
+            self._say(f"disk of {disk.folder} has {_text(disk.free)} free again; the run continues")
             log.info("run.disk.freed", folder=str(disk.folder), free_bytes=int(disk.free))
 
     def _begin(self, disk: Disk) -> None:

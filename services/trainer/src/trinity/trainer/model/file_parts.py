@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from trinity.weights.lora import in_model
+
 
 @dataclass(frozen=True)
 class FilePart:
@@ -48,7 +50,7 @@ class FileParts:
             yield part.name, part.of(parameter)
 
     def _divided(self, name: str, shape: tuple[int, ...]) -> list[FilePart]:
-        if len(shape) < 2:
+        if len(shape) < 2 or ".lora_" in name:
             return []
         try:
             from transformers.core_model_loading import revert_weight_conversion
@@ -56,7 +58,7 @@ class FileParts:
             return []
         rows = torch.arange(prod(shape[:-1])).view(*shape[:-1], 1).repeat_interleave(2, -1)  # one would be squeezed
         found = revert_weight_conversion(self._model, {name: rows})
-        if len(found) == 1:  # at most renamed, which every reader of the weights understands
+        if len(found) == 1 and in_model(next(iter(found))) in (name, in_model(name)):  # engines know both prefixes
             return []
         return [_part(file, index[..., 0], shape[-1]) for file, index in found.items()]
 
