@@ -291,7 +291,7 @@ def test_contradictions_are_reported_together_too(tmp_path: Path) -> None:
     done = trinity("check", path, "buffer.train_batch_size=3")
     assert done.exit_code == 2
     for key in ("buffer.train_batch_size", "explorer.rollout_model.engine_num", "monitor.monitor_args.a"):
-        assert f": {key}: " in done.stderr, key
+        assert f" {key}: " in done.stderr, key
 
 
 @pytest.mark.parametrize(
