@@ -18,10 +18,9 @@ from trinity.runtime.trust import identity
 
 hide_unusable_companions()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# Several engines and trainers share the cores: more threads of models this small would only wait for each other, and
-# vLLM would bind the threads of all engines to the same core.
+# Several engines and trainers share the cores: more threads of models this small would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # A shell without job control starts what is in the background with SIGINT ignored, and processes of tests inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,7 +12,7 @@ folder=$PWD wrong=0 typed=0
 guide=$repository/satellites/trinity_rft/tests/trinity_rft
 export PYTHONPATH=$repository/tests:$PYTHONPATH HOME=$folder/home CUDA_VISIBLE_DEVICES="" HF_HUB_OFFLINE=1
 unset ALFWORLD_DATA  # importing alfworld sets it, as in a process of tests; the guides leave it out
-export WANDB_MODE=offline OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind COLUMNS=160
+export WANDB_MODE=offline OMP_NUM_THREADS=1 COLUMNS=160
 
 answer() {  # CODE TEXT COMMAND...: the command must end with the code, and say the text (a regular expression)
   local code=$1 text=$2 got; shift 2

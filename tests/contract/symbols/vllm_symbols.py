@@ -35,6 +35,7 @@ VLLM = (
             "vllm.v1.engine.async_llm:AsyncLLM.input_processor",
             "vllm.v1.engine.input_processor:InputProcessor.generation_config_fields",
             "vllm.v1.engine.output_processor:LogprobsProcessor",
+            "vllm.v1.executor.uniproc_executor:UniProcExecutor",
             "vllm.envs:VLLM_WORKER_MULTIPROC_METHOD",
             "vllm.envs:VLLM_NO_USAGE_STATS",
             "vllm.envs:VLLM_CPU_KVCACHE_SPACE",
@@ -228,20 +229,6 @@ VLLM = (
         (
             "vllm.envs:VLLM_BATCH_INVARIANT",
             "vllm.model_executor.layers.layernorm:rms_norm_batch_invariant(input, weight, eps, residual)",
-        ),
-    ),
-    Border(
-        "vLLM: waiting on a CPU",
-        ("trinity.explorer.engine.waiting",),
-        "Whether its core and workers still wait by `SpinCondition.wait`, which polls for `busy_loop_s` after a "
-        "message, and whether they look for one after each wait.",
-        (
-            "services/explorer/tests/engine/test_engine_on_real_vllm.py",
-            "services/explorer/tests/engine/test_waiting_on_cpus.py",
-        ),
-        (
-            "vllm.distributed.device_communicators.shm_broadcast:SpinCondition(busy_loop_s)",
-            "vllm.distributed.device_communicators.shm_broadcast:SpinCondition.wait(timeout_ms)",
         ),
     ),
     Border(

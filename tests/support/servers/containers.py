@@ -258,7 +258,6 @@ def image_environment() -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         # The cores are those of all services, as in every test (conftest.py).
         "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         **({"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}),
     }
 

@@ -44,6 +44,19 @@ def test_a_reproducible_engine_does_not_depend_on_its_batches(
     assert "attention_backend" not in plain  # vLLM knows which serves a model: Gemma 3 and latent attention need others
 
 
+def test_an_engine_on_a_cpu_leaves_a_core_and_starts_no_process_for_its_only_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 3})
+    options = EngineOptions(model="m", device="cpu", max_model_len=64)
+    with _environment(options, None):
+        assert os.environ["OMP_NUM_THREADS"] == "2"
+    assert _arguments_of(options)["distributed_executor_backend"] is UniProcExecutor
+
+
 def test_a_reproducible_engine_is_batch_invariant_whatever_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(INVARIANT, "0")
     for reproducible, said in ((True, "1"), (False, "0")):

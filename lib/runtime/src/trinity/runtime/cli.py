@@ -21,6 +21,8 @@ def service_app(
 
     `refused`: "package.module:function", which takes settings and yields the errors with which a start would end.
     """
+    # OpenMP reads it as torch is loaded. Waiting threads would spin, and on a busy machine take most of its cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     hide_unusable_companions()  # not in serve: vLLM's children import a service's main without running it
     app = typer.Typer(
         help=f"trinity-{name}: {summary}", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False

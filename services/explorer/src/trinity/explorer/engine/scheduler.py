@@ -23,7 +23,6 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.request import Request
 
-from trinity.explorer.engine.waiting import poll_briefly_on_cpus
 from trinity.explorer.types import UNREAD_LOGPROBS
 
 _REPORT_SECONDS = 1.0
@@ -82,7 +81,6 @@ _NEEDED = ("set_pause_state", "add_request", "update_from_output", "make_stats",
 
 def make_scheduler(vllm_config: Any, **arguments: Any) -> Any:
     """The scheduler class that vLLM would choose for this configuration, with the mixins."""
-    poll_briefly_on_cpus()
     vllm_config.scheduler_config.scheduler_cls = None
     chosen: Any = vllm_config.scheduler_config.get_scheduler_cls()
     missing = [name for name in _NEEDED if not hasattr(chosen, name)]

@@ -115,6 +115,11 @@ def _arguments_of(options: EngineOptions) -> dict[str, Any]:
 
         own = AutoConfig.from_pretrained(options.model, trust_remote_code=options.trust_remote_code)
         arguments["hf_overrides"] = {"rope_parameters": rope_parameters(options.rope, own)}
+    if options.device == "cpu":
+        # vLLM starts one more process for the only worker. It imports vLLM again, and polls for the core's messages.
+        from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+        arguments["distributed_executor_backend"] = UniProcExecutor
     if options.images is not None:
         arguments |= {"limit_mm_per_prompt": {"image": MOST_IMAGES, "video": 0}, "mm_processor_cache_gb": 0}
     elif has_tower(options.model):
@@ -141,6 +146,9 @@ def _environment(options: EngineOptions, devices: str | None) -> Any:
         values["VLLM_CPU_KVCACHE_SPACE"] = f"{max(1, round(options.cpu_kvcache_gib))}"
         # Compiling the few jitted helpers costs 20 s at the first batch and gains nothing measurable on a CPU.
         values["TORCH_COMPILE_DISABLE"] = "1"
+        # A core stays free for the scheduler and for other processes. vLLM binds threads of its worker processes, which
+        # puts the engines of two runs on the same core.
+        values["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) - 1))
     if devices is not None:
         values["CUDA_VISIBLE_DEVICES"] = devices
     values = {name: value for name, value in values.items() if name == "CUDA_VISIBLE_DEVICES" or name not in os.environ}

@@ -24,7 +24,6 @@ from vllm.distributed.weight_transfer.base import (
 from trinity.explorer.engine import sampled_logprobs
 from trinity.explorer.engine.replay import Loader
 from trinity.explorer.engine.staging import Named, Staging, find
-from trinity.explorer.engine.waiting import poll_briefly_on_cpus
 from trinity.weights import TensorInfo
 from trinity.weights.collective import Group, GroupBroken, Store, receive_buckets
 from trinity.weights.lora import merged
@@ -299,7 +298,6 @@ def norm_row_by_row() -> None:
 
 
 sampled_logprobs.install()
-poll_briefly_on_cpus()
 if envs.VLLM_BATCH_INVARIANT:
     norm_row_by_row()
 if BACKEND not in WeightTransferEngineFactory._registry:
