@@ -197,6 +197,10 @@ NAMES = [
     ("model.tinker.enable", "true", "not supported"),
     ("monitor.monitor_type", "tensorbord", "did you mean 'tensorboard'"),
     ("synchronizer.storage", "['ftp://x']", "s3://"),
+    ("trainer.checkpoint_storage", "['ftp://x']", "s3://"),
+    ("trainer.checkpoint_storage", "[folder, jetstream]", "too large for it"),
+    ("trainer.checkpoint_storage", "[/mnt/x]", "checkpoint_root_dir names the folder"),
+    ("trainer.checkpoint_storage", "[folder, folder]", "which the list has already"),
     ("data_processor.experience_pipeline.operators", "[{name: nope}]", "not registered"),
     ("data_processor.task_pipeline.operators", "[{name: nope}]", "nope"),
 ]
@@ -226,6 +230,7 @@ CONTRADICTIONS = [
     ("stages", "[{stage_name: a, model: {model_path: x}}]", "unknown key"),
     ("stages", "[{stage_name: a, mode: bench}]", "one of both, train"),
     ("synchronizer.storage", "[]", "is empty"),
+    ("trainer.checkpoint_storage", "[]", "is empty; a run needs checkpoints"),
     ("mode", "bench", "eval_tasksets"),
 ]
 FOLDERS = [

@@ -41,13 +41,19 @@ def test_a_replaced_checkpoint_runs_nothing_and_the_true_one_is_resumed(tmp_path
             trainer.until(lambda: checkpoint.exists(), "the checkpoint of step 1")
             trainer.kill()
             shutil.copytree(checkpoint, original)
-            shard = next((checkpoint / "actor/deepspeed").glob("*model_states.pt"))
+            shard = next((checkpoint / "actor/slices").glob("*.safetensors"))
             torch.save({"module": {}, "more": Evil(made)}, shard)
             assert f"{shard.name}: has " in trainer.start().wait(200)["error"], (
                 "the manifest's size or checksum differs"
             )
             ManifestWriter(checkpoint).write()  # who may replace a file may replace the manifest
-            assert f"{shard.name}: asks for {os.system.__module__}.system" in trainer.start().wait(200)["error"]
+            assert f"{shard.name}: is no whole safetensors file" in trainer.start().wait(200)["error"]
+            former = checkpoint / "actor/deepspeed/mp_rank_00_model_states.pt"  # as former versions wrote it
+            former.parent.mkdir()
+            shard.rename(former)
+            shutil.rmtree(shard.parent)
+            ManifestWriter(checkpoint).write()
+            assert f"{former.name}: asks for {os.system.__module__}.system" in trainer.start().wait(200)["error"]
             shutil.rmtree(checkpoint)
             original.rename(checkpoint)
             trainer.allow(3)

@@ -59,16 +59,19 @@ def tensors_of(actor: Path) -> dict[str, torch.Tensor]:
     indirect=["any_model"],
 )
 def test_what_the_engine_saved_on_two_ranks(zero: int, any_model: Path, tmp_path: Path) -> None:
-    trained = run_ranks(tmp_path / "run", any_model, ranks=2, zero=zero, steps=1, save_at=1)
+    """As slices, and in the form of former versions."""
+    trained = run_ranks(tmp_path / "run", any_model, ranks=2, zero=zero, steps=1, save_at=1, as_before=True)
     trained.pop("metrics")
-    actor = step_folder(tmp_path, 1, any_model)
-    (tmp_path / "run/saved/deepspeed").rename(actor / "deepspeed")
+    for step, form in ((1, "slices"), (2, "deepspeed")):
+        (tmp_path / "run/saved" / form).rename(step_folder(tmp_path, step, any_model) / form)
     assert converted(tmp_path, None, None) == 0
-    found = tensors_of(actor)
-    assert found.keys() == trained.keys()
-    for name, value in trained.items():
-        assert np.array_equal(found[name].numpy(), value), name
-    assert_same_model(actor / "huggingface", {name: torch.tensor(value) for name, value in trained.items()})
+    for step in (1, 2):
+        actor = tmp_path / f"global_step_{step}/actor"
+        found = tensors_of(actor)
+        assert found.keys() == trained.keys()
+        for name, value in trained.items():
+            assert np.array_equal(found[name].numpy(), value), name
+        assert_same_model(actor / "huggingface", {name: torch.tensor(value) for name, value in trained.items()})
 
 
 @pytest.mark.slow
@@ -77,16 +80,19 @@ def test_what_the_engine_saved_on_two_ranks(zero: int, any_model: Path, tmp_path
 def test_bfloat16_training_gives_its_float32_masters(zero: int, any_model: Path, tmp_path: Path) -> None:
     deepspeed = {"zero_stage": zero, "dtype": "bfloat16"}
     trainer = {"deepspeed": deepspeed}
-    run_ranks(tmp_path / "run", any_model, ranks=1, zero=zero, steps=1, save_at=1, die_after=1, trainer=trainer)
+    job = {"steps": 1, "save_at": 1, "die_after": 1, "as_before": True}
+    run_ranks(tmp_path / "run", any_model, ranks=1, zero=zero, trainer=trainer, **job)
     (saved,) = (tmp_path / "run/saved/deepspeed").glob("*model_states.pt")
     module = torch.load(saved, weights_only=True)["module"]
-    for step, dtype in ((1, "float32"), (2, "bfloat16")):
+    for step, dtype, form in ((1, "float32", "deepspeed"), (2, "bfloat16", "deepspeed"), (3, "float32", "slices")):
         actor = step_folder(tmp_path, step, any_model)
-        shutil.copytree(tmp_path / "run/saved/deepspeed", actor / "deepspeed")
+        shutil.copytree(tmp_path / "run/saved" / form, actor / form)
         config = actor / "huggingface/config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": dtype}))
     assert converted(tmp_path, None, None) == 0
-    masters, rounded = (tensors_of(tmp_path / f"global_step_{step}/actor") for step in (1, 2))
+    masters, rounded, sliced = (tensors_of(tmp_path / f"global_step_{step}/actor") for step in (1, 2, 3))
+    assert sliced.keys() == masters.keys()
+    assert all(torch.equal(tensor, masters[name]) for name, tensor in sliced.items())
     assert {tensor.dtype for tensor in masters.values()} == {torch.float32}
     assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in masters.values())
     for name, tensor in rounded.items():

@@ -29,8 +29,6 @@ DEEPSPEED = (
             "deepspeed.ops.adam:DeepSpeedCPUAdam",
             "deepspeed.runtime.engine:DeepSpeedEngine.backward(loss, scale_wrt_gas)",
             "deepspeed.runtime.engine:DeepSpeedEngine.step",
-            "deepspeed.runtime.engine:DeepSpeedEngine.save_checkpoint"
-            "(save_dir, tag, client_state, save_latest, exclude_frozen_parameters)",
             "deepspeed.runtime.engine:DeepSpeedEngine.load_checkpoint(load_dir, tag, load_module_strict)",
             "deepspeed.runtime.config:DeepSpeedConfig.managed_gradient_accumulation",
             "deepspeed.runtime.base_optimizer:ZeROOptimizer._backward_active_depth",
@@ -73,6 +71,29 @@ DEEPSPEED = (
             "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer._global_grad_norm",
             "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3._global_grad_norm",
             "deepspeed.runtime.bf16_optimizer:BF16_Optimizer._global_grad_norm",
+        ),
+    ),
+    Border(
+        "DeepSpeed: where masters and weights lie",
+        ("trinity.trainer.engine.slices",),
+        "How each ZeRO stage lays parameters flat, pads and cuts them, and how weights follow from masters after an "
+        "update. If a place changes, resumed weights are wrong: the test compares them with DeepSpeed's own functions.",
+        ("services/trainer/tests/engine/test_checkpoints_of_any_shape.py",),
+        (
+            "deepspeed.runtime.zero.stage_1_and_2:*.bit16_groups",
+            "deepspeed.runtime.zero.stage_1_and_2:*.bit16_groups_flat",
+            "deepspeed.runtime.zero.stage_1_and_2:*.single_partition_of_fp32_groups",
+            "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.update_lp_params",
+            "deepspeed.runtime.zero.stage3:*.fp16_groups",
+            "deepspeed.runtime.zero.stage3:*.fp16_partitioned_groups_flat",
+            "deepspeed.runtime.zero.stage3:*.fp32_partitioned_groups_flat",
+            "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3.checkpoint_event_prologue",
+            "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3.checkpoint_event_epilogue",
+            "deepspeed.runtime.zero.partition_parameters:*.partition_numel",
+            "deepspeed.runtime.zero.partition_parameters:*.ds_numel",
+            "deepspeed.runtime.zero.partition_parameters:*.ds_shape",
+            "deepspeed.runtime.fp16.unfused_optimizer:*.fp16_groups",
+            "deepspeed.runtime.fp16.unfused_optimizer:*.fp32_groups",
         ),
     ),
     Border(

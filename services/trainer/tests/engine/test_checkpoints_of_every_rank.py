@@ -4,6 +4,7 @@ import json
 import runpy
 import threading
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,8 @@ from trinity.config import make_plan
 from trinity.config.schema import Config
 from trinity.data.vision import image_rules
 from trinity.runtime.errors import InvalidInput
-from trinity.trainer.engine.checkpoints import Checkpoints, CheckpointStore, TrainerState
+from trinity.trainer.engine.checkpoint_store import CheckpointStore, TrainerState
+from trinity.trainer.engine.checkpoints import Checkpoints
 from trinity.trainer.process.control import Control
 from trinity.trainer.process.times import StepTimes
 from trinity.weights.checkpoint_manifest import ManifestWriter, verify
@@ -49,9 +51,14 @@ class Exchange:
 
     def __init__(self, is_first: bool) -> None:
         self.is_first = is_first
+        self.rank = 0 if is_first else 1
+        self.heard: list[Any] = []  # rank 0's values, in order; then this rank's own
 
     def share(self, value: Any) -> Any:
-        return value
+        return self.heard.pop(0) if self.heard else value
+
+    def collect(self, value: Any) -> list[Any]:
+        return [value]
 
     def barrier(self) -> None: ...
 
@@ -59,8 +66,9 @@ class Exchange:
 class Engine:
     zero_stage, lora, image_rules = 0, None, None
 
-    def save(self, folder: Path, state: dict[str, Any]) -> None:
+    def snapshot(self, folder: Path, state: dict[str, Any]) -> Any:
         folder.mkdir(parents=True, exist_ok=True)
+        return list
 
     def load(self, folder: Path) -> None:
         assert folder.is_dir()
@@ -82,7 +90,8 @@ def checkpoints_of(
     def commit(step: int, oldest: int) -> None:
         committed.append((step, oldest))
 
-    return Checkpoints(plan, "run", exchange, engine, control, store, StepTimes(), commit, lambda: 7), control
+    checkpoints = Checkpoints(plan, "run", exchange, exchange, engine, control, store, StepTimes(), commit, lambda: 7)
+    return checkpoints, control
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -156,8 +165,12 @@ def test_a_hub_tokenizer_of_remote_code_is_refused_at_the_start_or_in_the_checkp
 def test_it_is_known_after_a_restart(tmp_path: Path, is_first: bool) -> None:
     store = CheckpointStore(tmp_path)
     store.begin(3)
-    store.finish(TrainerState("run", 3, 50, 2, 0, 7), None)
+    state = TrainerState("run", 3, 50, 2, 0, 7)
+    store.finish(state, None)
     checkpoints, control = checkpoints_of(tmp_path, is_first, [])
+    if not is_first:
+        (tmp_path / ".seen").touch()
+        checkpoints.exchange.heard = [".seen", asdict(state)]  # type: ignore[attr-defined]
     assert checkpoints.resume() == (3, 7)
     assert (control.progress.checkpoint_step, control.progress.tokens_trained) == (3, 50)
 
@@ -178,7 +191,7 @@ def test_it_is_known_after_a_restart(tmp_path: Path, is_first: bool) -> None:
 def test_shards_of_other_ranks_or_another_zero_stage_are_refused_for_good(
     saved: tuple[int, int], now: tuple[int, int], problem: str, tmp_path: Path
 ) -> None:
-    """By stage and ranks. DeepSpeed would end each start by an error of its own."""
+    """DeepSpeed's own, of former versions, which would end each start by an error of its own. Slices fit any ranks."""
     engine, exchange, store = Engine(), Exchange(True), CheckpointStore(tmp_path)
     engine.zero_stage, exchange.world_size = now
     (store.begin(3) / "actor").mkdir(exist_ok=True)
@@ -186,6 +199,15 @@ def test_shards_of_other_ranks_or_another_zero_stage_are_refused_for_good(
     with pytest.raises(InvalidInput, match=problem) if problem else nullcontext() as found:
         store.load(3, engine, exchange, unverified=True)  # type: ignore[arg-type]
     assert found is None or found.value.for_good
+    (store.path(3) / "actor/slices").mkdir()
+    store.load(3, engine, exchange, unverified=True)  # type: ignore[arg-type]
+
+
+def test_ranks_that_do_not_see_the_folder_of_rank_0_need_a_bucket(tmp_path: Path) -> None:
+    checkpoints, _ = checkpoints_of(tmp_path, False, [])
+    checkpoints.exchange.heard = [".of_another_machine"]  # type: ignore[attr-defined]
+    with pytest.raises(InvalidInput, match=r"checkpoint_storage: has no bucket, and ranks .0. do not see .* add s3:"):
+        checkpoints.resume()
 
 
 def test_training_goes_on_while_the_checksums_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,9 +215,9 @@ def test_training_goes_on_while_the_checksums_are_computed(tmp_path: Path, monke
     may_hash, committed = threading.Event(), list[tuple[int, int]]()
     write = ManifestWriter.write
 
-    def write_later(manifest: ManifestWriter) -> None:
+    def write_later(manifest: ManifestWriter, others: Any) -> None:
         assert may_hash.wait(60)
-        write(manifest)
+        write(manifest, others)
 
     monkeypatch.setattr(ManifestWriter, "write", write_later)
     checkpoints, control = checkpoints_of(tmp_path, True, committed)
@@ -212,7 +234,7 @@ def test_training_goes_on_while_the_checksums_are_computed(tmp_path: Path, monke
 def test_a_checkpoint_that_cannot_be_finished_ends_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_room(manifest: ManifestWriter) -> None:
+    def no_room(manifest: ManifestWriter, others: Any) -> None:
         raise OSError("no space left on device")
 
     monkeypatch.setattr(ManifestWriter, "write", no_room)

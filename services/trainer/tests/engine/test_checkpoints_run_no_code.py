@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from trinity.runtime.errors import InvalidInput
-from trinity.trainer.engine.checkpoints import CheckpointStore, TrainerState
+from trinity.trainer.engine.checkpoint_store import CheckpointStore, TrainerState
 from trinity.trainer.engine.deepspeed import import_deepspeed, load_state
 from trinity.weights.checkpoints import COMPLETE
 
 pytestmark = pytest.mark.core
 
-SHARD = "actor/deepspeed/mp_rank_00_model_states.pt"
+SHARD = "actor/slices/rank_00000_00000.safetensors"
 
 
 class Evil:
@@ -107,6 +107,11 @@ class Exchange:
         self.is_first = heard is None
         self._heard = heard
 
+    rank = 0
+
+    def collect(self, value: Any) -> list[Any]:
+        return [value]
+
     def share(self, value: Any) -> Any:
         return value if self._heard is None else self._heard
 
@@ -137,6 +142,7 @@ def test_every_file_is_in_the_manifest_of_a_complete_checkpoint(store: Checkpoin
 
 @pytest.mark.parametrize("name", [SHARD, "trainer_state.json", "manifest.json", "actor/deepspeed/more.pt"])
 def test_a_replaced_file_is_refused_on_every_rank_and_taken_by_intention(name: str, store: CheckpointStore) -> None:
+    (store.path(3) / name).parent.mkdir(exist_ok=True)
     (store.path(3) / name).write_bytes(b"replaced")
     engine = Engine()
     with pytest.raises(InvalidInput, match=name) as caught:

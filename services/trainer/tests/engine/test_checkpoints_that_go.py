@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from trinity.trainer.engine import checkpoints
-from trinity.trainer.engine.checkpoints import CheckpointStore, TrainerState
+from trinity.trainer.engine import checkpoint_store
+from trinity.trainer.engine.checkpoint_store import CheckpointStore, TrainerState
 
 pytestmark = pytest.mark.core
 
@@ -30,7 +30,7 @@ def killed_by_removing(monkeypatch: pytest.MonkeyPatch) -> None:
             weights.unlink()
             raise Killed
 
-    monkeypatch.setattr(checkpoints.shutil, "rmtree", rmtree)
+    monkeypatch.setattr(checkpoint_store.shutil, "rmtree", rmtree)
 
 
 def whole(store: CheckpointStore) -> list[tuple[int, str]]:
@@ -53,7 +53,7 @@ def test_what_a_kill_left_is_removed_by_the_next_save(tmp_path: Path, monkeypatc
     saved(store, 4)
     store.begin(5)
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoints.shutil, "rmtree", lambda folder, **_: None)
+        patched.setattr(checkpoint_store.shutil, "rmtree", lambda folder, **_: None)
         saved(store, 4, rollback=1)
     saved(store, 6)
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["global_step_6"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trinity.config.schema.algorithm import OptimizerConfig
 from trinity.trainer.data.batch import TrainSequence
 from trinity.trainer.data.microbatch import Limit, collate, plan_micro_batches
-from trinity.trainer.engine.checkpoints import CheckpointStore, TrainerState
+from trinity.trainer.engine.checkpoint_store import CheckpointStore, TrainerState
 from trinity.trainer.engine.learner import learning_rate
 
 pytestmark = pytest.mark.core

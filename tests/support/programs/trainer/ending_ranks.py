@@ -20,8 +20,9 @@ SEAL_SECONDS = 2.0
 class Engine:
     zero_stage, lora = 0, None
 
-    def save(self, folder: Path, state: dict[str, Any]) -> None:
+    def snapshot(self, folder: Path, state: dict[str, Any]) -> Any:
         folder.mkdir(parents=True, exist_ok=True)
+        return list
 
     def weights(self) -> Any:
         return iter(())
@@ -39,7 +40,8 @@ def main(folder: Path) -> None:
     from trinity.trainer.data.batch import TrainBatch
     from trinity.trainer.data.client import RawBatch
     from trinity.trainer.data.source import Command, Finish, Train
-    from trinity.trainer.engine.checkpoints import Checkpoints, CheckpointStore
+    from trinity.trainer.engine.checkpoint_store import CheckpointStore
+    from trinity.trainer.engine.checkpoints import Checkpoints
     from trinity.trainer.engine.step import StepDone
     from trinity.trainer.loop import TrainLoop
     from trinity.trainer.process.control import Control
@@ -77,7 +79,7 @@ def main(folder: Path) -> None:
     own = {"model": model, "checkpoint_root_dir": str(folder), "trainer": {"save_hf_checkpoint": "never"}}
     plan, engine, parts = make_plan(Config.model_validate(BASE | own)), Engine(), Parts()
     checkpoints = Checkpoints(
-        plan, "run", Exchange(ranks), engine, control, store, StepTimes(), None, lambda: 0,  # type: ignore[arg-type]
+        plan, "run", Exchange(ranks), Exchange(ranks), engine, control, store, StepTimes(), None, lambda: 0,  # type: ignore[arg-type]
     )  # fmt: skip
     with suppress(NotFinite):
         TrainLoop(control, parts, parts, NoVersions(), checkpoints).run()

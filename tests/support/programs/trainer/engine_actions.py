@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from support.programs.trainer.training import BASE, fixed_batch, start_module, wait_for
+from support.programs.trainer.training import BASE, fixed_batch, save_as_before, start_module, wait_for
 
 Dump = dict[str, np.ndarray]
 
@@ -30,7 +30,9 @@ def act(
 
     Actions: ["train", step], ["dump", name], ["load", name of a dump], ["base"],
     ["probe", name, sequences] (and another name: that of the other head),
-    ["save", name], ["resume", name of what was saved], ["whole", name of a dump], ["trained", name],
+    ["save", name], ["resume", name of what was saved], ["save as before", name]: in DeepSpeed's own form,
+    ["masters", name of a dump], ["moments", name of a dump]: float32 weights and the optimizer's states, whole,
+    ["whole", name of a dump], ["trained", name],
     ["recomputed"]: which parts of the first layer of policy and critic recompute their activations.
     """  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,6 +73,41 @@ def elements_with_states(engine: Any) -> int:
     return sum(state["exp_avg"].numel() for state in states)
 
 
+def whole_state(model: Any, masters: bool) -> dict[str, Any]:
+    """Float32 weights, or the optimizer's states, by DeepSpeed's own functions and not by those that are tested.
+
+    Names of states are `<state>/<parameter>`; the count of updates is among them.
+    """
+    import torch
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    found: dict[str, Any] = {}
+    wrapper = model.engine.optimizer
+    held = {}
+    if not model.zero_stage and hasattr(wrapper, "fp32_groups"):
+        held = {id(p): m for p, m in zip(wrapper.fp16_groups[0], wrapper.fp32_groups[0], strict=True)}
+    if model.zero_stage in (1, 2) and model.optimizer.state:
+        wrapper._lazy_init_hp_params_optimizer_state()  # otherwise at the first step
+    counts = {float(state["step"]) for state in model.optimizer.state.values()}
+    for name, parameter in model.module.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        master = held.get(id(parameter), parameter)
+        if masters:
+            whole = safe_get_full_fp32_param(parameter) if model.zero_stage else master.detach()
+            found[name] = whole.float().reshape(-1).clone()
+            continue
+        for key in ("exp_avg", "exp_avg_sq"):
+            if model.zero_stage:
+                state = safe_get_full_optimizer_state(parameter, key)
+            else:
+                state = model.optimizer.state[master][key]
+            found[f"{key}/{name}"] = state.reshape(-1).clone()
+    if not masters:
+        found["counts"] = torch.tensor(sorted(counts))
+    return found
+
+
 def main() -> None:
     import torch
 
@@ -108,6 +145,10 @@ def main() -> None:
             found["recomputed"] = [recomputed(model) for model in (engine.policy, engine._critic.model.module)]
         elif verb == "save":
             engine.save(folder / arguments[0], {"step": 0})
+        elif verb == "save as before":
+            save_as_before(engine, folder / arguments[0], {"step": 0})
+        elif verb in ("masters", "moments"):
+            dumps[arguments[0]] = whole_state(engine._model, masters=verb == "masters")
         elif verb == "resume":
             engine.load(folder / arguments[0])
         else:

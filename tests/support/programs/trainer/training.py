@@ -153,6 +153,16 @@ def recorded(values: list[Any]) -> dict[str, np.ndarray]:
     }
 
 
+def save_as_before(engine: Any, folder: Path, state: dict[str, Any]) -> None:
+    """As former versions did: one shard for each rank, by DeepSpeed."""
+    critic = engine._critic and engine._critic.model
+    for model, where, of in ((engine._model, folder, state), (critic, folder.with_name("critic"), {})):
+        if model is not None:
+            model.engine.save_checkpoint(
+                str(where), tag="deepspeed", client_state=of, save_latest=False, exclude_frozen_parameters=True
+            )
+
+
 def main() -> None:
     import torch
 
@@ -174,6 +184,8 @@ def main() -> None:
         metrics.append(engine.train(fixed_batch(step, rewards=job.get("rewards", "random")), 100))
         if job.get("save_at") == step:
             engine.save(folder / "saved", {"step": step})
+            if job.get("as_before"):
+                save_as_before(engine, folder / "saved", {"step": step})
         if job.get("die_after") == step:
             os.kill(os.getpid(), 9)
     weights = {name: tensor.clone().numpy() for name, tensor in engine.weights()}

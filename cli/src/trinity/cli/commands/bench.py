@@ -32,7 +32,7 @@ from trinity.runtime import files, names, rpc
 from trinity.runtime.devices import visible_gpus
 from trinity.weights import Manifest, manifest_of_folder
 from trinity.weights.checkpoint_manifest import verify, verify_model
-from trinity.weights.checkpoints import checkpoint_folder, has_weights, model_folder, step_of
+from trinity.weights.checkpoints import CONVERTED, checkpoint_folder, has_weights, model_folder, step_of
 
 _POLL_SECONDS = 1.0
 _SYNC_SECONDS = 60.0
@@ -90,7 +90,7 @@ def _candidates(plan: Plan, folder: Path) -> list[Candidate]:
     unverified = plan.config.allow_unverified_checkpoint
     lacking = [step for step in steps if not has_weights(model_folder(folder, step))]
     for step in lacking if not unverified else ():
-        verify(checkpoint_folder(folder, step), ["actor/deepspeed", "actor/lora_adapter"])
+        verify(checkpoint_folder(folder, step), CONVERTED)
     if lacking:
         convert = satellites.find("convert")
         if convert is None:

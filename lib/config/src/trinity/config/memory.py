@@ -195,11 +195,11 @@ def cpu_gib(plan: Plan, count: float) -> float:
 
 
 def checkpoint_gib(plan: Plan, count: float) -> float:
-    """GiB of a checkpoint on disk: weights and states of all ranks, and a Hugging Face folder."""
-    weights, _, states = _bytes(plan)
+    """GiB of a checkpoint on disk: float32 weights and moments of all ranks, and a Hugging Face folder."""
+    weights = _bytes(plan)[0]
     if plan.config.model.lora is not None:
         return 0.0
-    own = (weights + states) * (2 if plan.algorithm.critic else 1)
+    own = 12.0 * (2 if plan.algorithm.critic else 1)
     return count * (own + (weights if plan.config.trainer.save_hf_checkpoint != "never" else 0.0)) / _GIB
 
 

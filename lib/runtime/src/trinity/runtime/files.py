@@ -114,7 +114,12 @@ def stamp(path: Path) -> tuple[int, int, int] | None:
 
 def sync_folder(folder: Path) -> None:
     """Make renames inside a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
+    sync_file(folder)
+
+
+def sync_file(path: Path) -> None:
+    """fsync one file."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -125,11 +130,7 @@ def sync_tree(folder: Path) -> None:
     """fsync every file and folder below `folder`."""
     for root, _, names in os.walk(folder):
         for name in names:
-            handle = os.open(Path(root, name), os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+            sync_file(Path(root, name))
         sync_folder(Path(root))
 
 

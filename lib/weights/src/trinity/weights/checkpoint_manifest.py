@@ -8,7 +8,7 @@ manifest.
 
 import hashlib
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,18 +30,21 @@ class ManifestWriter:
         """`names`: relative paths; None: all files."""
         self._checkpoint = checkpoint
         self._threads = ThreadPoolExecutor(_HASHED_TOGETHER)
-        given = sorted(_names(checkpoint) if names is None else names)
+        self.names = sorted(names_of(checkpoint) if names is None else names)
         self._entries: dict[str, Future[dict[str, Any]]] = {
-            name: self._threads.submit(_entry, checkpoint / name) for name in given
+            name: self._threads.submit(_entry, checkpoint / name) for name in self.names
         }
 
-    def write(self) -> None:
-        """Waits for the checksums and adds them to manifest.json, which is replaced as a whole."""
+    def entries(self) -> dict[str, Any]:
+        """Waits for the checksums; returns the entries by name."""
         with self._threads:
-            found = {name: entry.result() for name, entry in self._entries.items()}
-        before = files.read_json(self._checkpoint / MANIFEST)
-        known = before["files"] if isinstance(before, dict) else {}
-        files.write_json(self._checkpoint / MANIFEST, {"files": {**known, **found}})
+            return {name: entry.result() for name, entry in self._entries.items()}
+
+    def write(self, others: Mapping[str, Any] | None = None) -> None:
+        """Adds the checksums and the entries of `others` to manifest.json, which is replaced as a whole."""
+        known = entries_of(self._checkpoint) if has_manifest(self._checkpoint) else {}
+        entries = {**known, **(others or {}), **self.entries()}
+        files.write_json(self._checkpoint / MANIFEST, {"files": entries})
 
 
 def has_manifest(checkpoint: Path) -> bool:
@@ -53,10 +56,10 @@ def verify(checkpoint: Path, below: Iterable[str] = (".",)) -> None:
 
     Raises InvalidInput naming the file and the fix. Costs a read of all these files.
     """
-    listed = _read(checkpoint)
+    listed = entries_of(checkpoint)
     parts = [Path(part) for part in below]
     expected = {name: entry for name, entry in listed.items() if _is_below(name, parts)}
-    there = {name for name in _names(checkpoint) if _is_below(name, parts)}
+    there = {name for name in names_of(checkpoint) if _is_below(name, parts)}
     if missing := sorted(expected.keys() - there):
         raise InvalidInput(str(checkpoint / missing[0]), f"is missing, and {MANIFEST} lists it{_FIX}")
     if added := sorted(there - expected.keys()):
@@ -81,7 +84,7 @@ def verify_model(folder: Path) -> None:
     verify(checkpoint, [folder.relative_to(checkpoint).as_posix()])
 
 
-def _read(checkpoint: Path) -> dict[str, dict[str, Any]]:
+def entries_of(checkpoint: Path) -> dict[str, dict[str, Any]]:
     """Returns the entries by name. Raises InvalidInput for a missing manifest, or one of another format."""
     if not has_manifest(checkpoint):
         raise InvalidInput(
@@ -101,7 +104,7 @@ def _is_below(name: str, parts: list[Path]) -> bool:
     return any(Path(name).is_relative_to(part) for part in parts)
 
 
-def _names(checkpoint: Path) -> set[str]:
+def names_of(checkpoint: Path) -> set[str]:
     """Returns relative paths of all files. Links to folders count as files: their targets are not the checkpoint's."""
     found = set()
     for root, folders, names in os.walk(checkpoint):

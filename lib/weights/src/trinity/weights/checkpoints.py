@@ -10,6 +10,7 @@ from trinity.runtime.errors import InvalidInput
 
 _NAME = re.compile(r"global_step_(\d+)")
 COMPLETE = ".full_checkpoint"  # written last; a folder without it is no checkpoint
+CONVERTED = ("actor/slices", "actor/deepspeed", "actor/lora_adapter")  # what `trinity convert` reads
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ggml", ".h5", ".msgpack", ".onnx", ".npz", ".ckpt"}
 

@@ -1,9 +1,9 @@
 """`trinity convert`: what the trainer saved, as folders that transformers and vLLM load.
 
-For each checkpoint: skip it if its weights are there, open its shards (deepspeed.py, fsdp.py, megatron; safe_load.py
-runs nothing of them) or its adapters (adapters.py), stream whole tensors into safetensors files (write.py). A
-checkpoint that cannot be converted is one sentence; the others are still done. Torch is imported once there is
-something to convert.
+For each checkpoint: skip it if its weights are there, open its shards (slices.py, deepspeed.py, fsdp.py, megatron;
+safe_load.py runs nothing of them) or its adapters (adapters.py), stream whole tensors into safetensors files
+(write.py). A checkpoint that cannot be converted is one sentence; the others are still done. Torch is imported once
+there is something to convert.
 """
 
 import importlib.util
@@ -23,7 +23,7 @@ from trinity.reading.errors import RunError
 from trinity.reading.render import visible
 from trinity.runtime.errors import InvalidInput
 from trinity.weights.checkpoint_manifest import ManifestWriter, has_manifest, verify
-from trinity.weights.checkpoints import INDEX, has_weights
+from trinity.weights.checkpoints import CONVERTED, INDEX, has_weights
 
 if TYPE_CHECKING:
     from trinity.convert.source import Parameter, Source
@@ -48,7 +48,7 @@ def convert(
         bool, typer.Option("--allow-unverified", help="Convert files that differ from the checkpoint's manifest.json")
     ] = False,
 ) -> int:
-    """Turn checkpoints (DeepSpeed, or FSDP and Megatron as veRL writes them) into Hugging Face folders."""
+    """Turn checkpoints (of this trainer, or FSDP and Megatron as veRL writes them) into Hugging Face folders."""
     found = find_checkpoints(checkpoint_dir, parse_steps(steps))
     if base_model_dir is not None and not (base_model_dir / "config.json").is_file():
         raise RunError(f"--base-model-dir: {base_model_dir} has no config.json, so it is no model folder", 2)
@@ -60,7 +60,7 @@ def convert(
         try:
             known = has_manifest(checkpoint.folder)  # other programs write none
             if known and not allow_unverified:
-                verify(checkpoint.folder, ["actor/deepspeed", "actor/lora_adapter"])
+                verify(checkpoint.folder, CONVERTED)
             before = {*checkpoint.huggingface.glob("*")}
             outcome, text = _convert(checkpoint, base_model_dir, title)
             if known:
@@ -130,9 +130,12 @@ def _open(actor: Path, base: Path | None, files_of: Path | None) -> "Source":
     from trinity.convert.deepspeed import open_deepspeed
     from trinity.convert.fsdp import has_shards, open_fsdp
     from trinity.convert.megatron import has_megatron, open_megatron
+    from trinity.convert.slices import FOLDER, open_slices
 
     if has_adapters(actor / "lora_adapter"):
         return open_adapters(actor / "lora_adapter", base)
+    if (actor / FOLDER).is_dir():
+        return open_slices(actor / FOLDER)
     if (actor / "deepspeed").is_dir():
         return open_deepspeed(actor / "deepspeed")
     if has_shards(actor):
@@ -140,7 +143,7 @@ def _open(actor: Path, base: Path | None, files_of: Path | None) -> "Source":
     if has_megatron(actor):
         return open_megatron(actor, files_of)
     raise CheckpointError(
-        f"{actor} holds neither a folder deepspeed or dist_ckpt, nor files model_world_size_<W>_rank_<r>.pt or "
+        f"{actor} holds neither a folder slices, deepspeed or dist_ckpt, nor files model_world_size_<W>_rank_<r>.pt or "
         "mp_rank_<t>/model.pt; other formats cannot be converted"
     )
 

@@ -68,7 +68,9 @@ def train(plan: Plan, settings: TrainerSettings, ranks: Ranks, control: Control)
         with contextlib.closing(publisher) if publisher is not None else contextlib.nullcontext():
             if settings.replay_folder is not None and settings.replay_bad_step:
                 exchange = Exchange(ranks)
-                train_bad_step(plan, settings.replay_bad_step, settings.replay_folder, engine, exchange)
+                train_bad_step(
+                    plan, run_id_of(plan), settings.replay_bad_step, settings.replay_folder, engine, exchange
+                )
                 control.update(step=settings.replay_bad_step, state="finished", waiting_for="")
             else:
                 make_loop(plan, settings, ranks, engine, control, buffer, publisher).run()
@@ -88,7 +90,8 @@ def make_loop(
 ) -> "TrainLoop":
     """Makes the loop of a run, or with `settings.replay_folder` of a replay. Only rank 0 has buffer and publisher."""
     from trinity.trainer.data.source import BatchSource
-    from trinity.trainer.engine.checkpoints import Checkpoints, CheckpointStore
+    from trinity.trainer.engine.checkpoint_store import CheckpointStore
+    from trinity.trainer.engine.checkpoints import Checkpoints
     from trinity.trainer.engine.step import StepTrainer
     from trinity.trainer.loop import Observer, TrainLoop
     from trinity.trainer.observers import Experiences, Notes, StepMonitor
@@ -99,12 +102,13 @@ def make_loop(
 
     replay, last_step = settings.replay_folder, settings.replay_to if settings.replay_folder else None
     folder, exchange, times = replay or plan.job_dir, Exchange(ranks), StepTimes()
-    store = CheckpointStore(folder)
+    store = CheckpointStore(folder) if replay else CheckpointStore.of(plan, run_id_of(plan))
     versions: NoVersions | VersionPublisher = NoVersions()
     if not plan.offline and replay is None:
         versions = VersionPublisher(plan, exchange, engine, control, publisher, store, times)
     commit = buffer.commit if buffer is not None and replay is None else None
-    own = Checkpoints(plan, run_id_of(plan), exchange, engine, control, store, times, commit, lambda: versions.rollback)
+    run, aside = run_id_of(plan), Exchange(ranks)
+    own = Checkpoints(plan, run, exchange, aside, engine, control, store, times, commit, lambda: versions.rollback)
     checkpoints: Checkpoints | ReplayCheckpoints = own
     if replay is not None:
         checkpoints = ReplayCheckpoints(plan, replay, settings.replay_from, settings.replay_to, own)

@@ -23,7 +23,7 @@ from trinity.runtime import files
 from trinity.runtime.errors import TrinityError
 from trinity.trainer.data.batch import TrainBatch
 from trinity.trainer.engine import TrainEngine
-from trinity.trainer.engine.checkpoints import CheckpointStore
+from trinity.trainer.engine.checkpoint_store import CheckpointStore
 from trinity.trainer.engine.weights import read_all
 from trinity.trainer.process.control import Control
 from trinity.trainer.process.exchange import Exchange

@@ -12,7 +12,7 @@ from trinity.config import Plan
 from trinity.config.service import load_plan
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.build import weights_dir_of
-from trinity.trainer.engine.checkpoints import CheckpointStore
+from trinity.trainer.engine.checkpoint_store import CheckpointStore
 from trinity.trainer.engine.critic import load_critic
 from trinity.trainer.engine.deepspeed import deepspeed_config, dtype_of, import_deepspeed
 from trinity.trainer.model.attention import check_shared_prompts, why_not_packed

@@ -21,7 +21,8 @@ from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data import bad_steps
 from trinity.trainer.data.bad_steps import BadStep
 from trinity.trainer.engine import TrainEngine
-from trinity.trainer.engine.checkpoints import Checkpoints, CheckpointStore
+from trinity.trainer.engine.checkpoint_store import CheckpointStore
+from trinity.trainer.engine.checkpoints import Checkpoints
 from trinity.trainer.engine.step import StepTrainer
 from trinity.trainer.engine.weights import read_all
 from trinity.trainer.process.exchange import Exchange
@@ -46,7 +47,7 @@ class ReplayCheckpoints:
     own: Checkpoints
 
     def __post_init__(self) -> None:
-        self._of_the_run = CheckpointStore(self.plan.job_dir)
+        self._of_the_run = CheckpointStore.of(self.plan, self.own.run)
         self._notes = notes(self.plan.job_dir)
 
     def resume(self) -> tuple[int, int]:
@@ -152,7 +153,7 @@ def notes(job_dir: Path) -> dict[int, dict[str, Any]]:
     return found
 
 
-def train_bad_step(plan: Plan, step: int, folder: Path, engine: TrainEngine, exchange: Exchange) -> None:
+def train_bad_step(plan: Plan, run: str, step: int, folder: Path, engine: TrainEngine, exchange: Exchange) -> None:
     """Trains the stored batch of a bad step again, and writes statistics of each of its groups to `folder`/report.json.
 
     Loads the newest checkpoint before the step, and does not train the steps between them: a run that stopped at a bad
@@ -164,7 +165,7 @@ def train_bad_step(plan: Plan, step: int, folder: Path, engine: TrainEngine, exc
     except FileNotFoundError:
         where = bad_steps.folder_of(plan.job_dir, step)
         raise InvalidInput("replay_bad_step", f"is {step}; {where} keeps no batch") from None
-    store = CheckpointStore(plan.job_dir)
+    store = CheckpointStore.of(plan, run)
     begin = max((saved for saved in store.steps() if saved < step), default=0)
     if begin:
         store.load(begin, engine, exchange, unverified=plan.config.allow_unverified_checkpoint)

@@ -232,10 +232,14 @@ def _check_lora(plan: Plan) -> list[Problem]:
 
 def _check_stores(plan: Plan) -> list[Problem]:
     """Checks the needs of a store on this machine."""
-    uses_s3 = any(entry.startswith(S3) for entry in plan.config.synchronizer.storage)
-    if plan.offline or not uses_s3 or importlib.util.find_spec("obstore") is not None:
+    stores = {
+        "synchronizer.storage": [] if plan.offline else plan.config.synchronizer.storage,
+        "trainer.checkpoint_storage": plan.config.trainer.checkpoint_storage,
+    }
+    if importlib.util.find_spec("obstore") is not None:
         return []
-    return [Problem("synchronizer.storage", f"{S3} needs obstore; `pip install -e '.[s3]'`")]
+    needed = [key for key, storage in stores.items() if any(entry.startswith(S3) for entry in storage)]
+    return [Problem(key, f"{S3} needs obstore; `pip install -e '.[s3]'`") for key in needed]
 
 
 def _check_model(plan: Plan) -> list[Problem]:

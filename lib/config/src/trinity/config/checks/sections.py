@@ -12,7 +12,7 @@ from trinity.config.checks.over_rollout import check_over_rollout
 from trinity.config.checks.reproducible import check_reproducible
 from trinity.config.checks.teacher import TEACHER_WORKFLOWS, check_teacher
 from trinity.config.checks.vision import check_images
-from trinity.config.checks.weights import check_synchronizer
+from trinity.config.checks.weights import check_checkpoint_storage, check_synchronizer
 from trinity.config.errors import Problem, did_you_mean
 from trinity.config.memory import parameters_of
 from trinity.config.names import (
@@ -277,6 +277,7 @@ def _check_online(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
     if config.mode in ("both", "train"):
         known = parameters_of(config.model.model_path) if config.model.model_path else None
         yield from check_synchronizer(config, known[0] if known else None)
+        yield from check_checkpoint_storage(config)
 
 
 def _check_tasksets(config: Config, plugins_loaded: bool) -> Iterator[Problem]:

@@ -20,13 +20,7 @@ def check_synchronizer(config: Config, model_parameters: float | None) -> Iterat
     sync = config.synchronizer
     if not sync.storage:
         yield Problem("synchronizer.storage", f"is empty; explorers that join need a store: {_KINDS}")
-    for index, entry in enumerate(sync.storage):
-        place = f"synchronizer.storage.{index}"
-        problem = _entry_problem(entry)
-        if problem:
-            yield Problem(place, f"is {entry!r}{problem}")
-        elif entry in sync.storage[:index]:
-            yield Problem(place, f"is {entry!r}, which the list has already")
+    yield from _entries("synchronizer.storage", sync.storage)
     # bfloat16, the smallest that is published.
     mib = 2 * model_parameters / 2**20 if model_parameters and config.model.lora is None else 0
     if JETSTREAM in sync.storage and mib > JETSTREAM_LIMIT_MIB:
@@ -38,6 +32,28 @@ def check_synchronizer(config: Config, model_parameters: float | None) -> Iterat
     if sync.bucket_mib > _LARGEST_BUCKET_MIB:
         problem = f"is {sync.bucket_mib}; a bucket is held in memory on both sides, at most {_LARGEST_BUCKET_MIB}"
         yield Problem("synchronizer.bucket_mib", problem)
+
+
+def check_checkpoint_storage(config: Config) -> Iterator[Problem]:
+    """Finds entries that are no storage of checkpoints."""
+    key, storage = "trainer.checkpoint_storage", config.trainer.checkpoint_storage
+    kinds = f"{FOLDER} or {S3}bucket/prefix"
+    if not storage:
+        yield Problem(key, f"is empty; a run needs checkpoints: {kinds}")
+    wrong = {index: entry for index, entry in enumerate(storage) if entry == JETSTREAM or entry.startswith("/")}
+    for index, entry in wrong.items():
+        other = "checkpoint_root_dir names the folder" if entry != JETSTREAM else "checkpoints are too large for it"
+        yield Problem(f"{key}.{index}", f"is {entry!r}, must be {kinds}; {other}")
+    if not wrong:
+        yield from _entries(key, storage)
+
+
+def _entries(key: str, storage: list[str]) -> Iterator[Problem]:
+    for index, entry in enumerate(storage):
+        if problem := _entry_problem(entry):
+            yield Problem(f"{key}.{index}", f"is {entry!r}{problem}")
+        elif entry in storage[:index]:
+            yield Problem(f"{key}.{index}", f"is {entry!r}, which the list has already")
 
 
 def _entry_problem(entry: str) -> str:

@@ -5,7 +5,15 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from trinity.config.schema.algorithm import OptimizerConfig
-from trinity.config.schema.base import NonNegativeFloat, NonNegativeInt, PositiveInt, Section, SmallInt, Tokens
+from trinity.config.schema.base import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    OptionalPath,
+    PositiveInt,
+    Section,
+    SmallInt,
+    Tokens,
+)
 
 
 class DeepSpeedConfig(Section):
@@ -52,6 +60,11 @@ class TrainerConfig(Section):
         "last", description="Which checkpoints get a Hugging Face folder with weights"
     )
     max_checkpoints_to_keep: PositiveInt | None = Field(None, description="Older ones are removed; null: keep all")
+    checkpoint_storage: list[OptionalPath] = Field(
+        default_factory=lambda: ["folder"],
+        description="Where checkpoints are put: folder (the job folder), s3://bucket/prefix, or both; ranks on "
+        "machines without a shared folder need s3",
+    )
     grad_clip: NonNegativeFloat = Field(1.0, description="Gradient norm limit; 0: off")
     freeze_vision_tower: bool = Field(False, description="Train only the language model (docs/vision.md)")
     gradient_checkpointing: bool | Literal["mlp"] | None = Field(

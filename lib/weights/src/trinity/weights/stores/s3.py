@@ -1,7 +1,7 @@
 """S3-compatible object storage, through obstore. Endpoint and credentials come from the usual AWS_* variables."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,23 +22,20 @@ _CONCURRENCY = 8
 _CONNECT_SECONDS = 5.0
 
 
-class S3Store(Store):
-    """Objects `<root>/v<version>/<file>` of a bucket, in parts that travel side by side.
+class Bucket:
+    """Objects below `root` in a bucket, by relative name, in parts that travel side by side.
 
     `patience_seconds` bounds one request, and all its retries. An interrupted upload leaves parts, which the bucket's
-    lifecycle rule for incomplete uploads has to remove.
+    lifecycle rule for incomplete uploads has to remove. Calls raise NotFound, PermissionDenied or Unavailable.
     """
 
-    kind = "s3"
-
-    def __init__(self, bucket: str, root: str, run: str, *, patience_seconds: float = 30.0) -> None:
-        super().__init__(run)
-        self._bucket = bucket
+    def __init__(self, bucket: str, root: str, *, patience_seconds: float = 30.0) -> None:
+        self.bucket = bucket
         self._root = root
-        self._endpoint = endpoint_of_environment()
-        plain = self._endpoint.startswith("http://")
+        self.endpoint = endpoint_of_environment()
+        plain = self.endpoint.startswith("http://")
         patience = timedelta(seconds=patience_seconds)
-        config = {"endpoint": self._endpoint} if self._endpoint else {}
+        config = {"endpoint": self.endpoint} if self.endpoint else {}
         if "AWS_UNSIGNED_PAYLOAD" not in os.environ and not plain:
             config["unsigned_payload"] = "true"  # TLS protects the payload; signing every byte costs a core
         self._objects = Objects(
@@ -54,68 +51,55 @@ class S3Store(Store):
 
     @property
     def where(self) -> str:
-        return "/".join(part for part in (f"s3://{self._bucket}", self._root) if part)
+        return "/".join(part for part in (f"s3://{self.bucket}", self._root) if part)
 
-    def offer(self, version: int, delta: bool) -> S3Offer:
-        return S3Offer(self._bucket, self._prefix(version), self._endpoint, delta)
+    def key(self, name: str) -> str:
+        return "/".join(part for part in (self._root, name) if part)
 
-    def delete(self, version: int) -> None:
-        with self._translated(f"v{version}"):
-            obstore.delete(self._objects, self._key(version, MANIFEST))
-            for page in obstore.list(self._objects, self._prefix(version) + "/"):
-                obstore.delete(self._objects, [entry["path"] for entry in page])
-
-    def _prefix(self, version: int) -> str:
-        return "/".join(part for part in (self._root, f"v{version}") if part)
-
-    def _key(self, version: int, name: str) -> str:
-        return f"{self._prefix(version)}/{name}"
-
-    def _size(self, version: int, name: str) -> int | None:
+    def size(self, name: str) -> int | None:
         try:
             with self._translated(name):
-                return obstore.head(self._objects, self._key(version, name))["size"]
+                return obstore.head(self._objects, self.key(name))["size"]
         except NotFound:
             return None
 
-    def _checksum(self, version: int, info: FileInfo) -> str | None:
-        size = self._size(version, info.name)
-        if size is None or size != info.size_bytes:
-            return None if size is None else f"of {size} bytes"
-        digest = xxhash.xxh3_128()
-        with self._translated(info.name):
-            for start in range(0, size, _PART_BYTES):
-                digest.update(self._range(self._key(version, info.name), start, size))
-        return digest.hexdigest()
+    def upload(self, name: str, source: Path) -> None:
+        part = max(_PART_BYTES, -(-source.stat().st_size // _MOST_PARTS))
+        with self._translated(name):
+            obstore.put(self._objects, self.key(name), source, chunk_size=part, max_concurrency=_CONCURRENCY)
 
-    def _write(self, version: int, info: FileInfo, source: Path) -> None:
-        part = max(_PART_BYTES, -(-info.size_bytes // _MOST_PARTS))
-        with self._translated(info.name):
-            obstore.put(
-                self._objects, self._key(version, info.name), source, chunk_size=part, max_concurrency=_CONCURRENCY
-            )
+    def write(self, name: str, content: bytes) -> None:
+        with self._translated(name):
+            obstore.put(self._objects, self.key(name), content)
 
-    def _create(self, version: int, content: bytes) -> bool:
+    def create(self, name: str, content: bytes) -> bool:
+        """Writes an object unless it exists; returns False if it does."""
         try:
-            with self._translated(MANIFEST):
-                obstore.put(self._objects, self._key(version, MANIFEST), content, mode="create")
+            with self._translated(name):
+                obstore.put(self._objects, self.key(name), content, mode="create")
         except exceptions.AlreadyExistsError:
             return False
         return True
 
-    def _read_manifest(self, version: int) -> bytes | None:
+    def read(self, name: str) -> bytes | None:
         try:
-            with self._translated(MANIFEST):
-                return bytes(obstore.get(self._objects, self._key(version, MANIFEST)).bytes())
+            with self._translated(name):
+                return bytes(obstore.get(self._objects, self.key(name)).bytes())
         except NotFound:
             return None
 
-    def _fetch(self, offer: Offer, name: str, target: Path) -> None:
-        assert isinstance(offer, S3Offer)
-        key = f"{offer.prefix}/{name}"
+    def parts(self, name: str) -> Iterator[memoryview]:
+        size = self.size(name) or 0
+        with self._translated(name):
+            for start in range(0, size, _PART_BYTES):
+                yield self._range(self.key(name), start, size)
+
+    def download(self, name: str, target: Path) -> None:
+        """Writes an object to `target`, unchecked."""
+        key = self.key(name)
         handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
-            with self._translated(f"{offer.prefix}/{name}"):
+            with self._translated(name):
                 size = obstore.head(self._objects, key)["size"]
                 with ThreadPoolExecutor(_CONCURRENCY) as pool:
                     parts = range(0, size, _PART_BYTES)
@@ -123,6 +107,26 @@ class S3Store(Store):
                         pass
         finally:
             os.close(handle)
+
+    def names(self, below: str) -> list[str]:
+        """Returns the names of all objects whose names begin with `below`, a folder."""
+        cut = len(self._root) + 1 if self._root else 0
+        with self._translated(below):
+            return [
+                entry["path"][cut:] for page in obstore.list(self._objects, self.key(below) + "/") for entry in page
+            ]
+
+    def folders(self) -> list[str]:
+        """Returns the names of the folders at the root."""
+        cut = len(self._root) + 1 if self._root else 0
+        with self._translated(self.where):
+            found = obstore.list_with_delimiter(self._objects, self._root or None)
+        return [prefix[cut:].strip("/") for prefix in found["common_prefixes"]]
+
+    def remove(self, names: Iterable[str]) -> None:
+        with self._translated(self.where):
+            if keys := [self.key(name) for name in names]:
+                obstore.delete(self._objects, keys)
 
     def _range(self, key: str, start: int, size: int) -> memoryview:
         return memoryview(obstore.get_range(self._objects, key, start=start, end=min(start + _PART_BYTES, size)))
@@ -141,6 +145,54 @@ class S3Store(Store):
             raise
         except exceptions.BaseError as error:
             raise Unavailable(f"{self.where} does not answer for {what}: {_first_line(error)}") from None
+
+
+class S3Store(Store):
+    """Versions as objects `<root>/v<version>/<file>` of a bucket."""
+
+    kind = "s3"
+
+    def __init__(self, bucket: str, root: str, run: str, *, patience_seconds: float = 30.0) -> None:
+        super().__init__(run)
+        self._bucket = Bucket(bucket, root, patience_seconds=patience_seconds)
+
+    @property
+    def where(self) -> str:
+        return self._bucket.where
+
+    def offer(self, version: int, delta: bool) -> S3Offer:
+        bucket = self._bucket
+        return S3Offer(bucket.bucket, bucket.key(f"v{version}"), bucket.endpoint, delta)
+
+    def delete(self, version: int) -> None:
+        self._bucket.remove([f"v{version}/{MANIFEST}"])
+        self._bucket.remove(self._bucket.names(f"v{version}"))
+
+    def _size(self, version: int, name: str) -> int | None:
+        return self._bucket.size(f"v{version}/{name}")
+
+    def _checksum(self, version: int, info: FileInfo) -> str | None:
+        size = self._size(version, info.name)
+        if size is None or size != info.size_bytes:
+            return None if size is None else f"of {size} bytes"
+        digest = xxhash.xxh3_128()
+        for part in self._bucket.parts(f"v{version}/{info.name}"):
+            digest.update(part)
+        return digest.hexdigest()
+
+    def _write(self, version: int, info: FileInfo, source: Path) -> None:
+        self._bucket.upload(f"v{version}/{info.name}", source)
+
+    def _create(self, version: int, content: bytes) -> bool:
+        return self._bucket.create(f"v{version}/{MANIFEST}", content)
+
+    def _read_manifest(self, version: int) -> bytes | None:
+        return self._bucket.read(f"v{version}/{MANIFEST}")
+
+    def _fetch(self, offer: Offer, name: str, target: Path) -> None:
+        assert isinstance(offer, S3Offer)
+        version = offer.prefix.rpartition("/")[2]
+        self._bucket.download(f"{version}/{name}", target)
 
 
 def _write_at(handle: int, data: memoryview, start: int) -> None:

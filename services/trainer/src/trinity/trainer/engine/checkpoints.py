@@ -1,20 +1,19 @@
 """Checkpoints in the job folder: complete or absent.
 
-<job>/global_step_<n>/
-    actor/deepspeed/        model and optimizer shards of every rank
+<job>/global_step_<n>/      and the same below s3://bucket/prefix (trinity.weights.checkpoint_buckets)
+    actor/slices/           weights and optimizer of every rank (trinity.weights.checkpoint_slices)
     actor/huggingface/      config and tokenizer; model.safetensors by save_hf_checkpoint
-    critic/deepspeed/       the same of ppo's critic
+    critic/slices/          the same of ppo's critic
     trainer_state.json      step, run, world size, tokens trained
-    manifest.json           size and SHA-256 of every file, checked before they are loaded
+    manifest.json           size and checksum of every file, checked before they are loaded
     .full_checkpoint        written last, before the folder gets its name
 <job>/trainer_meta.json     the newest one's trainer_state.json
 <job>/latest_checkpointed_iteration.txt
 """
 
-import contextlib
 import json
-import shutil
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -26,7 +25,8 @@ import structlog
 from trinity.config import Plan
 from trinity.config.schema.model import ModelConfig
 from trinity.runtime import files
-from trinity.runtime.errors import InvalidInput
+from trinity.runtime.errors import InvalidInput, Unavailable
+from trinity.trainer.engine.checkpoint_store import CheckpointStore, Part, TrainerState
 from trinity.trainer.engine.engine import TrainEngine
 from trinity.trainer.engine.weights import read_all
 from trinity.trainer.model.lora import write_adapters
@@ -34,150 +34,28 @@ from trinity.trainer.process.control import Control
 from trinity.trainer.process.exchange import Exchange
 from trinity.trainer.process.times import SECONDS, StepTimes
 from trinity.trainer.weights import CHECKPOINT_SHARD_BYTES, write_huggingface_index, write_shards
-from trinity.weights.checkpoint_manifest import ManifestWriter, verify
-from trinity.weights.checkpoints import COMPLETE, checkpoint_folder, complete_steps, copy_all_but_weights
+from trinity.weights.checkpoints import copy_all_but_weights
 
 log = structlog.get_logger(__name__)
-
-_STATE = "trainer_state.json"
-_LOADED = (_STATE, "actor/deepspeed", "critic/deepspeed")
-
-
-@dataclass(frozen=True)
-class TrainerState:
-    """The state of a resumed trainer without the tensors. `step` is also the position in the ledger.
-
-    rollback: number of the newest rollback applied to the weights; 0: none.
-    """
-
-    run: str
-    step: int
-    tokens_trained: int
-    world_size: int
-    zero_stage: int
-    rollback: int = 0
-
-
-class CheckpointStore:
-    """All checkpoints of one job."""
-
-    def __init__(self, job_dir: Path) -> None:
-        self.job_dir = job_dir
-
-    def path(self, step: int) -> Path:
-        return checkpoint_folder(self.job_dir, step)
-
-    def temporary(self, step: int) -> Path:
-        """The folder into which all ranks write before `finish`."""
-        return self.job_dir / f".global_step_{step}.partial"
-
-    def steps(self) -> list[int]:
-        """Steps of all complete checkpoints, ascending."""
-        return complete_steps(self.job_dir)
-
-    def newest(self) -> TrainerState | None:
-        """State of the newest complete checkpoint."""
-        states = (self.state(step) for step in reversed(self.steps()))
-        return next((state for state in states if state is not None), None)
-
-    def state(self, step: int) -> TrainerState | None:
-        """State of one checkpoint."""
-        state = files.read_json(self.path(step) / _STATE)
-        return TrainerState(**state) if isinstance(state, dict) else None
-
-    def load(self, step: int, engine: TrainEngine, exchange: Exchange, *, unverified: bool) -> None:
-        """Loads a checkpoint into the engine. A collective.
-
-        Every rank raises InvalidInput if another number of ranks or ZeRO stage, whose shards differ, saved it. Unless
-        `unverified`, rank 0 compares the files with the manifest first, and every rank raises InvalidInput if a file
-        differs.
-        """
-        problem: list[str] = []
-        if exchange.is_first:
-            try:
-                self.check_shards(step, engine.zero_stage, exchange.world_size)
-                if not unverified:
-                    verify(self.path(step), _LOADED)
-            except InvalidInput as error:
-                problem = [error.field, str(error).removeprefix(f"{error.field}: ")]
-        if problem := exchange.share(problem):
-            raise InvalidInput(*problem)
-        engine.load(self.path(step) / "actor")
-
-    def check_shards(self, step: int, zero_stage: int, ranks: int) -> None:
-        """Raises InvalidInput if the shards are not those of these ranks.
-
-        Shards of ZeRO 1 and 2 are alike; ZeRO 0 has one for any number of ranks.
-        """
-        state = self.state(step)
-        if state is None:  # `verify` reports the missing file
-            return
-        way = "or begin a new run with the model that `trinity convert` makes of it"
-        saved, now = state.zero_stage, zero_stage
-        if saved != now and {saved, now} != {1, 2}:
-            problem = f"is {now}, but the checkpoint of step {step} is of ZeRO {saved}; set it to {saved}, {way}"
-            raise InvalidInput("trainer.deepspeed.zero_stage", problem)
-        if now and state.world_size != ranks:
-            saved = state.world_size
-            problem = f"is {ranks}, but {saved} rank(s) saved the checkpoint of step {step}; set it to {saved}, {way}"
-            raise InvalidInput("trainer.num_ranks", problem)
-
-    def begin(self, step: int) -> Path:
-        """Creates an empty folder to write into, and removes remains of a crash."""
-        for left in self.job_dir.glob(".global_step_*"):
-            shutil.rmtree(left, ignore_errors=True)
-        folder = self.temporary(step)
-        (folder / "actor").mkdir(parents=True)
-        return folder
-
-    def finish(self, state: TrainerState, keep: int | None) -> int:
-        """Makes the written folder the step's durable checkpoint; returns the oldest step that is kept."""
-        folder, final = self.temporary(state.step), self.path(state.step)
-        files.write_json(folder / _STATE, asdict(state))
-        manifest = ManifestWriter(folder)
-        files.sync_tree(folder)  # waits for the disk, while threads compute the checksums
-        manifest.write()
-        (folder / COMPLETE).touch()
-        files.sync_folder(folder)
-        _give_name(folder, final)
-        files.write_json(self.job_dir / "trainer_meta.json", {"latest_iteration": state.step, **asdict(state)})
-        files.write_atomic(self.job_dir / "latest_checkpointed_iteration.txt", str(state.step).encode())
-        steps = self.steps()
-        for step in steps[: -keep if keep else 0]:
-            _remove(self.path(step))
-        return self.steps()[0]
-
-
-def _give_name(folder: Path, final: Path) -> None:
-    """Renames the folder. A checkpoint of this name from before a rollback stays until then: it may be the only one."""
-    before = final.with_name(f".{final.name}.replaced")
-    with contextlib.suppress(FileNotFoundError):
-        final.rename(before)
-    folder.rename(final)
-    shutil.rmtree(before, ignore_errors=True)
-
-
-def _remove(folder: Path) -> None:
-    """Removes a checkpoint. It first stops counting as complete, so a kill leaves no checkpoint that lacks files."""
-    (folder / COMPLETE).unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass
 class Checkpoints:
     """resume -> (save | save_if_due)* -> settle. All methods are collectives.
 
-    Training continues once the files are written: a thread of rank 0 waits for the disk, computes the checksums, names
-    the folder and reports it. Until then it is no checkpoint. Every rank waits for the thread in `settle`, since rank 0
-    treats the end of another rank before its own as a failure.
+    Training continues once each rank has copied its share to host memory: a thread of each rank writes the copy,
+    computes checksums and uploads. After the last rank, rank 0's thread writes the manifest, names the folder and
+    reports it. Until then it is no checkpoint. Every rank waits for its thread in `settle`, since rank 0 treats the end
+    of another rank before its own as a failure.
 
-    commit(step, oldest kept step) reports a durable checkpoint; None on other ranks and in replays. rollback(): number
-    of the newest rollback applied to the weights.
+    aside: of the threads, which exchange while training does. commit(step, oldest kept step) reports a durable
+    checkpoint; None on other ranks and in replays. rollback(): number of the newest rollback applied to the weights.
     """
 
     plan: Plan
     run: str
     exchange: Exchange
+    aside: Exchange
     engine: TrainEngine
     control: Control
     store: CheckpointStore
@@ -186,6 +64,7 @@ class Checkpoints:
     rollback: Callable[[], int]
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "checkpoint"), init=False)
     _sealing: "Future[None] | None" = field(default=None, init=False)
+    _is_seen: bool = field(default=True, init=False)  # False: rank 0's machine has another job folder
     _processors: list[Any] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -195,9 +74,15 @@ class Checkpoints:
 
     def resume(self) -> tuple[int, int]:
         """Loads the newest checkpoint; returns its step and newest rollback, or zeros without a checkpoint."""
-        state = self.store.newest() if self.plan.config.continue_from_checkpoint else None
-        if state is None:
+        self._is_seen = self.exchange.rank not in self.store.apart(self.exchange)
+        found = None
+        if self.exchange.is_first and self.plan.config.continue_from_checkpoint:
+            newest = self.store.newest()
+            found = None if newest is None else asdict(newest)
+        found = self.exchange.share(found)
+        if found is None:
             return 0, 0
+        state = TrainerState(**found)
         unverified = self.plan.config.allow_unverified_checkpoint
         self.store.load(state.step, self.engine, self.exchange, unverified=unverified)
         step = state.step
@@ -234,34 +119,50 @@ class Checkpoints:
         self._wait_for_seal()
         self.control.update(state="saving")
         begin = time.monotonic()
-        if self.exchange.is_first:
+        if self.exchange.is_first or not self._is_seen:
             self.store.begin(step)
         self.exchange.barrier()
+        attempt = self.exchange.share(uuid.uuid4().hex)
         folder = self.store.temporary(step) / "actor"
-        self.engine.save(folder, {"step": step})
+        write = self.engine.snapshot(folder, {"step": step})
         self._save_adapters(folder / "lora_adapter")
         self._save_huggingface(folder / "huggingface", step)
-        self.exchange.barrier()
         self.control.update(saved_step=step)
+        state = TrainerState(
+            run=self.run,
+            step=step,
+            tokens_trained=self.control.progress.tokens_trained,
+            world_size=self.exchange.world_size,
+            zero_stage=self.engine.zero_stage,
+            rollback=self.rollback(),
+        )
         if self.exchange.is_first:
             seconds = time.monotonic() - begin
             SECONDS.labels("save").observe(seconds)
             self.times.spent("save", seconds)
-            state = TrainerState(
-                run=self.run,
-                step=step,
-                tokens_trained=self.control.progress.tokens_trained,
-                world_size=self.exchange.world_size,
-                zero_stage=self.engine.zero_stage,
-                rollback=self.rollback(),
-            )
-            self._sealing = self._thread.submit(self._seal, state)
         else:
             self.control.update(checkpoint_step=step)
+        self._sealing = self._thread.submit(self._seal, state, write, attempt)
 
-    def _seal(self, state: TrainerState) -> None:
-        begin = time.monotonic()
-        oldest = self.store.finish(state, self.plan.config.trainer.max_checkpoints_to_keep)
+    def _seal(self, state: TrainerState, write: Callable[[], list[Path]], attempt: str) -> None:
+        """Runs in the thread of each rank: writes this rank's files; rank 0 then makes the checkpoint."""
+        begin, error = time.monotonic(), None
+        found: dict[str, Any] = {}
+        try:
+            found = asdict(self.store.put(state.step, attempt, write(), self._is_seen))
+        except Exception as failure:
+            error, found = failure, {"problem": f"{type(failure).__name__}: {failure}"}
+        ranks = self.aside.collect(found)
+        if error is not None:
+            raise error
+        for rank, one in enumerate(ranks):
+            if "problem" in one:
+                what = f"its part of the checkpoint of step {state.step}"
+                raise Unavailable(f"rank {rank} did not write {what}: {one['problem']}")
+        if not self.exchange.is_first:
+            return
+        parts, keep = [Part(**one) for one in ranks], self.plan.config.trainer.max_checkpoints_to_keep
+        oldest = self.store.finish(state, keep, parts, attempt)
         if self.commit is not None:
             self.commit(state.step, oldest)
         self.control.update(checkpoint_step=state.step)

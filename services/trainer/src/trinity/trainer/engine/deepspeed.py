@@ -10,10 +10,12 @@ from torch import nn
 from trinity.config.schema.algorithm import OptimizerConfig
 from trinity.config.schema.trainer import TrainerConfig
 from trinity.trainer.engine.gradients import FiniteStepGuard, Fp32GradAccumulator, OneRankUpdate
+from trinity.trainer.engine.slices import SlicedState, Write
 from trinity.trainer.model.fused import wants_kernels
+from trinity.weights.checkpoint_slices import FOLDER
 from trinity.weights.safe_load import load_safely
 
-_TAG = "deepspeed"
+_TAG = "deepspeed"  # folder of older checkpoints
 _BUCKET_ELEMENTS = 100_000_000  # gradients in flight; DeepSpeed's default takes 2 GB of the GPU in float32
 
 
@@ -45,6 +47,7 @@ class DeepSpeedModel:
         one_rank = self.zero_stage == 2 and self.engine.world_size == 1 and not _offloads(trainer, device)
         if one_rank and (device.type == "cpu" or wants_kernels(module, trainer.fused_kernels)):
             self._one_rank = OneRankUpdate(self.engine.optimizer, self.optimizer, grad_clip, self._finite_guard)
+        self._state = SlicedState(self.engine, self.optimizer, self.zero_stage, dtype, device)
         self._deepspeed = deepspeed
         self._accumulated = False
         if self.zero_stage == 0 and dtype is torch.float32:
@@ -124,13 +127,23 @@ class DeepSpeedModel:
                 state[key] = value.zero_() if isinstance(value, torch.Tensor) else type(value)(0)
 
     def save(self, folder: Path, state: dict[str, Any]) -> None:
-        """Writes model and optimizer shards of all ranks to `folder`, without frozen parameters (LoRA's base)."""
-        self.engine.save_checkpoint(
-            str(folder), tag=_TAG, client_state=state, save_latest=False, exclude_frozen_parameters=True
-        )
+        """Writes what `snapshot` copies."""
+        self.snapshot(folder, state)()
+
+    def snapshot(self, folder: Path, state: dict[str, Any]) -> Write:
+        """Copies this rank's slices of weights and optimizer, without frozen parameters (LoRA's base).
+
+        Returns a function that writes the copy to `folder` and returns the paths.
+        """
+        return self._state.snapshot(folder / FOLDER, state)
 
     def load(self, folder: Path) -> dict[str, Any]:
-        """Loads what `save` wrote; returns its state."""
+        """Loads what `save` wrote on ranks of any number and ZeRO stage; returns its state. A collective.
+
+        Shards that DeepSpeed wrote, as former versions let it, need the same ranks and stage.
+        """
+        if (folder / FOLDER).is_dir():
+            return self._state.load(folder / FOLDER)
         whole = all(parameter.requires_grad for parameter in self.module.parameters())
         path, state = self.engine.load_checkpoint(str(folder), tag=_TAG, load_module_strict=whole)
         if path is None:

@@ -34,6 +34,7 @@ from trinity.trainer.data.microbatch import Limit, MicroBatch, MicroBatchPlanner
 from trinity.trainer.engine.critic import in_rows, load_critic, value_loss
 from trinity.trainer.engine.deepspeed import DeepSpeedModel, dtype_of, import_deepspeed
 from trinity.trainer.engine.learner import Learner, LossOf, NoGradForward, learning_rate
+from trinity.trainer.engine.slices import Write
 from trinity.trainer.engine.token_record import TokenRecord
 from trinity.trainer.engine.weights import PolicyWeights
 from trinity.trainer.engine.whole_batch import BatchPreparer, rolled_out
@@ -354,10 +355,18 @@ class TrainEngine:
         return self._weights.given()
 
     def save(self, folder: Path, state: dict[str, Any]) -> None:
-        """Writes all trained models of all ranks to `folder`; a critic to its sibling `critic`."""
+        """Writes what `snapshot` copies."""
+        self.snapshot(folder, state)()
+
+    def snapshot(self, folder: Path, state: dict[str, Any]) -> Write:
+        """Copies this rank's share of all trained models to host memory; a critic's for the sibling folder `critic`.
+
+        Returns a function that writes the copy, while training continues, and returns the paths.
+        """
+        writes = [self._model.snapshot(folder, {**state, "kl_coefficients": asdict(self._kl)})]
         if self._critic is not None:
-            self._critic.model.save(folder.with_name("critic"), {})
-        self._model.save(folder, {**state, "kl_coefficients": asdict(self._kl)})
+            writes.append(self._critic.model.snapshot(folder.with_name("critic"), {}))
+        return lambda: [path for write in writes for path in write()]
 
     def load(self, folder: Path) -> dict[str, Any]:
         """Loads what `save` wrote; returns its state."""

@@ -29,6 +29,10 @@ class Exchange:
         return self._ranks.is_first
 
     @property
+    def rank(self) -> int:
+        return self._ranks.rank
+
+    @property
     def world_size(self) -> int:
         return self._ranks.world_size
 
@@ -38,6 +42,19 @@ class Exchange:
             return value
         shared: T = json.loads(self._bytes(json.dumps(value).encode()))
         return shared
+
+    def collect(self, value: T) -> list[T]:
+        """Returns the values of all ranks, of JSON's types, in their order."""
+        if self.world_size == 1:
+            return [value]
+        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
+        dist.all_gather(sizes, torch.tensor([len(data)]), group=self._group)
+        rows = [torch.empty(max(int(size) for size in sizes), dtype=torch.uint8) for _ in sizes]
+        row = torch.zeros_like(rows[0])
+        row[: len(data)] = data
+        dist.all_gather(rows, row, group=self._group)
+        return [json.loads(row[: int(size)].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
     def share_when_known(
         self, poll: Callable[[], T | None], encode: Callable[[T], bytes], decode: Callable[[bytes], T]

@@ -4,6 +4,7 @@ The format: https://github.com/huggingface/safetensors#format
 """
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -15,20 +16,20 @@ import torch
 import xxhash
 from safetensors import safe_open
 
+from trinity.runtime.devices import host_memory
 from trinity.runtime.errors import InvalidInput
 from trinity.weights import FileInfo, Manifest, TensorInfo
+from trinity.weights.checkpoint_slices import DTYPES
 
 SHARD_BYTES = 256 * 1024**2  # of a version: explorers check several files at a time
 CHECKPOINT_SHARD_BYTES = 2 * 1024**3
-_DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
+_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
 _BLOCK = 1024 * 1024  # hashed at a time: stays in the CPU's cache for the second checksum
 _WRITTEN = 1024 * 1024  # per write: a whole tensor takes up to twice as long (ext4)
 _HELD_BYTES = 1024**3  # host copies of a GPU's shards that are being written
 _PARALLEL_FILES = 8  # of tensors that stay: 13 GB/s on 16 cores; with 4 files 5 to 10 GB/s, with 14 no more
 
+_MOST_OF_FREE = 0.8  # of free host memory, for a copy
 _ALIGNMENT = 16  # bytes: a tensor of any dtype can begin there
 
 Weights = Iterable[tuple[str, torch.Tensor]]
@@ -215,6 +216,12 @@ class Snapshot:
         if self._buffer.numel() != size:
             self._buffer = torch.empty(0, dtype=torch.uint8)  # frees the old memory first
             self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=self._on_gpu)
+
+    def fits(self, layout: Sequence[TensorInfo]) -> bool:
+        """Returns True if host memory has room for a copy, or holds it already; ranks of a machine share the room."""
+        size, free = sum(_rooms(layout)), host_memory() * 2**30
+        own = free / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return not free or size <= max(self._buffer.numel(), own * _MOST_OF_FREE)
 
     @torch.no_grad()
     def take(self, layout: Sequence[TensorInfo], weights: Weights) -> "Snapshot":
