@@ -94,14 +94,16 @@ VLLM = (
         ("trinity.explorer.engine.worker", "trinity.explorer.engine.replay"),
         "The order of calls in `Worker.update_weights`, and who resets the target and the flag of an update that "
         "failed. `layerwise.py`: which layers a reload passes over (a head tied to the embeddings, on CPUs), and "
-        "what it counts while weights arrive. New kinds of `quant_method`, and new layers that derive one weight "
-        "from another as `MLA` does: they must not be loaded in place. The canary refuses a version that was "
-        "loaded wrongly.",
+        "what it counts while weights arrive. `UnquantizedFusedMoEMethod._setup_kernel`: whether a second load packs "
+        "experts for CPUs; packing twice would be as wrong as never. New kinds of `quant_method`, and new layers that "
+        "derive one weight from another as `MLA` does: they must not be loaded in place. The canary refuses a version "
+        "that was loaded wrongly.",
         (
             "services/explorer/tests/engine/test_loading_in_place.py",
             "services/explorer/tests/engine/test_loading_by_replay.py",
             "tests/integration/test_weights_on_real_vllm.py",
             "tests/integration/test_trainer_and_engine_agree.py",
+            "tests/models/test_families_roll_out.py",
         ),
         (
             "vllm.distributed.weight_transfer:WeightTransferEngineFactory.register_engine(name)",
@@ -137,6 +139,11 @@ VLLM = (
             "vllm.model_executor.layers.vocab_parallel_embedding:"
             "UnquantizedEmbeddingMethod.process_weights_after_loading(layer)",
             "vllm.model_executor.models.qwen2:Qwen2ForCausalLM.load_weights(weights)",
+            "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method:"
+            "UnquantizedFusedMoEMethod.process_weights_after_loading(layer)",
+            "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method:UnquantizedFusedMoEMethod.moe_kernel",
+            "vllm.model_executor.layers.fused_moe.experts.cpu_moe:"
+            "CPUUnquantizedExperts.process_weights_after_loading(layer)",
         ),
     ),
     Border(

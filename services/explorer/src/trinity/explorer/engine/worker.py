@@ -20,6 +20,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.platforms import current_platform
 
 from trinity.explorer.engine import sampled_logprobs
 from trinity.explorer.engine.replay import Loader
@@ -297,7 +298,28 @@ def norm_row_by_row() -> None:
     layernorm.rms_norm_batch_invariant = rms_norm
 
 
+def repack_experts() -> None:
+    """Make vLLM pack experts for its CPU kernel at every load.
+
+    Up to vLLM 0.32 it does so at the first load only, and then reads new weights in a layout that they do not have.
+    """
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+    method: Any = UnquantizedFusedMoEMethod
+    process = method.process_weights_after_loading
+
+    def repacking(self: Any, layer: torch.nn.Module) -> None:
+        packed = self.moe_kernel is not None
+        process(self, layer)
+        if packed:
+            self.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+    method.process_weights_after_loading = repacking
+
+
 sampled_logprobs.install()
+if current_platform.is_cpu():
+    repack_experts()
 if envs.VLLM_BATCH_INVARIANT:
     norm_row_by_row()
 if BACKEND not in WeightTransferEngineFactory._registry:
