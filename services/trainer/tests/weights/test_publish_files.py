@@ -1,5 +1,6 @@
 """Versions as files, with the checksums that were computed while they were written; and the probes of canaries."""
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -200,6 +201,14 @@ def test_tolerances_follow_the_dtypes_unless_they_are_given(
     }
     plan = make_plan(Config.model_validate(config))
     assert canary.tolerances(plan, trains_in_float32, on_gpu) == expected
+
+
+def test_engines_of_delta_networks_round_to_bfloat16_on_cpus(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"linear_conv_kernel_dim": 4}}))
+    plan = make_plan(Config.model_validate(BASE | {"model": {**BASE["model"], "model_path": str(tmp_path)}}))
+    assert canary.tolerances(plan, True, on_gpu=False) == (0.05, 0.5)
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"layer_types": ["full_attention"]}}))
+    assert canary.tolerances(plan, True, on_gpu=False) == (1e-3, 1e-2)
 
 
 def test_weights_that_give_no_numbers_are_refused_with_what_to_do() -> None:

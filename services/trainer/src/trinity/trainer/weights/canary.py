@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trinity.config import Plan
+from trinity.config.memory import has_delta_networks
 from trinity.data.images import expanded
 from trinity.data.vision import ImageRules
 from trinity.runtime.errors import TrinityError
@@ -75,7 +76,8 @@ def probe_of_versions(manifests: Sequence[Manifest]) -> Tokens:
 def rounding_counts(plan: Plan, trains_in_float32: bool, on_gpu: bool) -> bool:
     """Returns True if tolerances follow measured rounding: none in the YAML, and half precision on either side."""
     engines = plan.config.explorer.rollout_model.dtype
-    engines_in_float32 = engines == "float32" or (engines == "auto" and not on_gpu)
+    auto_is_float32 = not on_gpu and not has_delta_networks(plan.config.model.model_path)
+    engines_in_float32 = engines == "float32" or (engines == "auto" and auto_is_float32)
     return plan.config.synchronizer.canary_tolerance is None and not (trains_in_float32 and engines_in_float32)
 
 
