@@ -49,9 +49,6 @@ _TOWER = {
 }  # fmt: skip
 _GRANITE = {"logits_scaling": 2.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3}
 
-STATE = "layers carry a state from token to token"
-REPLACED = "transformers does not let its attention be replaced"
-
 
 @dataclass(frozen=True)
 class Family:
@@ -81,24 +78,24 @@ class Family:
 
 FAMILIES = (
     Family("qwen3", "Qwen3", engine=True, on_gpu=True),
-    Family("qwen3_moe", "Qwen3-MoE", _EXPERTS | {"decoder_sparse_step": 1}, in_core=True),
+    Family("qwen3_moe", "Qwen3-MoE", _EXPERTS | {"decoder_sparse_step": 1}, engine=True, in_core=True),
     Family(
-        "qwen3_next", "Qwen3-Next", _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 32}, not_packed=REPLACED
+        "qwen3_next", "Qwen3-Next", _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 32},
     ),
     Family(
         "qwen3_5", "Qwen3.5, Qwen3.6", _DELTA, {"vision_config": _QWEN_TOWER, **_QWEN_TOKENS},
-        not_packed=REPLACED, engine=True, in_core=True,
+        engine=True, in_core=True,
     ),
     Family(
         "qwen3_5_moe", "Qwen3.5-MoE", _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 32},
-        {"vision_config": _QWEN_TOWER, **_QWEN_TOKENS}, not_packed=REPLACED,
+        {"vision_config": _QWEN_TOWER, **_QWEN_TOKENS},
     ),
     Family(
         "qwen3_vl_moe", "Qwen3-VL-MoE",
         _EXPERTS | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}},
         {"vision_config": {**_QWEN_TOWER, "deepstack_visual_indexes": [0]}, **_QWEN_TOKENS},
     ),
-    Family("gemma2", "Gemma 2", {"sliding_window": WINDOW, "query_pre_attn_scalar": 8}, not_packed="caps its scores"),
+    Family("gemma2", "Gemma 2", {"sliding_window": WINDOW, "query_pre_attn_scalar": 8}, windowed=True),
     Family("gemma3_text", "Gemma 3 of 1B", _WINDOWS, windowed=True, on_gpu=True),
     Family(
         "gemma3", "Gemma 3", _WINDOWS,
@@ -114,7 +111,7 @@ FAMILIES = (
     Family(
         "gpt_oss", "gpt-oss (bfloat16 files)",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW, "num_hidden_layers": 2},
-        not_packed="attention has sinks",
+        windowed=True,
     ),
     Family("llama4_text", "Llama 4, text only", _CHUNKS, not_packed="chunks of attention"),
     Family(
@@ -140,7 +137,6 @@ FAMILIES = (
         _GRANITE | {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8,
                     "mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_expand": 2, "num_local_experts": 4,
                     "num_experts_per_tok": 2, "shared_intermediate_size": 32, "position_embedding_type": "rope"},
-        not_packed=STATE,
     ),
     Family(
         "kimi_linear", "Kimi-Linear",
@@ -148,7 +144,7 @@ FAMILIES = (
                    "moe_intermediate_size": 32, "first_k_dense_replace": 1, "num_shared_experts": 1,
                    "linear_attn_config": {"head_dim": 8, "num_heads": 4, "short_conv_kernel_size": 4,
                                           "full_attn_layers": [2], "kda_layers": [1]}},
-        not_packed=REPLACED, adapters=False,
+        adapters=False,
     ),
 )  # fmt: skip
 

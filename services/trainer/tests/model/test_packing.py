@@ -118,16 +118,37 @@ def test_models_whose_attention_cannot_be_replaced_stay_padded() -> None:
     assert [entry["event"] for entry in said] == ["trainer.model.padded"]
     assert not pack(GPTJForCausalLM(GPTJConfig(vocab_size=61, n_embd=32, n_layer=1, n_head=2, rotary_dim=4)), None)
     mixed = Qwen3NextConfig(**SIZES, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
-    assert not pack(Qwen3NextForCausalLM(mixed), None)
+    assert pack(Qwen3NextForCausalLM(mixed), None)
     with pytest.raises(InvalidInput, match=r"ulysses_sequence_parallel_size.*MambaForCausalLM"):
         pack(MambaForCausalLM(MambaConfig(**small)), SequenceGroup(0, 2, None))
+    with pytest.raises(InvalidInput, match=r"ulysses_sequence_parallel_size: is 2, and layers carry a state"):
+        pack(Qwen3NextForCausalLM(mixed), SequenceGroup(0, 2, None))
 
 
 def test_what_a_model_adds_to_its_attention_is_refused() -> None:
     states = torch.zeros(1, 2, 3, 4)
     packing = Packing(torch.tensor([0, 3]), (3,))
-    with pytest.raises(InvalidInput, match=r"use_remove_padding.*softcap.*false"):
-        packed_attention(torch.nn.Identity(), states, states, states, None, packing=packing, softcap=50.0)
+    with pytest.raises(InvalidInput, match=r"use_remove_padding.*position_bias.*false"):
+        packed_attention(torch.nn.Identity(), states, states, states, None, packing=packing, position_bias=states)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(("cap", "sunk"), [(2.0, False), (None, True), (2.0, True)])
+def test_capped_scores_and_sinks_are_those_of_their_formulas(cap: float | None, sunk: bool, window: int | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 9, heads, 4, generator=generator, dtype=torch.float64) for heads in (4, 2, 2))
+    sinks = torch.randn(4, generator=generator, dtype=torch.float64) if sunk else None
+    packing = Packing(torch.tensor([0, 4, 9]), (4, 5))
+    flipped = [tensor.transpose(1, 2) for tensor in (q, k, v)]
+    found, _ = packed_attention(torch.nn.Identity(), *flipped, None, packing=packing, scaling=0.7,
+                                sliding_window=window, softcap=cap, s_aux=sinks)  # fmt: skip
+    for token, begin in [(0, 0), (3, 0), (4, 4), (8, 4)]:
+        begin = begin if window is None else max(begin, token + 1 - window)
+        for head in range(4):
+            scores = k[0, begin : token + 1, head // 2] @ q[0, token, head] * 0.7
+            scores = scores if cap is None else cap * torch.tanh(scores / cap)
+            weights = scores.exp() / (scores.exp().sum() + (0 if sinks is None else sinks[head].exp()))
+            torch.testing.assert_close(found[0, token, head], weights @ v[0, begin : token + 1, head // 2])
 
 
 @pytest.mark.parametrize("window", [None, 3])

@@ -15,9 +15,9 @@ from trinity.trainer.build import weights_dir_of
 from trinity.trainer.engine.checkpoint_store import CheckpointStore
 from trinity.trainer.engine.critic import load_critic
 from trinity.trainer.engine.deepspeed import deepspeed_config, dtype_of, import_deepspeed
-from trinity.trainer.model.attention import check_shared_prompts, why_not_packed
+from trinity.trainer.model.attention import check_sequence_parallel, check_shared_prompts
 from trinity.trainer.model.policy import load_policy
-from trinity.trainer.model.sequence_parallel import KEY, check_heads, check_ranks
+from trinity.trainer.model.sequence_parallel import check_ranks
 from trinity.trainer.process import devices
 from trinity.trainer.process.ranks import Ranks
 from trinity.trainer.settings import TrainerSettings
@@ -50,9 +50,7 @@ def _models(plan: Plan, settings: TrainerSettings) -> None:
     packed = trainer.use_remove_padding
     policy = load_policy(model, dtype, trainer.logprob_chunk_tokens, packed=packed, weights=False)
     if size > 1:
-        if (reason := why_not_packed(policy.model)) is not None:
-            raise InvalidInput(KEY, f"needs packed sequences; {reason}")
-        check_heads(policy.model.config.get_text_config(), size)
+        check_sequence_parallel(policy.model, size)
     if trainer.shared_prompts:
         check_shared_prompts(policy.model, policy.packed, plan.lengths.model)
     if plan.algorithm.critic:

@@ -6,12 +6,15 @@ Neither holds scores between sequences.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data.shared_prompts import SharedPrompts
+from trinity.trainer.model import sequence_parallel
+from trinity.trainer.model.recurrent import Rows, begin_anew_at_sequences, recurrent_layers, rows_of
 from trinity.trainer.model.sequence_parallel import SequenceGroup
 from trinity.trainer.model.shared_attention import attend_to_shared, one_by_one
 from trinity.trainer.model.varlen import kernel_for
@@ -34,6 +37,11 @@ class Packing:
     group: SequenceGroup | None = None
     shared: SharedPrompts | None = None
 
+    @cached_property
+    def rows(self) -> Rows:
+        """Returns the rows of layers that carry a state."""
+        return rows_of(self.lengths, self.shared and self.shared.prompts, self.boundaries.device)
+
 
 def packed_attention(
     module: torch.nn.Module,
@@ -46,26 +54,28 @@ def packed_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """query [1, heads, T, width], key and value [1, key heads, T, width] -> [1, T, heads, width].
 
-    sliding_window: number of tokens to which a token attends, including itself. Raises InvalidInput for an unknown
-    addition to the model's attention.
+    sliding_window: number of tokens to which a token attends, including itself. softcap, s_aux: cap and sinks of
+    `one_by_one`, which kernels do not have. Raises InvalidInput for an unknown addition to the model's attention.
     """
-    for name in ("softcap", "s_aux", "position_bias"):
-        if others.get(name) is not None:
-            raise InvalidInput(KEY, f"is true, and the model's attention has {name}; set it to false")
+    if others.get("position_bias") is not None:
+        raise InvalidInput(KEY, "is true, and the model's attention has position_bias; set it to false")
     states = [tensor.transpose(1, 2) for tensor in (query, key, value)]
     if packing.group is not None:
         states = [packing.group.heads_for_tokens(tensor) for tensor in states]
     q, k, v = states
     width = q.shape[-1]
-    if q.is_cuda and q.dtype in _KERNEL_DTYPES and width == v.shape[-1] <= _KERNEL_WIDTH:
+    additions = softcap is not None or s_aux is not None
+    if q.is_cuda and not additions and q.dtype in _KERNEL_DTYPES and width == v.shape[-1] <= _KERNEL_WIDTH:
         mixed = _by_kernel(q, k, v, packing, scaling, sliding_window)
     else:
         prompts = None if packing.shared is None else packing.shared.prompts
-        mixed = one_by_one(q, k, v, packing.lengths, scaling, dropout, sliding_window, prompts)
+        mixed = one_by_one(q, k, v, packing.lengths, scaling, dropout, sliding_window, prompts, softcap, s_aux)
     if packing.group is not None:
         mixed = packing.group.tokens_for_heads(mixed)
     return mixed, None
@@ -94,16 +104,27 @@ def choose_attention(model: Any) -> None:
 def why_not_packed(model: Any) -> str | None:
     """Returns the reason why a transformers model's attention cannot be replaced; None if it can."""
     config = model.config.get_text_config()
-    if not getattr(model, "_supports_attention_backend", False):
+    with_state = [kind for kind in getattr(config, "layer_types", None) or () if kind not in _LAYERS]
+    known = len(list(recurrent_layers(model)))
+    if not known and not getattr(model, "_supports_attention_backend", False):
         return f"{type(model).__name__} does not let its attention be replaced"
-    strange = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYERS)
-    if strange or getattr(model, "_is_stateful", False):
-        return f"{type(model).__name__} has layers that carry a state over a whole row ({', '.join(strange)})"
-    if getattr(config, "attn_logit_softcapping", None):
-        return "its config has attn_logit_softcapping"
-    if any(name.endswith(".sinks") for name, _ in model.named_parameters()):
-        return "its attention has sinks"
+    if len(with_state) != known or (getattr(model, "_is_stateful", False) and not known):
+        strange = ", ".join(sorted(set(with_state)))
+        return f"{type(model).__name__} has layers that carry a state over a whole row ({strange})"
     return None
+
+
+def check_sequence_parallel(model: Any, size: int) -> None:
+    """Raises InvalidInput for a transformers model whose sequences `size` ranks cannot share."""
+    if (reason := why_not_packed(model)) is not None:
+        raise InvalidInput(sequence_parallel.KEY, f"needs packed sequences; {reason}")
+    if any(recurrent_layers(model)):
+        raise InvalidInput(
+            sequence_parallel.KEY, f"is {size}, and layers carry a state over a whole sequence; set it to 1"
+        )
+    if any(name.endswith(".sinks") for name, _ in model.named_parameters()):
+        raise InvalidInput(sequence_parallel.KEY, f"is {size}, and the model's attention has sinks; set it to 1")
+    sequence_parallel.check_heads(model.config.get_text_config(), size)
 
 
 def check_shared_prompts(model: Any, packed: bool, longest: int) -> None:
@@ -125,3 +146,4 @@ def replace_attention(model: Any) -> None:
 
     AttentionInterface.register(PACKED, packed_attention)
     model.set_attn_implementation(PACKED)
+    begin_anew_at_sequences(model)

@@ -20,7 +20,7 @@ from trinity.trainer.model import attention
 from trinity.trainer.model.fused import fuse, is_lean, wants_kernels
 from trinity.trainer.model.logprobs import chunked_logprobs
 from trinity.trainer.model.lora import adapter_weights, add_adapters, without_adapters
-from trinity.trainer.model.sequence_parallel import KEY, SequenceGroup, check_heads
+from trinity.trainer.model.sequence_parallel import SequenceGroup
 from trinity.trainer.model.vision import has_vision, hidden_states, text_body
 from trinity.weights import Lora
 
@@ -232,11 +232,9 @@ def pack(model: Any, group: SequenceGroup | None) -> bool:
 
     Raises InvalidInput for a model that cannot if ranks share sequences (`group`), which must be packed.
     """
-    reason = attention.why_not_packed(model)
     if group is not None:
-        if reason is not None:
-            raise InvalidInput(KEY, f"needs packed sequences; {reason}")
-        check_heads(model.config.get_text_config(), group.size)
+        attention.check_sequence_parallel(model, group.size)
+    reason = attention.why_not_packed(model)
     if reason is not None:
         log.warning("trainer.model.padded", reason=reason)
         return False

@@ -205,11 +205,14 @@ def one_by_one(
     dropout: float,
     window: int | None,
     prompts: tuple[int | None, ...] | None = None,
+    cap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Runs one scaled_dot_product_attention for each segment of q, k, v [1, T, heads, width].
 
     prompts: for each segment the index of another segment to which it attends too. window: a token attends to this many
-    tokens including itself.
+    tokens including itself. cap: bounds scores by cap * tanh(score / cap). sinks [heads]: the score of a key without a
+    value. With either, memory holds the scores of a segment.
     """
     parts = []
     segments = [tensor.transpose(1, 2).split(lengths, dim=2) for tensor in (q, k, v)]
@@ -220,12 +223,32 @@ def one_by_one(
             torch.cat([of[prompt], one], 2) for of, one in zip(segments[1:], own, strict=True)
         )  # fmt: skip
         mask = _band(one_q.shape[2], before, window, q.device)
+        if cap is not None or sinks is not None:
+            parts.append(_by_scores(one_q, one_k, one_v, mask, scaling, cap, sinks))
+            continue
         part = scaled_dot_product_attention(
             one_q, one_k, one_v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scaling,
             enable_gqa=one_q.shape[1] != one_k.shape[1],
         )  # fmt: skip
         parts.append(part)
     return torch.cat(parts, dim=2).transpose(1, 2)
+
+
+def _by_scores(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scaling: float | None,
+    cap: float | None, sinks: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """q [1, heads, T, width], k and v [1, key heads, S, width] -> [1, heads, T, width]. mask: see `_band`."""
+    k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for tensor in (k, v))
+    scores = q @ k.transpose(2, 3) * (q.shape[3] ** -0.5 if scaling is None else scaling)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if cap is not None:
+        scores = torch.tanh(scores / cap) * cap
+    seen = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).tril() if mask is None else mask
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.to(scores).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], dim=3)
+    return scores.softmax(dim=3)[..., : k.shape[2]].to(v.dtype) @ v
 
 
 def _band(length: int, before: int, window: int | None, device: torch.device) -> torch.Tensor | None:
