@@ -6,6 +6,7 @@ get 403: other users of the machine reach the same port. A form carries a token 
 sends from pages of other ports.
 """
 
+import asyncio
 import contextlib
 import hmac
 import math
@@ -25,7 +26,7 @@ from starlette.convertors import Convertor, StringConvertor, register_url_conver
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -34,7 +35,7 @@ from trinity.reading.errors import RunError
 from trinity.reading.render import age_text, error_text, size_text, visible, when
 from trinity.reading.view import versions
 from trinity.runtime.settings import LOOPBACK
-from trinity.ui import compare, history, journeys, letters, pictures, screens, texts, tokens, waste
+from trinity.ui import compare, curves, history, journeys, letters, pictures, screens, texts, tokens, waste
 from trinity.ui.places import Places
 from trinity.ui.source import UNREADABLE, Source
 
@@ -68,8 +69,8 @@ class Pages:
         """Routes of the screens: path below the run's, template, and the function that collects the values."""
         one, sample = self._screen, "/step/{step:number}/sample/{index:number}"
         return [
-            one("", "overview.html", screens.overview_with_evaluations),
-            one("/now", "overview_now.html", screens.overview),  # the middle, which a live run's page asks for again
+            one("", "overview.html", screens.whole_overview, lambda request: request.path_params["key"]),
+            one("/now", "overview_live.html", screens.overview),  # the middle, which a live run's page asks for again
             one("/dead", "dead.html", letters.dead),
             one("/dead/{ordinal:number}", "letter.html", letters.letter),
             one("/versions", "versions.html", history.versions),
@@ -142,6 +143,16 @@ class Pages:
             raise RunError(f"no run {key} is known here")
         return source
 
+    async def curves(self, request: Request) -> Response:
+        """Serves points of metrics as JSON, or 404 with the reason."""
+        query = request.query_params
+        try:
+            source = self._source(request.path_params["key"])
+            bounds = {name: int(query[name]) for name in ("first", "last") if name in query}
+            return JSONResponse(await asyncio.to_thread(curves.collect, source.curves, query.getlist("name"), **bounds))
+        except UNREADABLE as error:
+            return JSONResponse({"problem": str(error)}, 404)
+
     async def picture(self, request: Request) -> Response:
         """Serves the file of a sample's picture, or 404 with the reason."""
         source = self.places.get(request.path_params["key"])
@@ -195,6 +206,7 @@ def make_app(places: Places, key: str, cookie: str = "trinity_ui", writes: bool 
             get("/", pages.runs),
             get(f"{run}/go", pages.go),
             get(run + "/picture/{name}", pages.picture),
+            get(run + "/curves", pages.curves),
             *pages.of_runs(),
             *(changes if writes else []),
             Mount("/static", StaticFiles(directory=_HERE / "static")),

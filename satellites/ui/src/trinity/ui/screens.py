@@ -16,7 +16,7 @@ from trinity.reading import results, series
 from trinity.reading.alarms import Known, alarms, disk_of
 from trinity.reading.errors import RunError
 from trinity.reading.job import describe_finished
-from trinity.ui import charts, pictures, replays, tokens
+from trinity.ui import charts, curves, pictures, replays, tokens
 from trinity.ui.audit import count_problems
 from trinity.ui.places import Places, Unreadable
 from trinity.ui.source import UNREADABLE, Source
@@ -98,17 +98,17 @@ async def overview(source: Source) -> Facts:
         "staleness": _staleness(source, counts),
         "times": _times(trainer[-_WAITED_STEPS:]),
         "steps": source.audit.steps[: -_LISTED_STEPS - 1 : -1] or _trained_steps(trainer),
-        "curve": "loss" if offline else "reward",
-        "line": charts.sparkline(
-            series.values(trainer, _loss(trainer) if offline else "sample/reward_mean"), "each step"
-        ),
         "read_at": time.time(),
     }
 
 
-async def overview_with_evaluations(source: Source) -> Facts:
-    """Adds the curves of `trinity results`, which are read from the whole file."""
-    return {**await overview(source), "evaluations": await asyncio.to_thread(_evaluations, source)}
+async def whole_overview(source: Source, key: str) -> Facts:
+    """Adds the curves, and those of `trinity results`, which are read from whole files."""
+    return {
+        **await overview(source),
+        "evaluations": await asyncio.to_thread(_evaluations, source),
+        "curves": await curves.of_runs({key: source}),
+    }
 
 
 def _evaluations(source: Source) -> list[tuple[results.Curve, Markup]]:

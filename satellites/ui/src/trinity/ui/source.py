@@ -14,7 +14,7 @@ from typing import Any
 
 from trinity.config import ConfigError
 from trinity.reading import job as jobs
-from trinity.reading import status, view
+from trinity.reading import series, status, view
 from trinity.reading.accounts.fates import Groups
 from trinity.reading.client import Buffer, NoAnswer, Sync
 from trinity.reading.errors import RunError
@@ -47,6 +47,7 @@ class Source:
         self.job_stage = job_stage
         self.audit = Audit()
         self.groups = Groups()
+        self.curves = series.Curves(self.folder)
         self._rows: OrderedDict[int, list[view.Row]] = OrderedDict()
         self._kept: contextlib.AsyncExitStack | None = None
         self._buffer: Buffer | RecordedBuffer | None = None
