@@ -109,3 +109,20 @@ def test_a_zoomed_part_has_every_step(opened: Any) -> None:
     page.locator("figure[data-name='actor/grad_norm'] .u-over").dblclick()
     assert page.evaluate(INKED) == [True] * 3
     assert watched.wrong == []
+
+
+def test_two_runs_are_overlaid_from_the_page_of_one(opened: Any) -> None:
+    watched = opened()
+    page = watched.open("/run/one/compare")
+    page.get_by_role("checkbox").check()
+    page.get_by_role("button", name="compare the chosen runs").click()
+    assert names(page) == ["sample/reward_mean", "actor/entropy", "actor/grad_norm"]
+    labels = page.locator("figure").first.locator(".u-label").all_inner_texts()
+    assert labels == ["step", "tests/one", "tests/two"]
+    over = page.locator("figure").first.locator(".u-over")
+    box = over.bounding_box()
+    over.hover(position={"x": 0.015 * box["width"], "y": 40})
+    step, first, second = legend(page, "sample/reward_mean")
+    assert 0 < int(step) <= 300 and "–" not in (first, second), "both have values in the first steps"
+    assert page.evaluate(INKED) == [True] * 3
+    assert watched.wrong == []

@@ -1,6 +1,7 @@
 """`trinity ui` killed twenty times beside a run, in the middle of its answers: the run and its ledger do not change.
 
 Processes are forked, and transformers samples where vLLM would (support/programs/forked_run.py). No browser is needed.
+Limits of time are those of the run's own first steps, so that a machine with other work fails no test.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from support.programs.run import process_of, write_config
 from trinity.reading.reader import any_buffer, find_job_stage
 from trinity.ui.audit import Audit, count_problems
 
-pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 KILLS, GROUPS, STEPS_BEFORE, MANY = 20, 4, 20, 100_000
 PAGES = ("", "/fleet", "/versions", "/waste", "/dead", "/step/1", "/step/1/lanes", "/step/1/sample/0", "/now")
@@ -50,7 +51,8 @@ def run(repository: Path, quickstart_model: Path, quickstart_data: Path, tmp_pat
 class Pages:
     """`trinity ui`, and a reader that asks for one page after the other until the service is dead."""
 
-    def __init__(self, run: ForkedRun) -> None:
+    def __init__(self, run: ForkedRun, patience_seconds: float) -> None:
+        self._patience_seconds = patience_seconds
         command = [sys.executable, "-m", "trinity.cli.main", "ui", "--config", str(run.config)]
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=run.environment
@@ -66,24 +68,23 @@ class Pages:
         cookies = urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar())
         opener = urllib.request.build_opener(cookies)
         with contextlib.suppress(OSError, http.client.HTTPException):
-            opener.open(self._address, timeout=30).read()
+            opener.open(self._address, timeout=self._patience_seconds).read()
             while True:
                 for page in PAGES:
                     try:
-                        opener.open(self._address.partition("?")[0] + page, timeout=30).read()
+                        opener.open(self._address.partition("?")[0] + page, timeout=self._patience_seconds).read()
                     except urllib.error.HTTPError as error:
                         self.refused.append(f"{page}: {error}")
                     self.answers += 1
 
     def kill_after(self, answers: int) -> None:
-        """kill -9 once it has answered so often."""
-        deadline = time.monotonic() + 60
+        """kill -9 once it has answered so often. The reader ends when a page does not come."""
         while self.answers < answers:
-            assert self._reader.is_alive() and time.monotonic() < deadline
+            assert self._reader.is_alive(), "no answer"
             time.sleep(0.01)
         self._process.kill()
         self._process.communicate(timeout=30)
-        self._reader.join(40)
+        self._reader.join(self._patience_seconds)
         assert self.refused == []
 
 
@@ -100,18 +101,20 @@ def entries(job: Path) -> tuple[Entries, dict[str, Any]]:
 
 
 def test_the_ledger_is_what_it_was_and_the_run_has_not_noticed(run: ForkedRun) -> None:
+    started = time.monotonic()
     run.start()
-    run.until(lambda status: (status["step"] or 0) >= STEPS_BEFORE, 200, f"step {STEPS_BEFORE}")
+    run.until(lambda status: (status["step"] or 0) >= STEPS_BEFORE, 900, f"step {STEPS_BEFORE}")
+    patience = max(60.0, 2 * (time.monotonic() - started))
     before, _ = entries(run.job)
     began = time.time()
     for number in range(KILLS):
-        Pages(run).kill_after(1 + number % len(PAGES))
+        Pages(run, patience).kill_after(1 + number % len(PAGES))
     ended = time.time()
     during, _ = entries(run.job)
-    last = run.until(lambda status: status["step"] > len(during), 60, "a step after the last kill")
+    last = run.until(lambda status: status["step"] > len(during), patience, "a step after the last kill")
     assert all(process_of(last, name)["restarts"] == 0 for name in ("trainer", "explorer", "buffer", "sync"))
     run.signal(signal.SIGTERM)
-    run.finish(60)
+    run.finish(patience)
 
     after, counts = entries(run.job)
     assert len(before) < len(during) < len(after)

@@ -13,6 +13,7 @@ from support.fakes.pages.recorded_run import make_job
 from trinity.reading.series import BUSY, Curves
 from trinity.ui import curves
 from trinity.ui.app import make_app
+from trinity.ui.charts import Axis, Span
 from trinity.ui.places import Places
 
 pytestmark = pytest.mark.core
@@ -100,3 +101,16 @@ def test_the_page_holds_its_curves_and_others_are_asked_for(job: Path, monkeypat
         assert client.get("/run/none/curves").status_code == 404
         write(job, "trainer", *({"step": step, "sample/reward_mean": step % 7} for step in range(1, 10_001)))
         assert len(client.get("/run/job").content) < 40_000, "a long run's page is no larger"
+
+
+def test_a_pause_is_drawn_short_but_not_work() -> None:
+    day = 86_400.0
+    spans = [Span("waited", 10.0 * step, 10.0 * step) for step in range(20)]
+    spans += [Span("waited", day + 10.0 * step, day + 10.0 * step) for step in range(20)]
+    axis = Axis(spans)
+    assert axis.pauses == [day - 190] and axis.seconds == 380
+    assert axis.at(0) == 0 and axis.at(day + 190) == 100
+    assert 45 < axis.at(190) < 50 < axis.at(day) < 55, "both sittings have their half"
+    assert Axis(spans, [Span("alive", 0, 2 * day)]).pauses == []
+    assert Axis([]).at(3.0) == 0 and Axis([Span("alive", 5.0, 5.0)]).at(5.0) == 0
+    assert Axis([Span("a", float("nan"), float("inf")), Span("a", 1.0, 3.0)]).at(2.0) == 50

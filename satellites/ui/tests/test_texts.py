@@ -29,7 +29,7 @@ STATES = {"live", "stopped", "finished", "unknown", "trained", "dropped", "dead"
 FATES = {"recomputed", "skipped", "duplicate", "failed", "dead_letter", "evaluated", "aborted", "publishing", "saving",
          "starting", "restarting", "idle", "other"}  # fmt: skip
 OTHERS = {"overview", "versions", "fleet", "waste", "dead letters", "compare", "version", "advantage", "mask", "ratio",
-          "entropy"}  # fmt: skip
+          "entropy", "search", "log", "configuration"}  # fmt: skip
 PAGES = ("", "/versions", "/fleet", "/waste?price=2", "/dead", "/dead/7", "/compare", "/compare/two", "/step/4",
          "/step/4/lanes", "/step/4/group/15", "/step/4/sample/0", "/step/4/sample/0?by=advantage",
          "/step/4/sample/0?by=mask", "/step/4/sample/0?by=logprob", "/step/4/sample/0?by=ratio",

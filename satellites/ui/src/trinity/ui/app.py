@@ -1,4 +1,4 @@
-"""The pages over HTTP. They change only dead letters and pins, with --writes, and run nothing that a run wrote.
+"""The pages over HTTP. They change only dead letters, pins and notes, with --writes, and run nothing that a run wrote.
 
 Text reaches the page escaped (Jinja2) and without control characters (`visible`). The policy in every answer lets the
 browser load scripts and styles only from here, none of them inline. Requests without the key that `trinity ui` printed
@@ -35,7 +35,7 @@ from trinity.reading.errors import RunError
 from trinity.reading.render import age_text, error_text, size_text, visible, when
 from trinity.reading.view import versions
 from trinity.runtime.settings import LOOPBACK
-from trinity.ui import compare, curves, history, journeys, letters, pictures, screens, texts, tokens, waste
+from trinity.ui import compare, curves, history, journeys, letters, pictures, samples, screens, texts, tokens, waste
 from trinity.ui.places import Places
 from trinity.ui.source import UNREADABLE, Source
 
@@ -59,7 +59,7 @@ class Pages:
     """Serves the pages of the runs of `places`."""
 
     places: Places
-    templates: Environment
+    templates: dict[str, Environment]  # by language
     token: str = ""  # of the forms
 
     async def runs(self, request: Request) -> Response:
@@ -85,10 +85,20 @@ class Pages:
             one(sample + "/tokens/{first:number}", "tokens.html", screens.sample_tokens, _colouring),
             one("/task/{ordinal:number}", "task.html", journeys.task),
             one("/compare", "comparable.html", partial(compare.others, self.places)),
-            one("/compare/{other}", "compare.html", partial(compare.compare, self.places)),
+            one("/compare/{other}", "compare.html", partial(compare.overlay, self.places)),
+            one(
+                "/overlay",
+                "compare.html",
+                partial(compare.overlay, self.places),
+                lambda it: it.query_params.getlist("run"),
+            ),
+            one("/search", "search.html", samples.search, lambda request: request.query_params.get("text", "")),
+            one("/log", "log.html", screens.log, _level),
+            one("/log/now", "log_now.html", screens.log, _level),
+            one("/config", "config.html", partial(screens.configuration, self.places)),
         ]
 
-    def _screen(self, path: str, template: str, show: _Show, query: Callable[[Request], str] | None = None) -> Route:
+    def _screen(self, path: str, template: str, show: _Show, query: Callable[[Request], Any] | None = None) -> Route:
         """`show` gets the run, the parameters of the path in order, and the values of `query` from the address."""
 
         async def answer(request: Request) -> Response:
@@ -114,6 +124,26 @@ class Pages:
         wanted = request.query_params.get("step", "")
         step = f"/step/{wanted}" if wanted.isascii() and wanted.isdigit() else ""
         return RedirectResponse(f"/run/{quote(request.path_params['key'], safe='~')}{step}", 303)
+
+    async def worst(self, request: Request) -> Response:
+        """Redirects to the worst sample of the newest step, or shows why there is none."""
+        key = request.path_params["key"]
+        try:
+            step, place = await samples.newest_worst(self._source(key))
+        except UNREADABLE as error:
+            return self._problem(request, error)
+        return RedirectResponse(f"/run/{quote(key, safe='~')}/step/{step}/sample/{place}", 303)
+
+    async def notes(self, request: Request) -> Response:
+        """Keeps the notes of a form; then redirects to the run's page."""
+        key, status = request.path_params["key"], 400
+        try:
+            fields = await _form(request, self.token)
+            status = 404
+            await asyncio.to_thread(self._source(key).keep_notes, fields.get("notes", ""))
+        except UNREADABLE as error:
+            return self._problem(request, error, status)
+        return RedirectResponse(f"/run/{quote(key, safe='~')}", 303)
 
     async def change(self, request: Request) -> Response:
         """Feeds tasks of dead letters again, or drops the letters; then redirects to the page of the rest."""
@@ -167,7 +197,7 @@ class Pages:
         chosen = request.query_params.get(_LANGUAGE_KEY, "")
         accepted = request.headers.get("accept-language", "")
         language = texts.language(chosen, request.cookies.get(_LANGUAGE_COOKIE, ""), accepted)
-        text = self.templates.get_template(template).render(values | texts.functions(language))
+        text = self.templates[language].get_template(template).render(values | texts.functions(language))
         answer = HTMLResponse(text, status)
         if chosen == language:
             answer.set_cookie(_LANGUAGE_COOKIE, language, max_age=_YEAR_SECONDS, httponly=True, samesite="strict")
@@ -187,7 +217,7 @@ def make_app(places: Places, key: str, cookie: str = "trinity_ui", writes: bool 
     writes: dead letters and versions have buttons, which act as the operator of the run.
     """
     token = secrets.token_urlsafe(16) if writes else ""
-    pages = Pages(places, _environment(token), token)
+    pages = Pages(places, {one: _environment(token, one) for one in texts.LANGUAGES}, token)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -198,6 +228,7 @@ def make_app(places: Places, key: str, cookie: str = "trinity_ui", writes: bool 
     get = partial(Route, methods=["GET"])
     post = partial(Route, methods=["POST"])
     changes = [
+        post(run + "/notes", pages.notes),
         post(run + "/dead/{what:change}", pages.change),
         post(run + "/versions/{number:number}/{what:pin}", pages.pin),
     ]
@@ -207,6 +238,7 @@ def make_app(places: Places, key: str, cookie: str = "trinity_ui", writes: bool 
             get(f"{run}/go", pages.go),
             get(run + "/picture/{name}", pages.picture),
             get(run + "/curves", pages.curves),
+            get(run + "/worst", pages.worst),
             *pages.of_runs(),
             *(changes if writes else []),
             Mount("/static", StaticFiles(directory=_HERE / "static")),
@@ -278,12 +310,17 @@ def _colouring(request: Request) -> str:
     return wanted if wanted in tokens.COLOURINGS else tokens.COLOURINGS[0]
 
 
-def _environment(token: str) -> Environment:
+def _level(request: Request) -> str:
+    return request.query_params.get("level", "")
+
+
+def _environment(token: str, language: str) -> Environment:
     found = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,
         finalize=_shown,
         undefined=StrictUndefined,
+        extensions=[] if language == texts.ENGLISH else [texts.ChinesePunctuation],
         trim_blocks=True,
         lstrip_blocks=True,
     )

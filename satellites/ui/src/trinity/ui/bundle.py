@@ -29,26 +29,28 @@ async def write(app: ASGIApp, key: tuple[str, str], first: str, folder: Path, mo
     """
     cookie = f"{key[0]}={key[1]}"
     found: dict[str, str] = {}
+    moved: dict[str, str] = {}
     waiting, known = deque([first]), {first}
     while waiting and len(found) < most:
         path = waiting.popleft()
-        status, content = await _get(app, path, cookie)
-        if status != 200:
-            continue
-        text = found[path] = content.decode()
-        for link in _links(path, text):
+        status, content, location = await _get(app, path, cookie)
+        if location:
+            moved[path] = location
+        elif status == 200:
+            found[path] = content.decode()
+        for link in [location] if location else _links(path, found.get(path, "")):
             if link.startswith(first) and not link.endswith("/compare") and link not in known:
                 known.add(link)
                 waiting.append(link)
     shown = {link for path, text in found.items() for link in _links(path, text, "src") if _PICTURE.search(link)}
     for path in sorted(shown):
-        status, content = await _get(app, path, cookie)
+        status, content, _ = await _get(app, path, cookie)
         if status == 200:
             _written(folder / _file(path), content)
         else:
             shown.remove(path)
     for path, text in found.items():
-        _written(folder / _file(path), _rewritten(path, text, found.keys() | shown).encode())
+        _written(folder / _file(path), _rewritten(path, text, found.keys() | shown, moved).encode())
     shutil.copytree(Path(__file__).parent / "static", folder / "static")
     return len(found)
 
@@ -58,25 +60,26 @@ def _written(file: Path, content: bytes) -> None:
     file.write_bytes(content)
 
 
-async def _get(app: ASGIApp, path: str, cookie: str) -> tuple[int, bytes]:
-    """Returns status and content of one page."""
+async def _get(app: ASGIApp, path: str, cookie: str) -> tuple[int, bytes, str]:
+    """Returns status and content of one page, and where it redirects to."""
     url = urlsplit(path)
     headers = [(b"host", b"127.0.0.1"), (b"cookie", cookie.encode())]
     scope = {"type": "http", "method": "GET", "http_version": "1.1", "scheme": "http", "root_path": "",
              "path": unquote(url.path), "raw_path": url.path.encode(), "query_string": url.query.encode(),
              "headers": headers, "server": ("127.0.0.1", 80), "client": None}  # fmt: skip
-    status, parts = 0, list[bytes]()
+    status, parts, location = 0, list[bytes](), ""
 
     async def receive() -> Message:
         return {"type": "http.request", "body": b"", "more_body": False}
 
     async def send(message: Message) -> None:
-        nonlocal status
+        nonlocal status, location
         status = message.get("status", status)
+        location = dict(message.get("headers", ())).get(b"location", location.encode()).decode()
         parts.append(message.get("body", b""))
 
     await app(scope, receive, send)
-    return status, b"".join(parts)
+    return status, b"".join(parts), location
 
 
 def _links(path: str, text: str, kind: str = "href") -> list[str]:
@@ -96,12 +99,13 @@ def _file(path: str) -> str:
     return "/".join(parts)
 
 
-def _rewritten(path: str, text: str, pages: object) -> str:
+def _rewritten(path: str, text: str, pages: object, moved: dict[str, str]) -> str:
     """Returns the page with links to files next to it, and without elements that need a service."""
     up = "../" * _file(path).count("/")
 
     def link(match: re.Match[str]) -> str:
         target = _target(path, match[2])
+        target = moved.get(target, target)
         if target.startswith("/static/"):
             return f'{match[1]}="{up}{target[1:]}"'
         if target in pages:  # type: ignore[operator]

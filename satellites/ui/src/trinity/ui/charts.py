@@ -1,11 +1,15 @@
 """Small pictures as SVG, made on the server: they need no script and no inline style."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
+import numpy as np
 from markupsafe import Markup
 
 _WIDTH, _HEIGHT = 160.0, 36.0
+_PAUSE, _SHORT = 4, 0.04  # of an axis: the least length of a pause, and how long it is drawn
 
 
 def sparkline(values: Sequence[float], label: str) -> Markup:
@@ -35,19 +39,43 @@ class Span:
     end: float
 
 
-def duration(spans: Sequence[Span]) -> float:
-    """Returns the seconds from the first begin to the last end; 0 without spans."""
-    return max(span.end for span in spans) - min(span.begin for span in spans) if spans else 0.0
+class Axis:
+    """The time axis of several lanes, from 0 to 100. A pause between two moments is drawn short.
+
+    A pause is longer than a minute and _PAUSE times as long as all shorter intervals together, such as the days before
+    a run was continued. No `busy` span overlaps it.
+    """
+
+    def __init__(self, whole: Sequence[Span], busy: Sequence[Span] = ()) -> None:
+        self._moments = sorted({t for span in whole for t in (span.begin, span.end) if math.isfinite(t)})
+        intervals = list(pairwise(self._moments))
+        quiet = [not any(span.begin < end and span.end > begin for span in busy) for begin, end in intervals]
+        lengths = [end - begin for begin, end in intervals]
+        self.seconds = sum(length for length, is_quiet in zip(lengths, quiet, strict=True) if not is_quiet)
+        self.pauses: list[float] = []  # in seconds
+        for length in sorted(length for length, is_quiet in zip(lengths, quiet, strict=True) if is_quiet):
+            if self.pauses or (length > 60 and length > _PAUSE * self.seconds > 0):
+                self.pauses.append(length)
+            else:
+                self.seconds += length
+        short = _SHORT * self.seconds
+        drawn = (short if is_quiet and length in self.pauses else length
+                 for length, is_quiet in zip(lengths, quiet, strict=True))  # fmt: skip
+        self._places = [0.0, *accumulate(drawn)]
+
+    def at(self, moment: float) -> float:
+        """Returns the place of a moment between the first and the last."""
+        whole = self._places[-1] or 1.0
+        return 100 * float(np.interp(moment, self._moments or [0.0], self._places)) / whole
 
 
-def lane(spans: Sequence[Span], whole: Sequence[Span]) -> Markup:
-    """Draws the spans of one lane on the time axis of `whole`. A span without length is a thin mark."""
-    seconds = duration(whole) or 1.0
-    begin = min((span.begin for span in whole), default=0.0)
+def lane(spans: Sequence[Span], axis: Axis) -> Markup:
+    """Draws the spans of one lane. A span without length is a thin mark."""
     found = Markup()
     for span in spans:
-        width = max(0.4, 100 * (span.end - span.begin) / seconds)
-        left = min(100 - width, 100 * (span.begin - begin) / seconds)
+        begin = axis.at(span.begin)
+        width = max(0.4, axis.at(span.end) - begin)
+        left = min(100 - width, begin)
         title = f"{span.css}: {span.end - span.begin:.4g} s"
         found += Markup(
             '<rect class="{css}" x="{x}" y="0" width="{width}" height="8"><title>{title}</title></rect>'

@@ -1,20 +1,18 @@
-"""Compares two runs: the first difference, and their curves."""
+"""Compares runs: their curves, their YAMLs, and the first difference between two."""
 
 import asyncio
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from trinity.reading import bisect, results, series
+from trinity.reading import bisect
 from trinity.reading.errors import RunError
-from trinity.ui import charts, replays, screens
+from trinity.ui import curves, replays, screens
 from trinity.ui.places import Places
-from trinity.ui.source import UNREADABLE, Source
+from trinity.ui.source import Source
 
 Facts = dict[str, Any]
 
-_STEPS = 1000
-_CURVES = ("sample/reward_mean", "sample/staleness_mean", "actor/entropy", "actor/grad_norm", "time/step",
-           "perf/tokens_per_second")  # fmt: skip
+_MOST_RUNS = 8
 
 
 async def others(places: Places, source: Source) -> Facts:
@@ -27,58 +25,32 @@ async def others(places: Places, source: Source) -> Facts:
     }
 
 
-async def compare(places: Places, source: Source, other: str) -> Facts:
-    """Returns the first difference as `trinity bisect` finds it, and the curves of both runs.
+async def overlay(places: Places, source: Source, keys: Sequence[str] | str) -> Facts:
+    """Returns the curves of this run and of those with the given keys, and the keys of the YAML in which they differ.
 
-    Raises RunError without another run.
+    Of two runs also the first difference as `trinity bisect` finds it. Raises RunError for an unknown run.
     """
-    second = places.get(other)
-    if second is None:
-        raise RunError(f"no run {other} is known here")
-    a, b = source.job_stage.folder, second.job_stage.folder
+    runs = {key: one for key, one in places.find().items() if one is source}
+    for key in [keys] if isinstance(keys, str) else keys:
+        if (second := places.get(key)) is None:
+            raise RunError(f"no run {key} is known here")
+        runs[key] = second
+    if not 2 <= len(runs) <= _MOST_RUNS:
+        raise RunError(f"run: {len(runs) - 1} other runs; choose 1 to {_MOST_RUNS - 1}")
     problems: list[str] = []
-    steps, difference = await screens.or_none(asyncio.to_thread(bisect.compare, a, b), problems) or ([], None)
+    steps, difference = list[int](), None
+    if len(runs) == 2:
+        a, b = (one.job_stage.folder for one in runs.values())
+        steps, difference = await screens.or_none(asyncio.to_thread(bisect.compare, a, b), problems) or ([], None)
+    values = [screens.flattened(one) for one in runs.values()]
+    every = sorted(set().union(*values))
+    rows = [(name, [one.get(name, "-") for one in values]) for name in every]
     return {
-        "other": other,
-        "second": second.title,
+        "titles": [one.title for one in runs.values()],
         "steps": steps,
         "difference": difference,
-        "curves": await asyncio.to_thread(_curves, a, b),
-        "evaluations": await asyncio.to_thread(_evaluations, a, b),
+        "curves": await curves.of_runs(runs),
+        "settings": [(name, found) for name, found in rows if len(set(found)) > 1],
         "problems": problems,
-        "command": f"trinity bisect {a} {b}",
-    }
-
-
-def _curves(a: Path, b: Path) -> list[Facts]:
-    """Returns metrics that both trainers measured."""
-    runs = [series.read(folder, "trainer", _STEPS) for folder in (a, b)]
-    loss = [name for name in (runs[0][-1] if runs[0] else ()) if name.endswith("_loss")]
-    found = []
-    for name in (*_CURVES[:1], *loss, *_CURVES[1:]):
-        pair = [series.values(lines, name) for lines in runs]
-        if all(pair):
-            found.append(_pair(name, *pair))
-    return found
-
-
-def _evaluations(a: Path, b: Path) -> list[Facts]:
-    """Returns evaluation curves that both runs have."""
-    both = []
-    for folder in (a, b):
-        try:
-            found = results.collect([folder], results.METRICS)
-        except UNREADABLE:  # none was made
-            return []
-        both.append({f"{one.taskset}: {one.metric}": [value for _, value in one.points] for one in found})
-    return [_pair(name, both[0][name], both[1][name]) for name in both[0] if name in both[1]]
-
-
-def _pair(name: str, a: list[float], b: list[float]) -> Facts:
-    return {
-        "name": name,
-        "a": a[-1],
-        "b": b[-1],
-        "curve_a": charts.sparkline(a, name),
-        "curve_b": charts.sparkline(b, name),
+        "command": f"trinity bisect {' '.join(str(one.job_stage.folder) for one in list(runs.values())[:2])}",
     }

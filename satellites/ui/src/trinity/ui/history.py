@@ -94,12 +94,13 @@ def _versions(folder: Path | None) -> Facts:
     for past in reversed(newest):
         rows.append((past, past.spans(until)))
         until = past.live or until
-    whole = [span for _, spans in rows for span in spans]
+    axis = charts.Axis([span for _, spans in rows for span in spans])
     return {
-        "pasts": [(past, charts.lane(spans, whole)) for past, spans in rows],
+        "pasts": [(past, charts.lane(spans, axis)) for past, spans in rows],
         "pinned_by": _pinned_by(entries),
         "rollbacks": [(one.order(), one.fields) for one in entries if one.fields["event"] == _ROLLED_BACK],
-        "seconds": charts.duration(whole),
+        "seconds": axis.seconds,
+        "pauses": axis.pauses,
     }
 
 
@@ -194,9 +195,11 @@ def _fleet(folder: Path | None) -> Facts:
         inner = [span for span in inner if watch.began <= span.begin and span.end <= watch.ended]
         rows.append((watch, [*alive, *inner, *died]))
     whole = [span for _, spans in rows for span in spans]
+    axis = charts.Axis(whole, [span for span in whole if span.css == "alive"])
     return {
-        "lanes": [(watch, charts.lane(spans, whole)) for watch, spans in rows],
-        "seconds": charts.duration(whole),
+        "lanes": [(watch, charts.lane(spans, axis)) for watch, spans in rows],
+        "seconds": axis.seconds,
+        "pauses": axis.pauses,
     }
 
 

@@ -39,12 +39,13 @@ async def lanes(source: Source, number: int) -> Facts:
     for group in entry["groups"]:
         spans = [*_sampled(attempts.get(group["ordinal"]), written.begin), *trained]
         rows.append((group, attempts.get(group["ordinal"]), spans))
-    whole = [span for _, _, spans in rows for span in spans]
+    axis = _axis([span for _, _, spans in rows for span in spans])
     return {
         "number": number,
         "entry": entry,
-        "lanes": [(group, made, charts.lane(spans, whole)) for group, made, spans in rows],
-        "seconds": charts.duration(whole),
+        "lanes": [(group, made, charts.lane(spans, axis)) for group, made, spans in rows],
+        "seconds": axis.seconds,
+        "pauses": axis.pauses,
         "problems": problems,
         "command": f"trinity batch show {number} {source.option}",
     }
@@ -105,6 +106,7 @@ async def trace(source: Source, number: int, index: int) -> Facts:
     spans += [("trained", f"step {number}", span) for span in await asyncio.to_thread(_training, source.folder, number)]
     spans += await asyncio.to_thread(_published, source.folder, number, spans[-1][2].end if spans else 0.0)
     whole = [span for _, _, span in spans]
+    axis = _axis(whole)
     begin = min((span.begin for span in whole), default=0.0)
     return {
         "number": number,
@@ -112,12 +114,16 @@ async def trace(source: Source, number: int, index: int) -> Facts:
         "row": row,
         "begin": begin,
         "lanes": [
-            (name, about, span.begin - begin, span.end - span.begin, charts.lane([span], whole))
+            (name, about, span.begin - begin, span.end - span.begin, charts.lane([span], axis))
             for name, about, span in spans
         ],
         "problems": problems,
         "command": f"trinity view --step {number} --index {index} {source.option_of_view}",
     }
+
+
+def _axis(whole: list[Span]) -> charts.Axis:
+    return charts.Axis(whole, [span for span in whole if span.css in ("sampled", "trained")])
 
 
 def _sampled(made: Facts | None, written: float) -> list[Span]:

@@ -45,7 +45,7 @@ def ui(
     ] = None,
     pages: Annotated[int, typer.Option("--pages", min=1, help="The most pages of a bundle")] = 2000,
     writes: Annotated[
-        bool, typer.Option("--writes", help="Buttons that change dead letters and pins, as the run's operator")
+        bool, typer.Option("--writes", help="Forms that change dead letters, pins and notes, as the run's operator")
     ] = False,
 ) -> int:
     """Show runs on a page: the ledger, groups, samples. Without options: all runs here, and nothing is written."""

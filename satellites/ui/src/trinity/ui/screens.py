@@ -4,6 +4,7 @@ A part that cannot be read is None, and `problems` has the reason: the rest of t
 """
 
 import asyncio
+import json
 import shlex
 import time
 from collections.abc import Awaitable
@@ -16,10 +17,13 @@ from trinity.reading import results, series
 from trinity.reading.alarms import Known, alarms, disk_of
 from trinity.reading.errors import RunError
 from trinity.reading.job import describe_finished
-from trinity.ui import charts, curves, pictures, replays, tokens
+from trinity.reading.log import JobLogs, history
+from trinity.reading.log_entry import Entry, Wanted
+from trinity.ui import charts, curves, pictures, replays, samples, tokens
 from trinity.ui.audit import count_problems
 from trinity.ui.places import Places, Unreadable
 from trinity.ui.source import UNREADABLE, Source
+from trinity.weights import checkpoints
 
 Facts = dict[str, Any]
 T = TypeVar("T")
@@ -31,6 +35,7 @@ _TIMES = {"time/wait": "waiting for samples", "time/buffer": "fetching the batch
           "time/publish": "publishing", "time/save": "saving"}  # fmt: skip
 _OFFLINE_TILES = ("step", "trained", "step time", "loss")
 _RUNS_WITH_CURVES = 60
+_LOG_LINES = 300
 
 
 async def runs(places: Places) -> Facts:
@@ -108,7 +113,82 @@ async def whole_overview(source: Source, key: str) -> Facts:
         **await overview(source),
         "evaluations": await asyncio.to_thread(_evaluations, source),
         "curves": await curves.of_runs({key: source}),
+        "checkpoints": await asyncio.to_thread(_checkpoints, source.folder),
+        "notes": await asyncio.to_thread(source.notes),
     }
+
+
+def _checkpoints(folder: Path | None) -> list[Facts]:
+    """Returns step, folder and Hugging Face folder of each checkpoint, newest first."""
+    if folder is None:
+        return []
+    found = [(step, checkpoints.model_folder(folder, step)) for step in reversed(checkpoints.complete_steps(folder))]
+    return [
+        {
+            "step": step,
+            "folder": checkpoints.checkpoint_folder(folder, step),
+            "model": model if checkpoints.has_weights(model) else None,
+        }
+        for step, model in found
+    ]
+
+
+async def log(source: Source, level: str) -> Facts:
+    """Returns the last lines of all processes of the run. Raises RunError for an unknown level, or without a folder."""
+    if source.folder is None:
+        raise RunError("this run's log is on another machine; trinity log shows it")
+    level = level or "info"
+    wanted = Wanted.of(level, "", "")
+    folder = source.folder if (source.folder / "log").is_dir() else source.job_stage.job
+
+    def read() -> list[Entry]:
+        logs = JobLogs(folder, "")
+        logs.poll()
+        return list(history(list(logs.by_path.values()), _LOG_LINES, wanted))
+
+    entries = await asyncio.to_thread(read)
+    return {
+        "entries": [(one, _rest(one)) for one in reversed(entries)],
+        "levels": ("debug", "info", "warning", "error"),
+        "level": level,
+        "live": source.is_live,
+        "command": f"trinity log --follow {source.option_of_status}",
+    }
+
+
+def _rest(entry: Entry) -> str:
+    """Returns the fields of a log line that have no column; the whole line if it is text."""
+    hidden = ("event", "level", "time", "service", "process")
+    return " ".join(f"{name}={value}" for name, value in entry.fields.items() if name not in hidden) or (
+        "" if entry.fields else entry.text
+    )
+
+
+async def configuration(places: Places, source: Source) -> Facts:
+    """Returns every value of the run's YAML with its key, and the runs to which it can be compared."""
+    found = await asyncio.to_thread(places.find)
+    return {
+        "settings": sorted(flattened(source).items()),
+        "others": [(key, one.title) for key, one in found.items() if one is not source],
+    }
+
+
+def flattened(source: Source) -> dict[str, str]:
+    """Returns the values of a run's YAML, defaults too, by their dotted keys."""
+    found: dict[str, str] = {}
+
+    def add(key: str, value: Any) -> None:
+        if isinstance(value, dict) and value:
+            for name, one in value.items():
+                add(f"{key}.{name}" if key else str(name), one)
+        elif isinstance(value, list) and any(isinstance(one, dict) for one in value):
+            for place, one in enumerate(value):
+                add(f"{key}.{place}", one)
+        else:
+            found[key] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+    add("", source.job_stage.config.model_dump(mode="json"))
+    return found
 
 
 def _evaluations(source: Source) -> list[tuple[results.Curve, Markup]]:
@@ -222,10 +302,13 @@ async def step(source: Source, number: int) -> Facts:
         metrics |= await asyncio.to_thread(series.at, source.folder, role, number)
     if entry is None and not metrics:
         raise RunError("; ".join(problems))
+    rows = await or_none(source.rows(number), []) or []
     return {
         "number": number,
         "entry": entry,
         "metrics": sorted((name, value) for name, value in metrics.items() if name not in ("step", "time")),
+        "worst": samples.worst(rows),
+        "spreads": samples.spreads(rows),
         "replays": await asyncio.to_thread(_replays, source.folder, number),
         "problems": problems,
         "command": f"trinity batch show {number} {source.option}",
@@ -252,6 +335,8 @@ async def group(source: Source, number: int, ordinal: int) -> Facts:
         "task": task,
         "rows": rows,
         "pictures": pictures.names(rows[0][1]),
+        "spread": samples.spreads([row for _, row in rows])[ordinal],
+        "reference": await asyncio.to_thread(samples.reference, source, rows[0][1]),
         "parts": sorted({name for _, row in rows for name in row.get("metrics") or {}}),
         "facts": next((one for one in entry["groups"] if one["ordinal"] == ordinal), None),
         "problems": problems,
@@ -270,6 +355,8 @@ async def sample(source: Source, number: int, index: int, by: str) -> Facts:
         "pictures": pictures.names(row),
         "fields": [(name, value) for name, value in row.items() if name not in hidden],
         "versions": sorted({span[0] for span in row.get("versions") or []}),
+        "parts": sorted((row.get("metrics") or {}).items()),
+        "reference": await asyncio.to_thread(samples.reference, source, row),
         "turns": _turns(rows, row),
         "command": f"trinity view --step {number} --index {index} {source.option_of_view}",
         "colourings": tokens.COLOURINGS,

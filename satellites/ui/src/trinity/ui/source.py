@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import shlex
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from trinity.reading.errors import RunError
 from trinity.reading.find import AnnouncedRun
 from trinity.reading.reader import JobStage, live_buffer, live_sync, read_only_buffer
 from trinity.reading.wire import Letter, VersionRow
+from trinity.runtime import files
 from trinity.runtime.errors import TrinityError
 from trinity.runtime.logs import without_credentials
 from trinity.runtime.trust.roles import Role
@@ -29,6 +30,7 @@ from trinity.ui.recorded import RecordedBuffer, is_recorded
 
 Facts = dict[str, Any]
 
+NOTES = "notes.txt"
 _KEPT_SECONDS = 10.0
 _READ_AT_ONCE = 500  # entries of the ledger for one page
 _CACHED_STEPS = 4
@@ -48,6 +50,7 @@ class Source:
         self.audit = Audit()
         self.groups = Groups()
         self.curves = series.Curves(self.folder)
+        self._made: dict[object, Any] = {}
         self._rows: OrderedDict[int, list[view.Row]] = OrderedDict()
         self._kept: contextlib.AsyncExitStack | None = None
         self._buffer: Buffer | RecordedBuffer | None = None
@@ -91,6 +94,25 @@ class Source:
             return True
         main = jobs.read_records(self.job_stage.job).get("main")
         return main is not None and main.run == self.job_stage.run
+
+    def cached(self, key: object, make: Callable[[], Any]) -> Any:
+        """Returns what `make` returned at the first call with this key."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def notes(self) -> str:
+        """Returns the notes that a user wrote to this run; empty without any."""
+        try:
+            return (self.folder / NOTES).read_text("utf-8", "replace") if self.folder is not None else ""
+        except OSError:
+            return ""
+
+    def keep_notes(self, text: str) -> None:
+        """Writes the notes to the folder of the stage. Raises RunError without a folder here."""
+        if self.folder is None:
+            raise RunError("notes are in the job folder, and this run's is on another machine")
+        files.write_atomic(self.folder / NOTES, text.replace("\r\n", "\n").encode())
 
     async def status(self) -> Facts | None:
         """Returns the facts of `trinity status` for a live stage, else None."""

@@ -6,16 +6,21 @@ Texts that a run wrote, names of metrics, and messages of commands stay as they 
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from jinja2.ext import Extension
+from jinja2.lexer import Token, TokenStream
 
 from trinity.reading.alarms import RULES, Alarm
 
 ENGLISH = "en"
 LANGUAGES = (ENGLISH, "zh")
 _FOLDER = Path(__file__).parent / "texts"
+_PUNCTUATION = re.compile(r"(^|</(?:a|b|code|small|span)>)([,;:.])(?: |(?=[<\\n])|$)")
+_CHINESE = dict(zip(",;:.", "，；：。", strict=True))
 # A field of a text, such as {share:.0%} of an alarm.
 _FIELD = re.compile(r"\{(\w+)[^}]*\}")
 # Texts of pages that hold a name or a number: each field is any text.
@@ -23,6 +28,17 @@ PATTERNS = (
     "dropped ({reason})", "attempt {attempt} failed", "sampled by {explorer}", "version {version} becomes LIVE",
     "{explorer} loads it", "of {last_step}", "bound {bound}",
 )  # fmt: skip
+
+
+class ChinesePunctuation(Extension):
+    """Writes the punctuation of templates, which follows a value or an element, in Chinese."""
+
+    def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
+        for token in stream:
+            if token.type == "data":
+                text = _PUNCTUATION.sub(lambda match: match[1] + _CHINESE[match[2]], token.value)
+                token = Token(token.lineno, "data", text)
+            yield token
 
 
 def language(chosen: str, remembered: str, accepted: str) -> str:

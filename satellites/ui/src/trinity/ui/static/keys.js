@@ -24,7 +24,7 @@
   const commands = { j: () => move(1), k: () => move(-1), "/": () => focus(".filter"), g: () => focus("header input"), u: up };
 
   document.addEventListener("keydown", (event) => {
-    if (event.target.matches("input")) {
+    if (event.target.matches("input, select, textarea")) {
       if (event.key === "Escape") event.target.blur();
       return;
     }
@@ -41,13 +41,5 @@
   document.addEventListener("htmx:afterSwap", () => {
     const same = chosen && [...document.querySelectorAll("main a")].find((one) => one.getAttribute("href") === chosen);
     if (same) same.focus({ preventScroll: true });
-  });
-
-  document.addEventListener("input", (event) => {
-    if (!event.target.matches(".filter")) return;
-    const wanted = event.target.value.toLowerCase();
-    document.querySelectorAll("main tbody tr").forEach((row) => {
-      row.hidden = !row.textContent.toLowerCase().includes(wanted);
-    });
   });
 })();
