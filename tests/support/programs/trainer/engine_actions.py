@@ -83,7 +83,7 @@ def whole_state(model: Any, masters: bool) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     wrapper = model.engine.optimizer
-    held = {}
+    held: dict[int, Any] = {}
     if not model.zero_stage and hasattr(wrapper, "fp32_groups"):
         held = {id(p): m for p, m in zip(wrapper.fp16_groups[0], wrapper.fp32_groups[0], strict=True)}
     if model.zero_stage in (1, 2) and model.optimizer.state:

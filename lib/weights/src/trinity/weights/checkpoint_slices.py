@@ -152,7 +152,8 @@ def _slices(path: Path) -> Iterator[tuple[tuple[str, str], _Slice]]:
         begin, end = entry["data_offsets"]
         dtype = DTYPES.get(entry["dtype"])
         length = entry["shape"][0] if len(entry["shape"]) == 1 else -1
-        sound = dtype is not None and start.isascii() and start.isdigit() and len(start) < 19
-        if not sound or end - begin != length * dtype.itemsize or (data + begin) % dtype.itemsize:
+        is_place = start.isascii() and start.isdigit() and len(start) < 19
+        size = 0 if dtype is None else dtype.itemsize
+        if dtype is None or not is_place or end - begin != length * size or (data + begin) % size:
             raise InvalidInput(str(path), f"holds {json.dumps(key)[:200]}, which is no slice of a parameter")
         yield (kind, name), _Slice(int(start), length, path, data + begin, dtype)

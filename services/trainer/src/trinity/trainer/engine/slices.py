@@ -215,7 +215,8 @@ class SlicedState:
             return fragments
         total = sum(fragment.length for fragment in fragments)
         first, last = (total * rank // self._ranks for rank in (self._rank, self._rank + 1))
-        found, at = [], 0
+        found: list[Fragment] = []
+        at = 0
         for fragment in fragments:
             begin, end = max(first - at, 0), min(last - at, fragment.length)
             if begin < end:
