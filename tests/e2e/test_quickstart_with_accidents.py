@@ -6,6 +6,7 @@ killed, the end, the same command again, the same command with more steps. The t
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -31,6 +32,12 @@ pytestmark = [pytest.mark.core, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 STEPS, SAVE_INTERVAL, GROUPS = 20, 4, 8
 SFT_STEPS, SFT_SAVE_INTERVAL = 20, 4
+# A failure's words in any log: levels of structlog, glog, vLLM and NATS, tracebacks, compilers, and the color red.
+FAILURE = re.compile(
+    r"""Traceback|CancelledError|\x1b\[(?:1;)?31m|\b(?:ERROR|CRITICAL|FATAL)\b|\[(?:ERR|FTL)\]|\b[gc]cc?:|collect2"""
+    r"""|level['"]?[=:] ?['"](?:error|critical)['"]|^E\d{4} |error:""",
+    re.MULTILINE,
+)
 SERVICES = {"nats", "buffer", "environment", "sync", "explorer", "trainer"}
 
 
@@ -75,6 +82,7 @@ class Journey:
     again_output: str
     longer_code: int
     longer_summary: dict[str, Any]
+    longer_logs: dict[str, str]
     run: TrinityRun
     collector: Collector
 
@@ -144,6 +152,7 @@ def _travel(run: TrinityRun, extra: TrinityRun, collector: Collector) -> Journey
     run.output.write_text("")
     run.start()
     again_code, again_output = run.finish(60), run.tail()
+    sizes = {path: path.stat().st_size for path in job.rglob("log/*")}
     run.start(f"buffer.total_steps={STEPS + 2}", "explorer.eval_interval=1000", "explorer.eval_on_startup=false")
     longer_code = run.finish(300)
     return Journey(
@@ -165,6 +174,7 @@ def _travel(run: TrinityRun, extra: TrinityRun, collector: Collector) -> Journey
         again_output=again_output,
         longer_code=longer_code,
         longer_summary=_summary(job),
+        longer_logs={path.name: path.read_text(errors="replace")[sizes.get(path, 0) :] for path in job.rglob("log/*")},
         run=run,
         collector=collector,
     )
@@ -372,6 +382,15 @@ def test_more_steps_go_on_where_it_stopped(journey: Journey) -> None:
     assert journey.longer_summary["steps"] == STEPS + 2
     assert journey.longer_summary["groups_stored"] == (STEPS + 2) * GROUPS
     assert set(journey.ledger_after) == set(range(1, STEPS + 3))
+
+
+def test_a_healthy_run_logs_nothing_that_looks_like_a_failure(journey: Journey) -> None:
+    """Of the last command, in which nothing was killed. Its screen has no color, and its logs no red one."""
+    shown = {"screen": journey.run.output.read_text(errors="replace"), **journey.longer_logs}
+    assert {f"{name}.log" for name in SERVICES - {"nats"}} <= {name for name, text in shown.items() if text}
+    alarming = {name: found for name, text in shown.items() if (found := [*FAILURE.finditer(text)])}
+    lines = {name: [shown[name][m.start() - 200 : m.end() + 200] for m in found] for name, found in alarming.items()}
+    assert not lines, lines
 
 
 def test_lines_of_every_service_name_the_trace_they_belong_to(journey: Journey) -> None:

@@ -1,6 +1,8 @@
 """`trinity status` of a run that is not live: finished, failed with its reason, or stopped."""
 
 import json
+import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from trinity.cli.supervise.stage import supervisor
 from trinity.cli.supervise.stage.ending import Interrupted
 from trinity.config import Config
 from trinity.reading import job as jobs
+from trinity.reading import run_record
 from trinity.reading.errors import RunError
 from trinity.runtime import files
 
@@ -54,6 +57,50 @@ def test_a_continued_run_that_stops_is_not_finished(config: Config, monkeypatch:
     text, found = status(folder)
     assert (found["state"], found["reason"], found["summary"]) == ("stopped", None, None)
     assert "stopped" in text and "resumes it" in text
+
+
+def trained(folder: Path, *steps: int, last: int) -> None:
+    """Writes the trainer's notes of these steps, the last of which a crash cut off."""
+    (folder / "monitor").mkdir(parents=True, exist_ok=True)
+    (folder / "log").mkdir(exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    lines = [json.dumps({"step": step, "groups": [], "last_step": last}) for step in steps]
+    (folder / "monitor" / "batches.jsonl").write_text("\n".join([*lines, '{"step": 9']))
+
+
+def test_a_stopped_run_says_how_far_it_came(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = jobs.Job(config).folder
+    run_record.mark_folder(folder)
+    trained(folder, 145, 146, 147, last=160)
+    with pytest.raises(Interrupted):
+        end(config, monkeypatch, Interrupted("ended by SIGINT", 130))
+    text, found = status(folder)
+    assert found["trained"] == {"step": 147, "last_step": 160, "stage": ""}
+    assert "trained step 147 of 160\n" in text
+
+
+def test_a_stage_is_named_and_a_finished_run_needs_no_progress(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = jobs.Job(config).folder
+    run_record.mark_folder(folder)
+    trained(folder / "warm", 3, last=12)
+    with pytest.raises(RunError):
+        end(config, monkeypatch, RunError("no space left on device: /data"))
+    assert "trained step 3 of 12 of stage warm" in status(folder)[0]
+    end(config, monkeypatch, None)
+    assert "trained step" not in status(folder)[0]
+
+
+def test_a_killed_run_is_told_from_one_that_was_stopped(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = jobs.Job(config).folder
+    with pytest.raises(Interrupted):
+        end(config, monkeypatch, Interrupted("ended by SIGTERM", 143))
+    assert status(folder)[1]["reason"] is None
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    files.write_json(folder / "run" / "main.json", {"pid": gone.pid, "host": socket.gethostname()})
+    text, found = status(folder)
+    assert found["state"] == "stopped"
+    assert f"`trinity run` (process {gone.pid}) was killed, or the machine went down" in text
 
 
 @pytest.mark.parametrize(

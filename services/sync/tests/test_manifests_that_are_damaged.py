@@ -11,7 +11,7 @@ from trinity.api.sync.v1.sync_pb2_grpc import SyncServiceStub
 from trinity.runtime.broker import Bucket, connect
 from trinity.runtime.names import MANIFESTS_BUCKET, RunNames
 from trinity.sync.store.manifests import digest_of
-from trinity.weights import Manifest, manifest_to_proto
+from trinity.weights import Manifest, encode_manifest, manifest_to_proto
 
 pytestmark = pytest.mark.core
 
@@ -43,7 +43,8 @@ async def test_explorers_hear_the_problem_until_the_version_is_published_again(
         async with served(nats_url) as before:
             await publish(before, base_manifest())
             await publish(before, manifest)
-        bucket, key = await Bucket.open(broker, MANIFESTS_BUCKET), RunNames(RUN).manifest_key(1, digest_of(manifest))
+        bucket = await Bucket.open(broker, MANIFESTS_BUCKET)
+        key = RunNames(RUN).manifest_key(1, digest_of(encode_manifest(manifest)))
         value = (await bucket.get(key)).value
         if damage == "gone":
             await bucket.delete(key)
@@ -78,7 +79,7 @@ async def test_a_new_version_replaces_one_that_cannot_be_read(nats_url: str, tmp
             await publish(before, base_manifest())
             await publish(before, manifest)
         bucket = await Bucket.open(broker, MANIFESTS_BUCKET)
-        await bucket.update(RunNames(RUN).manifest_key(1, digest_of(manifest)), lambda _: b"\xff")
+        await bucket.update(RunNames(RUN).manifest_key(1, digest_of(encode_manifest(manifest))), lambda _: b"\xff")
         async with served(nats_url) as stub:
             told: list[pb.WatchResponse] = []
             watching = asyncio.create_task(watch(stub, "a", told))

@@ -29,6 +29,10 @@ def render_finished(folder: Path, found: dict[str, Any]) -> str:
     lines = [f"{folder}: {found['state']}, no process lives"]
     if found["reason"] is not None:
         lines.append(visible(f"  {found['reason']}", layout=True))
+    if found["state"] != "finished" and (trained := found["trained"]):
+        of = f" of {trained['last_step']}" if trained["last_step"] is not None else ""
+        stage = f" of stage {trained['stage']}" if trained["stage"] else ""
+        lines.append(visible(f"  trained step {trained['step']}{of}{stage}"))
     for name, steps in found["checkpoints"].items():
         lines.append(f"  {name if name != '.' else 'checkpoints'}: global_step_{', '.join(map(str, steps))}")
     summary = found["summary"] or {}

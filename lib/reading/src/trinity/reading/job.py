@@ -276,7 +276,10 @@ def _is_seconds(value: Any) -> bool:
 
 
 def describe_finished(folder: Path) -> dict[str, Any]:
-    """Returns the state of a run that is not live (finished, failed, stopped), with its summary or the reason."""
+    """Returns the state of a run that is not live (finished, failed, stopped), with its summary or the reason.
+
+    `trained`: the last trained step, the stage's last one and its name; None if no step was trained.
+    """
     from trinity.weights.checkpoints import complete_steps
 
     read = files.read_json(folder / "summary.json")
@@ -284,13 +287,36 @@ def describe_finished(folder: Path) -> dict[str, Any]:
     stages = {str(path.parent.relative_to(folder)): complete_steps(path.parent) for path in stage_configs(folder)}
     failure = files.read_json(folder / "failed.json")
     reason = str(failure.get("reason")) if isinstance(failure, dict) else None
+    state = "finished" if summary is not None else "failed" if reason is not None else "stopped"
     return {
         "job": str(folder),
-        "state": "finished" if summary is not None else "failed" if reason is not None else "stopped",
-        "reason": reason,
+        "state": state,
+        "reason": _sudden_end(folder) if state == "stopped" else reason,
+        "trained": _last_trained(folder),
         "checkpoints": {name: steps for name, steps in stages.items() if steps},
         "summary": summary,
     }
+
+
+def _sudden_end(folder: Path) -> str | None:
+    """Returns why a run stopped if it had no time to remove its record."""
+    main = files.read_json(folder / "run" / "main.json")
+    if not isinstance(main, dict):
+        return None
+    where = f" on {main['host']}" if main.get("host") not in (None, socket.gethostname()) else ""
+    return f"`trinity run` (process {main.get('pid')}{where}) was killed, or the machine went down"
+
+
+def _last_trained(folder: Path) -> dict[str, Any] | None:
+    """Returns the newest note of the trainer about a step."""
+    notes = [path.parent / "monitor" / "batches.jsonl" for path in stage_configs(folder)]
+    newest = max((path for path in notes if path.exists()), key=lambda path: path.stat().st_mtime, default=None)
+    if newest is None:
+        return None
+    last = next(files.json_lines(reversed(newest.read_bytes().splitlines())), {})
+    stage = newest.parent.parent.relative_to(folder).as_posix()
+    found = {"step": last.get("step"), "last_step": last.get("last_step"), "stage": "" if stage == "." else stage}
+    return found if type(found["step"]) is int else None
 
 
 def begin(folder: Path) -> None:

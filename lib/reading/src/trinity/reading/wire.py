@@ -87,6 +87,7 @@ class VersionRow:
     made_at_seconds: float
     reason: str
     judged: bool
+    files_gone: bool = False
 
 
 def finite(value: float) -> float | None:
@@ -247,6 +248,7 @@ def version_row(version: Version) -> VersionRow:
         made_at_seconds=manifest.created_at_seconds,
         reason=version.reason,
         judged=measured is not None,
+        files_gone=version.files_gone,
     )
 
 

@@ -45,6 +45,7 @@ class Version:
     pinned: bool = False
     measured: Measured | None = None
     measured_by: str = ""
+    files_gone: bool = False
 
     @property
     def version(self) -> int:

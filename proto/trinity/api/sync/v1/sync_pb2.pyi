@@ -181,20 +181,22 @@ class CollectiveOffer(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., bucket_bytes: _Optional[int] = ...) -> None: ...
 
 class WeightVersion(_message.Message):
-    __slots__ = ("manifest", "state", "reason", "holders", "pinned", "measured")
+    __slots__ = ("manifest", "state", "reason", "holders", "pinned", "measured", "files_gone")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
     MEASURED_FIELD_NUMBER: _ClassVar[int]
+    FILES_GONE_FIELD_NUMBER: _ClassVar[int]
     manifest: Manifest
     state: VersionState
     reason: str
     holders: int
     pinned: bool
     measured: CanaryReport
-    def __init__(self, manifest: _Optional[_Union[Manifest, _Mapping]] = ..., state: _Optional[_Union[VersionState, str]] = ..., reason: _Optional[str] = ..., holders: _Optional[int] = ..., pinned: bool = ..., measured: _Optional[_Union[CanaryReport, _Mapping]] = ...) -> None: ...
+    files_gone: bool
+    def __init__(self, manifest: _Optional[_Union[Manifest, _Mapping]] = ..., state: _Optional[_Union[VersionState, str]] = ..., reason: _Optional[str] = ..., holders: _Optional[int] = ..., pinned: bool = ..., measured: _Optional[_Union[CanaryReport, _Mapping]] = ..., files_gone: bool = ...) -> None: ...
 
 class Capabilities(_message.Message):
     __slots__ = ("transports", "dtype", "tensor_parallel_size", "engines", "zone", "platform")

@@ -118,11 +118,12 @@ async def version(source: Source, number: int) -> Facts:
     """Returns transports and canary of one version, and the effect of a rollback to it."""
     found, problems = await source.version(number), list[str]()
     pins = await asyncio.to_thread(journeys.log_events, source.folder, _PINS)
+    usable = found["state"] == "RETIRED" and not found["files_gone"]
     return {
         "number": number,
         "version": found,
         "pinned_by": _pinned_by(pins).get(number),
-        "rollback": await _rollback(source, number, problems) if found["state"] == "RETIRED" else None,
+        "rollback": await _rollback(source, number, problems) if usable else None,
         "problems": problems,
         "command": f"trinity weights show {number} {source.option}",
     }

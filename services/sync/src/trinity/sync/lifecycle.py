@@ -16,7 +16,7 @@ from trinity.runtime.errors import Conflict, DataLoss, InvalidInput, NotFound
 from trinity.runtime.trust.identity import calling
 from trinity.sync.claims import Claims
 from trinity.sync.store import records
-from trinity.sync.store.manifests import LISTED, Manifests, digest_of
+from trinity.sync.store.manifests import LISTED, Manifests, lost_folder
 from trinity.sync.store.records import Record
 from trinity.sync.store.state import RunState
 from trinity.sync.versions import (
@@ -78,7 +78,7 @@ class Versions:
         manifest.check()
         claim = await self._claims.check(lease_id)
         known, problem = await self._find(manifest.version), None
-        record = Record(manifest.version, manifest.step, digest_of(manifest), VersionState.STAGED)
+        record = Record(manifest.version, manifest.step, self._manifests.digest_of(manifest), VersionState.STAGED)
         transition(await self._state.pointer(), known, Register(record, claim, rollback))  # before files are read
         if known is None:
             record = await examine(manifest, self._state, self._manifests)
@@ -109,7 +109,7 @@ class Versions:
         return problem
 
     async def _compare(self, manifest: Manifest) -> InvalidInput | None:
-        key, running = (manifest.version, digest_of(manifest)), self._comparisons
+        key, running = (manifest.version, self._manifests.digest_of(manifest)), self._comparisons
         if key not in running or (running[key].done() and running[key].exception() is not None):
             newer = {other: task for other, task in running.items() if other[0] > self._state.live.version}
             self._comparisons = newer | {key: asyncio.create_task(compare(manifest))}
@@ -196,10 +196,7 @@ class Versions:
 
     async def _check_files(self, record: Record) -> None:
         """Raises Conflict if this host sees the folder of all versions, but not the version's folder in it."""
-        manifest = await self._manifests.get(record)
-        folder = manifest.folder
-        only_folders = all(isinstance(offer, FolderOffer) for offer in manifest.offers)
-        if folder is not None and only_folders and folder.parent.is_dir() and not folder.is_dir():
+        if (folder := lost_folder(await self._manifests.get(record))) is not None:
             raise Conflict(f"version: the files of {record.version} are gone from {folder}; roll back to another one")
 
     def is_settled(self) -> bool:
@@ -267,7 +264,7 @@ async def examine(manifest: Manifest, state: RunState, manifests: Manifests) -> 
     return Record(
         version=manifest.version,
         step=manifest.step,
-        digest=digest_of(manifest),
+        digest=manifests.digest_of(manifest),
         state=VersionState.VERIFIED if manifest.canary is None else VersionState.STAGED,
         has_tensors=bool(manifest.tensors),
         has_canary=manifest.canary is not None,

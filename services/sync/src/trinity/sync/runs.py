@@ -45,7 +45,7 @@ class Run:
         self.name = name
         self.state = RunState(buckets.versions, name)
         self.members = Members(buckets.members, name, settings.lease_seconds)
-        self.manifests = Manifests(buckets.manifests, name, buckets.most_bytes)
+        self.manifests = Manifests(buckets.manifests, name, buckets.most_bytes, settings.job_folder)
         self.claims = Claims(self.state, settings.claim_seconds)
         self.versions = Versions(self.state, self.manifests, self.claims)
         self.canaries = Canaries(self.state, self.versions, self.members, self.manifests, settings.canary_seconds)

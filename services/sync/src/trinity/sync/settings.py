@@ -1,5 +1,7 @@
 """Settings of the sync service. Prefix TRINITY_SYNC_."""
 
+from pathlib import Path
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
@@ -19,4 +21,7 @@ class SyncSettings(NatsSettings):
     claim_seconds: float = Field(10.0, gt=1, description="Time a trainer's claim lives without renewal, in seconds")
     canary_seconds: float = Field(
         120.0, gt=0, description="Time an explorer gets to judge a version before another one is asked, in seconds"
+    )
+    job_folder: Path | None = Field(
+        None, description="Folder of the only run's stage; versions in it are recorded relative to it, so it may move"
     )

@@ -7,9 +7,11 @@ from functools import lru_cache
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.messages import from_message, to_message
+from trinity.sync.store.manifests import lost_folder
 from trinity.sync.store.records import Measured, Member
 from trinity.sync.versions import VersionStatus
 from trinity.sync.watch import Announcement
+from trinity.weights import decode_manifest
 from trinity.weights.pointer import Epoch, Rollback
 
 _REMEMBERED = 64  # answers to Watch
@@ -44,6 +46,7 @@ def version_to_proto(
 ) -> pb.WeightVersion:
     """`manifest` is encoded; None if it is unlisted or unreadable."""
     record = status.record
+    gone = record.collected or (manifest is not None and lost_folder(decode_manifest(manifest)) is not None)
     bare = pb.Manifest(run=run, version=record.version, step=record.step)
     return pb.WeightVersion(
         manifest=bare if manifest is None else pb.Manifest.FromString(manifest),
@@ -52,6 +55,7 @@ def version_to_proto(
         holders=sum(member.version == record.version for member in members),
         pinned=record.pinned,
         measured=to_message(record.measured, pb.CanaryReport) if record.measured else None,
+        files_gone=gone,
     )
 
 

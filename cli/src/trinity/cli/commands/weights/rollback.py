@@ -107,13 +107,19 @@ async def numbered(sync: Sync, name: str) -> int:
 async def take_snapshot(sync: Sync, number: int) -> RunSnapshot:
     """Returns the effect of a rollback to a version.
 
-    Raises RunError if the version does not exist or cannot be LIVE again.
+    Raises RunError if the version does not exist or cannot be LIVE again, naming those that can.
     """
     wanted = await sync.version(number)
     if wanted["state"] not in ("LIVE", "RETIRED"):
         why = f" ({wanted['reason']})" if wanted["reason"] else ""
         raise RunError(visible(f"version {number} is {wanted['state']}{why}; roll back to a version that was LIVE"))
     versions = await sync.versions()
+    if wanted["files_gone"]:
+        usable = [v.version for v in versions if v.state in ("LIVE", "RETIRED") and not v.files_gone]
+        raise RunError(
+            f"the files of version {number} are gone; versions that were LIVE and have files: "
+            f"{numbers(sorted(usable))} (`trinity weights pin` keeps files)"
+        )
     return RunSnapshot(
         next((one.version for one in versions if one.state == "LIVE"), -1),
         tuple(sorted(one.version for one in versions if one.version > number and one.state != "REJECTED")),

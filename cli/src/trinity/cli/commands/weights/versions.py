@@ -32,6 +32,7 @@ _COLUMNS = {
     "step": lambda one: one.step,
     "state": lambda one: one.state,
     "explorers": lambda one: one.explorers,
+    "files": lambda one: "gone" if one.files_gone else "there",
     "size": lambda one: size_text(one.size_bytes) if one.size_bytes else "-",
     "delta": _delta,
     "transports": lambda one: ", ".join(one.transports) or "base model",
@@ -119,6 +120,7 @@ def describe(found: Facts) -> str:
         "made": f"{when(found['made_at_seconds'])}, {age_text(time.time() - found['made_at_seconds'])} ago",
         "explorers": ", ".join(found["explorers"]) or "none",
         "pinned": "yes" if found["pinned"] else "no",
+        "files": "gone; no rollback to it is possible" if found["files_gone"] else "there",
     }
     if found["base_model"]:
         facts["base model"] = found["base_model"]

@@ -43,7 +43,8 @@ def infrastructure(
     if not plan.offline:
         lines = {**broker.settings(Role.ENVIRONMENT, run), "LOG_RUN": run}
         children.append(environment(log_dir, job_folder, lines))
-        children.append(service_child("sync", log_dir, {**broker.settings(Role.SYNC, run), "LOG_RUN": run}))
+        settings = {**broker.settings(Role.SYNC, run), "LOG_RUN": run, "JOB_FOLDER": str(plan.job_dir)}
+        children.append(service_child("sync", log_dir, settings))
     by_name = {child.name: child.address for child in children}
     return [*children, *([] if plan.offline else containers(plan, log_dir))], Addresses(**by_name)
 

@@ -11,6 +11,7 @@ import structlog
 from trinity.explorer.types import EngineFailed
 from trinity.explorer.weights.choice import Choice
 from trinity.explorer.weights.loader import Loaded
+from trinity.runtime import waits
 from trinity.runtime.errors import AlreadyExists, Conflict, TrinityError, Unavailable
 from trinity.weights import ExplorerState, Manifest
 from trinity.weights import client as calls
@@ -107,6 +108,7 @@ class SyncMember:
         self._membership = membership
         self._on_view = on_view
         self._reports = reports
+        self._absence = waits.Absence(f"the sync service at {address}")
         self._due = asyncio.Event()
         self._lease = ""
         self._left = False
@@ -116,10 +118,14 @@ class SyncMember:
         self._due.set()
 
     async def run(self) -> None:
-        """Join, then watch and report until the lease is lost. Repeats until `leave`. Raises CannotJoin if refused."""
+        """Join, then watch and report until the lease is lost. Repeats until `leave`.
+
+        Raises CannotJoin if refused, Unavailable if the service stays away for the limit of `waits.Absence`.
+        """
         while not self._left:
             try:
                 lease_seconds = await self._join()
+                self._absence.found()
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._watch())
                     group.create_task(self._report(lease_seconds))
@@ -127,7 +133,11 @@ class SyncMember:
                 first = errors.exceptions[0]
                 if isinstance(first, (AlreadyExists, CannotJoin)):
                     raise
-                log.info("explorer.sync.left" if self._left else "explorer.sync.lost", reason=str(first))
+                if self._left:
+                    log.info("explorer.sync.left")
+                else:
+                    log.info("explorer.sync.lost", reason=str(first))
+                    self._absence.lost(str(first))
             await asyncio.sleep(_RETRY_SECONDS)
         await asyncio.Event().wait()
 
