@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -208,6 +209,25 @@ async def test_a_rollback_waits_for_explorers_and_the_fence(three: tuple[Live, F
     assert [(v["version"], v["state"]) for v in listed] == [(5, "REJECTED"), (4, "REJECTED"), (0, "LIVE")]
     with pytest.raises(RunError, match="REJECTED"):
         await live.ask(rollback.roll_back, RollbackRequest(INTERVAL, yes=True))
+
+
+async def test_a_version_without_files_is_marked_and_refused(
+    three: tuple[Live, FakeMember, FakeMember], tmp_path: Path
+) -> None:
+    live, *_ = three
+    for version in (6, 7):
+        await live.trainer.publish(version, tmp_path / f"v{version}", CANARY)
+        await live.until(version, "LIVE")
+    shutil.rmtree(tmp_path / f"v{INTERVAL}")
+    listed = await live.ask(weights.list_versions, 20, True)
+    assert {one["version"]: one["files_gone"] for one in listed if one["state"] != "REJECTED"} == {
+        0: False, INTERVAL: True, 6: False, 7: False
+    }  # fmt: skip
+    assert (await live.ask(weights.list_versions, 20, False)).count(" gone ") == 1
+    assert "files      gone" in await live.ask(weights.show_version, INTERVAL, False)
+    with pytest.raises(RunError, match=r"files of version 4 are gone; .* have files: 0, 6, 7 "):
+        await live.ask(rollback.roll_back, RollbackRequest(INTERVAL, yes=True))
+    assert "LIVE again" in await live.ask(rollback.roll_back, RollbackRequest(6, yes=True, wait_seconds=30))
 
 
 async def test_a_rollback_may_keep_the_experience(three: tuple[Live, FakeMember, FakeMember]) -> None:

@@ -47,3 +47,22 @@ async def test_nats_that_does_not_answer_is_named() -> None:
     said: list[Any] = [line for line in lines if line["event"] == waits.WAITS]
     assert [line["whom"] for line in said] == ["NATS at nats://127.0.0.1:1"]
     assert "refused" in said[0]["reason"] or "Connect" in said[0]["reason"]
+
+
+def test_an_absence_is_said_once_and_ends_at_its_limit() -> None:
+    absence = waits.Absence("the sync service at s:1", limit_seconds=0.4)
+    with structlog.testing.capture_logs() as lines:
+        absence.lost("refused")
+        absence.lost("still refused")
+        time.sleep(0.15)
+        absence.found()
+        absence.lost("again")  # the time begins anew
+        time.sleep(0.2)
+        absence.lost("again")
+        time.sleep(0.3)
+        with pytest.raises(Unavailable, match=r"the sync service at s:1 was away for 0.4 s: no answer"):
+            absence.lost("no answer")
+    assert [line["event"] for line in lines] == [waits.WAITS, waits.WENT_ON] * 2
+    assert [lines[0][name] for name in ("whom", "reason", "limit_seconds")] == [
+        "the sync service at s:1", "still refused", 0.4
+    ]  # fmt: skip

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from trinity.runtime import waits
+from trinity.runtime.errors import Unavailable
 from trinity.trainer.weights.claim import Claim
 from trinity.weights.client import Claimed
 
@@ -15,13 +17,14 @@ pytestmark = pytest.mark.core
 class Client:
     """Answers that number of calls, and fails then."""
 
-    def __init__(self, answers: int) -> None:
+    def __init__(self, answers: int, error: Exception | None = None) -> None:
         self.answers = answers
+        self.error = error or ValueError("an answer that is not understood")
 
     def ask_once(self, call: Any) -> Claimed:
         self.answers -= 1
         if self.answers < 0:
-            raise ValueError("an answer that is not understood")
+            raise self.error
         return Claimed("lease", 0.03)
 
 
@@ -46,6 +49,21 @@ def test_it_ends_who_has_the_claim() -> None:
     claim.wait()
     end = time.monotonic() + 5
     with pytest.raises(ValueError, match="is not understood"):
+        while time.monotonic() < end:
+            claim.check()
+            time.sleep(0.01)
+    claim.close()
+
+
+def test_a_sync_service_that_stays_away_ends_who_has_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trinity.trainer.weights.claim._RETRY_SECONDS", 0.02)
+    client: Any = Client(2, Unavailable("nobody at s:1"))
+    claim = Claim(client)
+    claim._absence = waits.Absence("the sync service", 0.3)
+    claim.start()
+    claim.wait()
+    end = time.monotonic() + 5
+    with pytest.raises(Unavailable, match=r"the sync service was away for 0.3 s: nobody at s:1"):
         while time.monotonic() < end:
             claim.check()
             time.sleep(0.01)

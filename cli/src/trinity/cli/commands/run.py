@@ -11,7 +11,7 @@ from trinity.cli.commands.check import check
 from trinity.commands import Arguments, ConfigOption, PluginDirs, command, group
 from trinity.commands.request import request, say_notices
 from trinity.reading.errors import RunError
-from trinity.runtime import logs
+from trinity.runtime import logs, waits
 
 app = group()
 
@@ -54,5 +54,6 @@ def run(
         os.environ["TRINITY_PLUGIN_DIRS"] = os.pathsep.join(str(path.absolute()) for path in options.plugin_dirs)
     module, function = _RUNNERS[loaded.mode]
     stages = (stage, wait) if stage else ()
-    getattr(importlib.import_module(module), function)(loaded, str(options.config), *stages)
+    with waits.on_screen(lambda text: print(f"trinity {text}", file=sys.stderr, flush=True)):
+        getattr(importlib.import_module(module), function)(loaded, str(options.config), *stages)
     return 0

@@ -13,6 +13,8 @@ from trinity.config.schema.buffer import ExperienceBufferConfig, FormatConfig, S
 from trinity.data.data_files import FORMS, files_of_split, is_data, read_file
 from trinity.data.tables import DatasetError, Row, column_value
 from trinity.data.task_folders import read_task, task_folders
+from trinity.runtime import hub
+from trinity.runtime.errors import Unavailable
 
 Messages = list[dict[str, Any]]
 
@@ -263,20 +265,26 @@ def finite(value: Any) -> float | None:
 
 
 def _read_hub(path: str, split: str, subset: str | None) -> list[Row]:
-    """Rows of a hub dataset. If the hub does not answer, the cache of the datasets library is read."""
+    """Rows of a hub dataset. If the hub does not answer, the cache of the datasets library is read.
+
+    Raises DatasetError also for a hub that sends next to nothing.
+    """
     try:
         from huggingface_hub import constants
 
-        reached = _hub_answers(constants.ENDPOINT)
+        whom = f"the hub at {constants.ENDPOINT}"
+        reached = hub.bounded(lambda: _hub_answers(constants.ENDPOINT), whom, "an answer")
         constants.HF_HUB_OFFLINE = not reached  # otherwise each request is tried six times, in 25 s
         import datasets
+    except Unavailable as error:
+        raise DatasetError(f"{path!r} is no file or folder here, and {error}; give a local path") from None
     except ImportError:
         raise DatasetError(
             f"{path!r} is no file or folder here, and a hub name needs the datasets library; "
             "pip install -e '.[hub]', or give a local path"
         ) from None
     try:
-        found = datasets.load_dataset(path, subset, split=split)
+        found = hub.bounded(lambda: datasets.load_dataset(path, subset, split=split), whom, f"the dataset {path}")
         if "Image(" in repr(found.features):  # the files, not the decoded images
             rows: list[Row] = found.with_format("arrow")[:].to_pylist()
             return rows

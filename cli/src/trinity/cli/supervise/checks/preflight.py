@@ -25,7 +25,7 @@ from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.data.datasets import DatasetError, Row, check_columns, features, read_buffer, read_taskset, reader
 from trinity.data.task_pipeline import TaskPipelineResult, previewed
 from trinity.data.vision import has_tower, image_rules, why_no_images
-from trinity.runtime import files
+from trinity.runtime import files, hub
 from trinity.runtime.devices import detect_gpus, host_memory, torch_build
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.process import time_limit
@@ -359,14 +359,18 @@ def check_model_folder(key: str, path: str) -> list[Problem]:
 def hub_problem(name: str) -> str:
     """Returns why a hub's model is not to be had, with its config.json fetched if it is; else an empty string."""
     try:
-        from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
+        from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
     except ImportError:  # the services that load it are elsewhere
         return ""
     if all(any(isinstance(try_to_load_from_cache(name, file), str) for file in one) for one in _HUB_FILES):
         return ""
-    try:
+
+    def ask() -> None:
         HfApi().model_info(name, timeout=_HUB_SECONDS)  # asks once; a download would try for half a minute
         hf_hub_download(name, "config.json")
+
+    try:
+        hub.bounded(ask, f"the hub at {constants.ENDPOINT}", f"the config.json of {name}")
     except Exception as error:  # of the hub's client, and of the HTTP client below it
         reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
         return f"{name!r} is no folder here, is not in the hub's cache, and cannot be fetched: {reason}"

@@ -11,6 +11,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
+from trinity.cli.supervise.checks.hub_models import fetch_models
 from trinity.cli.supervise.processes import services
 from trinity.cli.supervise.processes.devices import place
 from trinity.cli.supervise.processes.endpoint import endpoint_problems, endpoint_settings
@@ -122,6 +123,7 @@ async def _explore(
     merged = joined_config(config, about)
     plan = make_plan(merged)
     name, addresses = config.explorer.name, local_addresses(job, about)
+    await asyncio.to_thread(fetch_models, plan)
     own = await asyncio.to_thread(own_tasks, config, plan, about, source)
     config_file = plan.job_dir / "run" / f"{name}.config.json"
     files.write_json(config_file, dump(merged), mode=0o600)

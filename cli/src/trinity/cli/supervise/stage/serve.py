@@ -7,6 +7,7 @@ import asyncio
 import os
 from typing import Any
 
+from trinity.cli.supervise.checks.hub_models import fetch_models
 from trinity.cli.supervise.checks.preflight import check_inputs
 from trinity.cli.supervise.processes import services
 from trinity.cli.supervise.processes.devices import place
@@ -41,6 +42,7 @@ async def _serve(config: Config, source: str) -> None:
         nats, about = await look_for_run(job)
         plan = _plan(config, about)
         check_inputs(plan, source)
+        await asyncio.to_thread(fetch_models, plan)
         if config.explorer.record and about is None:
             problem = "is true, and no run is live whose experience could be recorded; start one, or set it to false"
             raise ConfigError(source, [Problem("explorer.record", problem)])

@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 
 from trinity.cli.supervise.checks.disk import disk_advice, disk_problems
+from trinity.cli.supervise.checks.hub_models import fetch_models
 from trinity.cli.supervise.checks.preflight import check_inputs, machine_problems
 from trinity.cli.supervise.checks.task_rows import names_for
 from trinity.cli.supervise.processes.devices import Placement, place
@@ -74,6 +75,7 @@ def run(config: Config, source: str, only: str = "", wait_seconds: float | None 
         run_record.mark_folder(job.folder)
         jobs.identify(job.folder, starts_services=True)
         jobs.begin(job.folder)
+        fetch_models(make_plan(expand(config)[0]))
         asyncio.run(_supervise(config, source, job, only))
     except Interrupted:
         raise

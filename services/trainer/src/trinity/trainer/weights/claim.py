@@ -38,6 +38,7 @@ class Claim:
         self._closed = threading.Event()
         self._failure: Exception | None = None
         self._held = Claimed("", 0.0)
+        self._absence = waits.Absence("the sync service")
         self._silence = "it has not answered yet"  # why the claim is not held
 
     def start(self) -> None:
@@ -96,11 +97,20 @@ class Claim:
             wait_seconds = _RETRY_SECONDS
             try:
                 self._attempt()
+                self._absence.found()
                 wait_seconds = self._held.lease_seconds / 3
             except Unavailable as error:
                 log.info("trainer.claim.retry", reason=str(error))
                 self._silence = str(error)
+                if self._decided.is_set():  # `wait` speaks for the time before
+                    self._note_absence(str(error))
             self._closed.wait(wait_seconds)
+
+    def _note_absence(self, why: str) -> None:
+        try:
+            self._absence.lost(why)
+        except Unavailable as error:
+            self._failure = error
 
     def _attempt(self) -> None:
         with self._lock:
