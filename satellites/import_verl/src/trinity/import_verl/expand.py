@@ -36,16 +36,48 @@ class Variables:
     def __init__(self, notes: list[str]) -> None:
         self._values: dict[str, str] = {}
         self._arguments: list[str] = []  # of the function that is read
+        self._targets: dict[str, str] = {}  # of names that `declare -n` made
         self._notes = notes
 
+    def save(self) -> tuple[dict[str, str], list[str]]:
+        return dict(self._values), list(self._arguments)
+
+    def restore(self, saved: tuple[dict[str, str], list[str]]) -> None:
+        """Takes back what a subshell set."""
+        self._values, self._arguments = saved
+
+    def link(self, name: str, target: str) -> None:
+        """Makes a name stand for another variable."""
+        self._targets[name] = target
+
+    def _named(self, name: str) -> str:
+        return self._targets.get(name, name)
+
+    def set_element(self, name: str, index: str, value: str | None, append: bool, why: str) -> None:
+        """Sets an element of an array, or removes it (None). Where that is uncertain, it is said with the array."""
+        name = self._named(name)
+        words = self._values.get(name, "").split(SPLIT)[1:]
+        place = int(index) if re.fullmatch(r"-?\d{1,4}", index) else None
+        known = place is not None and -len(words) <= place <= len(words) and MARK not in self._values.get(name, "")
+        if why or not known or place is None or (value is None and place == len(words)):
+            said = f"{name}[{index}]" + (" is removed" if value is None else f"={value}")
+            self.change(name, f"{SPLIT}{said}", True, why or "an element")
+            return
+        before = words[place] if -len(words) <= place < len(words) else ""
+        words[place : place + 1 or None] = [] if value is None else [before + value if append else value]
+        self._values[name] = "".join(SPLIT + word for word in words)
+
     def set(self, name: str, value: str, append: bool = False) -> None:
+        name = self._named(name)
         self._values[name] = self._values.get(name, "") + value if append else value
 
     def forget(self, name: str, why: str) -> None:
+        name = self._named(name)
         self._values[name] = f"{MARK}${name} ({why}){MARK}"
 
     def change(self, name: str, value: str, append: bool, why: str) -> None:
         """Assigns a value that only a running shell knows to be assigned. Words that stay in any case are kept."""
+        name = self._named(name)
         old = self._values.get(name, "")
         if append or (old and value.startswith(old)):
             added = " ".join((value if append else value.removeprefix(old)).replace(MARK, "").split(SPLIT)).strip()
@@ -67,6 +99,7 @@ class Variables:
         self.call(self._arguments[count:])
 
     def look_up(self, name: str, default: str | None, or_empty: bool = True) -> str:
+        name = self._named(name)
         if name in self._values and (self._values[name] or default is None or not or_empty):
             return self._values[name]
         if name in ("@", "*"):

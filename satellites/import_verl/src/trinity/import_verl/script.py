@@ -29,10 +29,12 @@ _TOKEN = re.compile(
     re.X | re.S,
 )
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.S)
+_ELEMENT = re.compile(r"([A-Za-z_]\w*)\[([^\]]*)\](?:(\+?)=(.*))?", re.S)
 _OPTION = re.compile(r"(~|\+{0,2})([^=+~\s][^=\s]*)=(.*)", re.S)
 _OPTION_LINE = re.compile(r"\s*[+~]{0,2}[A-Za-z_]\w*(\.\w+)+=")
 _HEREDOC = re.compile(r"(?<!<)<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
 _DECLARING = {"export", "readonly", "local", "declare", "typeset"}
+_READING = {"read", "mapfile", "readarray", "getopts"}  # commands that set variables to what only a shell can know
 _OPENING = {"if", "for", "while", "until", "case", "select"}
 _CLOSING = {"fi", "done", "esac"}
 _MOST_CALLS = 20  # of one function
@@ -111,10 +113,11 @@ class _Reader:
         self._variables = variables
         self._functions: dict[str, list[_Command]] = {}
         self._called: list[str] = []
+        self._texts = 0
 
     def read(self, commands: list[_Command], unsure: bool = False) -> None:
         """Reads commands one after the other. `unsure`: a condition or a loop around them decides if they run."""
-        depth, index = 0, 0
+        depth, index, subshells = 0, 0, []
         while index < len(commands):
             command = commands[index]
             index += 1
@@ -124,7 +127,12 @@ class _Reader:
                 depth = max(depth + (first in _OPENING) - (first in _CLOSING), 0)
                 if first in ("for", "select") and tokens:
                     self._variables.forget(tokens[0][0], "set by a loop")
-            if command.defines:
+            if tokens and tokens[0][0] == "(":
+                subshells.append(self._variables.save())
+            elif tokens and tokens[0][0] == ")":
+                if subshells:
+                    self._variables.restore(subshells.pop())
+            elif command.defines:
                 body, index = _body(commands, index - 1)
                 self._functions[command.defines] = body
             else:
@@ -144,9 +152,17 @@ class _Reader:
             _assign(f"{name}=", joined, variables, unsure)
         if not tokens:
             return
-        if tokens[0][0] in _DECLARING or all(_ASSIGNMENT.fullmatch(raw) for raw, _ in tokens):
+        why = "set inside a condition or a loop" if unsure else ""
+        if tokens[0][0] in _DECLARING or all(_ASSIGNMENT.fullmatch(raw) or _ELEMENT.match(raw) for raw, _ in tokens):
+            is_link = tokens[0][0] in _DECLARING and any(raw in ("-n", "-gn") for raw, _ in tokens)
             for raw, _ in tokens:
-                if found := _ASSIGNMENT.fullmatch(raw):
+                if (element := _ELEMENT.fullmatch(raw)) and element[4] is not None:
+                    value = " ".join(expand(element[4], variables, splitting=False))
+                    index = " ".join(expand(element[2], variables, splitting=False))
+                    variables.set_element(element[1], index, value, bool(element[3]), why)
+                elif (found := _ASSIGNMENT.fullmatch(raw)) and is_link:
+                    variables.link(found[1], " ".join(expand(found[3], variables)))
+                elif found := _ASSIGNMENT.fullmatch(raw):
                     name_part = raw[: found.start(3)]
                     _assign(name_part, " ".join(expand(found[3], variables, splitting=False)), variables, unsure)
             return
@@ -156,12 +172,37 @@ class _Reader:
             before = variables.call([value for raw, _ in tokens[1:] for value in expand(raw, variables) if value])
             self.read(self._functions[names[0]], unsure)
             variables.call(before)
+        elif names[0] == "set" and "--" in names:
+            given = [value for raw, _ in tokens[names.index("--") + 1 :] for value in expand(raw, variables) if value]
+            variables.call([f"{MARK}$@ ({why}){MARK}"] if unsure else given)
+        elif names[0] == "unset":
+            for name in names[1:]:
+                if element := _ELEMENT.fullmatch(name):
+                    variables.set_element(element[1], element[2], None, False, why)
+                elif name.isidentifier():
+                    _assign(f"{name}=", "", variables, unsure)
+        elif names[0] in _READING or names[:2] == ["printf", "-v"]:
+            for name in names[1:]:
+                if name.isidentifier():
+                    variables.forget(name, f"set by {names[0]}")
         elif names[0] == "shift":
             variables.shift(int(names[1]) if len(names) > 1 and names[1].isdigit() else 1)
         elif MODULE in names and names[0] not in ("echo", "printf"):
             after = tokens[names.index(MODULE) + 1 :]
             line = tokens[names.index(MODULE)][1]
             self.calls.append([("", line), *((v, at) for raw, at in after for v in expand(raw, variables) if v)])
+        elif names[0] not in ("echo", "printf", "cat"):
+            self._read_text([(value, at) for raw, at in tokens for value in expand(raw, variables)], unsure)
+
+    def _read_text(self, words: list[tuple[str, int]], unsure: bool) -> None:
+        """Reads a command that variables hold, or that is the argument of another one (`bash -c`, `eval`)."""
+        if MODULE in (values := [value for value, _ in words]):
+            first = values.index(MODULE)
+            self.calls.append([("", words[first][1]), *words[first + 1 :]])
+        self._texts += 1
+        for value, line in words if self._texts < _MOST_CALLS else ():
+            if value != MODULE and re.search(rf"\s{re.escape(MODULE)}(\s|$)", value):
+                self.read(list(_commands("\n" * (line - 1) + value)), unsure)
 
 
 def _body(commands: list[_Command], start: int) -> tuple[list[_Command], int]:
@@ -257,6 +298,7 @@ def _commands(text: str) -> Iterator[_Command]:
     command, redirected = _Command(), False
     array: list[tuple[str, int]] | None = None
     at, line, open_brackets = 0, 1, 0
+    subshells: list[int] = []  # numbers of open brackets inside each
     while at < len(text):
         token = _TOKEN.match(text, at)
         if token is None:
@@ -277,10 +319,20 @@ def _commands(text: str) -> Iterator[_Command]:
         elif kind == "paren" and raw == "(" and array is None:
             names = [word for word, _ in command.words]
             open_brackets += 1
-            if len(names) == 1 or names[0:1] == ["function"]:
+            if all(name in _LEADING for name in names) and not command.defines:
+                yield command
+                yield _Command(words=[("(", line)])
+                command = _Command()
+                subshells.append(open_brackets)
+            elif len(names) == 1 or names[0:1] == ["function"]:
                 command.defines = names[-1]
         elif kind == "paren" and raw == ")":
-            if not open_brackets:  # behind the pattern of a `case`
+            if subshells and subshells[-1] == open_brackets:
+                subshells.pop()
+                yield command
+                yield _Command(words=[(")", line)])
+                command = _Command()
+            elif not open_brackets:  # behind the pattern of a `case`
                 command.words = [word for word in command.words[:1] if word[0] in _OPENING]
             open_brackets = max(open_brackets - 1, 0)
         elif kind == "end" and array is None:
