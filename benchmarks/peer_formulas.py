@@ -62,8 +62,11 @@ def _inputs() -> dict[str, Any]:
         cases.append({name: getattr(case.x, name).detach() for name in names})
         made = rollouts_of(seed, values=True)
         assert made.values is not None
+        assert made.trajectories_N is not None and made.steps_N is not None
         rows = {"rewards": made.rewards_N, "groups": made.groups_N, "masks": made.masks, "values": made.values}
-        rollouts.append({name: list(values) for name, values in rows.items()})
+        rows |= {"runs": made.trajectories_N, "steps": made.steps_N, "facts": made.facts}
+        rows |= {"logprobs": made.logprobs, "teachers": made.teachers}
+        rollouts.append({name: list(values) for name, values in rows.items() if values is not None})
     return {"cases": cases, "rollouts": rollouts}
 
 
@@ -187,7 +190,76 @@ def trinity_rft(folder: Path, inputs: Mapping[str, Any]) -> Recorded:
             value for key, value in vars(module).items() if key.lower() == kind.lower()
         )
         found[name] = _gradients(lambda x, actual=actual: loss(actual, x), inputs, filled=name == "gspo")
+    return found | _trinity_rfts_advantages(folder, inputs)
+
+
+def _trinity_rfts_advantages(folder: Path, inputs: Mapping[str, Any]) -> Recorded:
+    """Functions of groups get experiences, those of the trainer get padded batches."""
+    _bare(folder, "trinity.common")
+    package: Any = sys.modules["trinity.algorithm.advantage_fn"]
+    base = importlib.import_module("trinity.algorithm.advantage_fn.advantage_fn")
+    package.AdvantageFn, package.GroupAdvantage = base.AdvantageFn, base.GroupAdvantage
+    of_groups = {
+        "grpo": ("grpo_advantage", "GRPOGroupedAdvantage"), "opmd": ("opmd_advantage", "OPMDGroupAdvantage"),
+        "asymre": ("asymre_advantage", "ASYMREGroupAdvantage"), "rec": ("rec_advantage", "RECGroupedAdvantage"),
+        "reinforce": ("reinforce_advantage", "REINFORCEGroupAdvantage"),
+        "step_wise_grpo": ("multi_step_grpo_advantage", "StepWiseGRPOAdvantageFn"),
+        "gigpo": ("gigpo_advantage", "GiGPOAdvantageFn"),
+    }  # fmt: skip
+    of_batches = {
+        "rloo": ("rloo_advantage", "RLOOAdvantageFn"), "remax": ("remax_advantage", "REMAXAdvantageFn"),
+        "ppo": ("ppo_advantage", "PPOAdvantageFn"), "jsd": ("jsd_advantage", "JSDAdvantage"),
+        "reinforceplusplus": ("reinforce_plus_plus_advantage", "REINFORCEPLUSPLUSAdvantageFn"),
+        "on_policy_distill": ("on_policy_distill_advantage", "OnPolicyDistillAdvantage"),
+    }  # fmt: skip
+    found: Recorded = {}
+    for name, (file, kind) in {**of_groups, **of_batches}.items():
+        module = importlib.import_module(f"trinity.algorithm.advantage_fn.{file}")
+        made = getattr(module, kind)(**getattr(module, kind).default_args())
+        run = _of_experiences if name in of_groups else _of_padded
+        found[f"advantage {name}"] = [run(made, r) for r in inputs["rollouts"]]
     return found
+
+
+def _of_experiences(compute: Any, r: Mapping[str, Any]) -> list[list[float]]:
+    kept = []
+    for index, mask in enumerate(r["masks"]):
+        task, run, step = (int(r[name][index]) for name in ("groups", "runs", "steps"))
+        names = {"tid": f"{task}", "rid": f"{task}/{run}", "sid": f"{task}/{step}"}
+        eid = SimpleNamespace(task=task, run=run, step=step, **names)
+        kept.append(
+            SimpleNamespace(
+                eid=eid, reward=float(r["rewards"][index]), action_mask=mask, info=r["facts"][index],
+                logprobs=r["logprobs"][index], advantages=torch.full(mask.shape, float("nan")), metrics={},
+            )
+        )  # fmt: skip
+    sizes = [sum(int(g) == int(group) for g in r["groups"]) for group in r["groups"]]
+    several = [one for one, size in zip(kept, sizes, strict=True) if size > 1]
+    given = several if "REC" in type(compute).__name__ else kept  # which fails in a group of one
+    if given:  # workflows there give the steps of a run in order
+        compute(sorted(given, key=lambda one: one.eid.step))
+    return [_row(exp.advantages, exp.action_mask) for exp in kept]
+
+
+def _of_padded(compute: Any, r: Mapping[str, Any]) -> list[list[float]]:
+    rewards, values, mask = _padded(r)
+    batch = {"token_level_rewards": rewards, "values": values, "response_mask": mask}
+    for name, source in (("old_log_probs", "logprobs"), ("teacher_logprobs", "teachers")):
+        batch[name] = torch.zeros_like(mask)
+        for row, given in enumerate(r[source]):
+            batch[name][row, : len(given)] = given
+    greedy: dict[int, list[float]] = {}
+    for group, reward, fact in zip(r["groups"], r["rewards"], r["facts"], strict=True):
+        greedy.setdefault(int(group), []).extend([float(reward)] if fact["greedy"] else [])
+    means = [np.mean(greedy[int(group)] or [0.0]) for group in r["groups"]]
+    batch["reward_baselines"] = torch.tensor(np.array(means))
+    index = np.array([f"g{int(group)}" for group in r["groups"]])
+    compute(SimpleNamespace(batch=batch, non_tensor_batch={"uid": index}))
+    rows = _rows(batch["advantages"], mask)
+    if "REMAX" in type(compute).__name__:  # a greedy rollout is only a baseline
+        nothing = float("nan")
+        return [[nothing] * len(row) if f["greedy"] else row for row, f in zip(rows, r["facts"], strict=True)]
+    return rows
 
 
 def m2po(folder: Path, inputs: Mapping[str, Any]) -> Recorded:
@@ -228,8 +300,11 @@ def _gradients(
 
 
 def _rows(values: torch.Tensor, mask: torch.Tensor) -> list[list[float]]:
-    kept = [row[flags > 0].tolist() for row, flags in zip(values, mask, strict=True)]
-    return [[float(f"{number:.12g}") for number in row] for row in kept]
+    return [_row(row, flags) for row, flags in zip(values, mask, strict=True)]
+
+
+def _row(values: torch.Tensor, mask: torch.Tensor) -> list[float]:
+    return [float(f"{number:.12g}") for number in values[mask > 0].tolist()]
 
 
 def _padded(rollouts: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -15,7 +15,7 @@ from trinity.trainer.algorithms.policy_losses import POLICY_LOSSES
 pytestmark = pytest.mark.core
 
 # Declared on docs/algorithms_measured.md.
-DIFFERENT = {("sapo", "Trinity-RFT"), ("dpo", "Trinity-RFT")}
+DIFFERENT = {("sapo", "Trinity-RFT"), ("dpo", "Trinity-RFT"), ("jsd", "Trinity-RFT")}
 
 
 def of_code(peers: tuple[Peer, ...]) -> list[Peer]:
@@ -32,7 +32,8 @@ def test_gradients_are_those_of_their_code(peer: Peer) -> None:
 @pytest.mark.parametrize("peer", of_code(ADVANTAGES), ids=lambda peer: f"{peer.name} of {peer.whose}")
 def test_advantages_are_those_of_their_code(peer: Peer) -> None:
     assert isinstance(peer.theirs, str)
-    assert recorded.of_advantage(peer.theirs, peer.name, peer.settings) < 1e-7
+    difference = recorded.of_advantage(peer.theirs, peer.name, peer.settings)
+    assert (difference < 1e-6) == ((peer.name, peer.whose) not in DIFFERENT), difference  # in single precision there
 
 
 def test_m2po_leaves_out_the_token_at_the_bound_as_its_authors_do() -> None:

@@ -5,6 +5,7 @@ PyPI), Infini-AI-Lab/M2PO of af54a3e8feffb7a66a8258003aebefa37759cec0.
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -40,10 +41,11 @@ def largest(key: str, gradient: Callable[[Case], torch.Tensor], mode: str) -> fl
 def of_advantage(key: str, name: str, settings: Mapping[str, Any]) -> float:
     differences = [0.0]
     for seed, rows in enumerate(_rows(key)):
-        rollouts = rollouts_of(seed, values=name == "ppo")
+        rollouts = rollouts_of(seed, values=True)
         found = compute(name, {**ADVANTAGES[name].defaults, **settings}, rollouts)
         for mine, mask, theirs in zip(found.tokens, rollouts.masks, rows, strict=True):
-            differences += [abs(float(a) - b) for a, b in zip(mine[mask], theirs, strict=True)]
+            pairs = zip(mine[mask], theirs, strict=True)
+            differences += [abs(float(a) - b) for a, b in pairs if not math.isnan(b)]  # NaN: none there
     return max(differences)
 
 
