@@ -152,7 +152,12 @@ PUBLISH = {
     f"$KV.{names.ANNOUNCEMENTS_BUCKET}.{RUN.announcement_key}": {Role.BUFFER},
     f"$KV.{names.ANNOUNCEMENTS_BUCKET}.{OTHER_RUN.announcement_key}": set(),
     f"$JS.API.STREAM.CREATE.KV_{names.ANNOUNCEMENTS_BUCKET}": {Role.BUFFER},
-    f"{_READ_ANNOUNCEMENT}.{RUN.announcement_key}": {Role.EXPLORER, Role.OPERATOR, Role.READER},
+    f"{_READ_ANNOUNCEMENT}.{RUN.announcement_key}": {
+        Role.EXPLORER,
+        Role.TRAINER,
+        Role.OPERATOR,
+        Role.READER,
+    },
     f"{_READ_ANNOUNCEMENT}.{OTHER_RUN.announcement_key}": {Role.OPERATOR, Role.READER},
     f"$JS.API.DIRECT.GET.{RUN.experiences_stream}": {Role.BUFFER, Role.OPERATOR, Role.READER},
     f"$JS.API.DIRECT.GET.{RUN.blobs_stream}.{RUN.blob(OTHER, 'k', 0)}": {Role.BUFFER, Role.OPERATOR, Role.READER},

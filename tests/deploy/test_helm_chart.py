@@ -248,3 +248,23 @@ def test_the_chart_has_the_version_of_trinity() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     version = (ROOT / "VERSION").read_text().strip()
     assert (chart["version"], chart["appVersion"]) == (version, version)
+
+
+def test_further_machines_of_the_trainer_reach_it_before_it_is_ready(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(f"{CONFIG.read_text()}\ncluster: {{node_num: 3}}\n")
+    with pytest.raises(Refused, match=r"trainer\.nodes: is 1, and cluster\.node_num of the YAML 3"):
+        render(config, stage="rft")
+    manifests = render(config, stage="rft", trainer={"nodes": 3})
+    assert [problem for manifest in manifests for problem in problems_of(manifest)] == []
+    further = of_kind(manifests, "StatefulSet")["trainer-node"]["spec"]
+    container = further["template"]["spec"]["containers"][0]
+    settings = {one["name"]: one.get("value") for one in container["env"]}
+    assert (further["replicas"], settings["TRINITY_TRAINER_FIRST_ADDRESS"]) == (2, "trainer:7005")
+    service = of_kind(manifests, "Service")["trainer"]["spec"]
+    assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
+    policies = of_kind(manifests, "NetworkPolicy")
+    for name in ("trainer", "trainer-node"):
+        peers = [rule for rule in policies[name]["spec"]["egress"] if "ports" not in rule]
+        labels = [one["podSelector"]["matchLabels"]["app.kubernetes.io/name"] for one in peers[0]["to"]]
+        assert labels == ["trainer", "trainer-node"]

@@ -30,8 +30,8 @@ class SilentBuffer:
 
 
 class Child:
-    name = "extra"
-    waits, start_seconds = "", 0.0
+    name, service = "extra", "explorer"
+    waits, start_seconds, finished = "", 0.0, False
 
     def record(self) -> Any:
         return None
@@ -47,7 +47,7 @@ async def until_run_ends(job: Job, monkeypatch: pytest.MonkeyPatch) -> bool:
     running: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     nats = NatsAccess("nats://127.0.0.1:1")
     child, watcher, display = Child(), SilentBuffer(), Display()
-    return await join._until_run_ends(
+    return await join.until_run_ends(
         running, child, job, "explorer-extra", "run", nats, watcher, display, asyncio.Event()
     )
 

@@ -321,7 +321,11 @@ def test_memory_says_what_a_rank_holds() -> None:
     [
         ("repeat_times: 4", "repeat_times: 1", "algorithm.repeat_times: is 1"),
         ("algorithm_type: grpo, ", "", "algorithm.algorithm_type: is not given; grpo is taken"),
-        ("\nbuffer:", "\ncluster: {node_num: 2, gpu_per_node: 8}\nbuffer:", "cluster.node_num: `trinity run` starts"),
+        (
+            "\nbuffer:",
+            "\ncluster: {node_num: 2, gpu_per_node: 8}\nbuffer:",
+            "cluster.node_num: training begins once 1 other machine(s) join by mode=train_node",
+        ),
     ],
 )
 def test_what_surprises_users_is_said(old: str, new: str, said: str) -> None:

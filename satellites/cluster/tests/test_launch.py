@@ -77,11 +77,29 @@ def test_the_options_of_all_nodes_are_in_the_script_and_those_of_explorers_are_n
 def test_one_node_needs_neither_explorers_nor_another_mode(config: Path) -> None:
     text = script(config)
     assert text.count("#   sbatch") == 1
-    assert "mode=train" not in text
+    assert "mode=train " not in text and "mode=train\n" not in text
     assert "scancel" not in text
     refused = launch(config, "--explorer-sbatch", "qos=low", "--dry-run")
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
     assert "--nodes 2 or more" in refused.stderr
+
+
+def test_machines_of_the_trainer_are_an_array_of_their_own(config: Path) -> None:
+    text = script(config, "--nodes", "5", "--trainer-nodes", "2", "--explorer-sbatch", "qos=low")
+    commands = [shlex.split(line[1:]) for line in text.splitlines() if line.startswith("#   sbatch")]
+    arrays = [next(option for option in command if "--array" in option) for command in commands[1:]]
+    assert arrays == ["--array=1-1", "--array=1-3"]
+    assert "--qos=low" not in commands[1] and "--qos=low" in commands[2]
+    assert "cluster.node_num=2" in text and "-trainers,trinity-" in text
+    assert 'own=(mode=train_node cluster.node_name="$name")' in text
+    for given, said in (
+        (("--trainer-nodes", "3"), "3 train (--trainer-nodes)"),
+        (("--", "cluster.node_num=4"), "4 train"),
+    ):
+        refused = launch(config, "--nodes", "2", "--dry-run", *given)
+        assert (refused.exit_code, said in refused.stderr) == (2, True), refused.stderr
+    whole = script(config, "--nodes", "2", "--trainer-nodes", "2")
+    assert whole.count("#   sbatch") == 2 and "mode=train &" not in whole
 
 
 def test_the_shell_runs_no_part_of_a_name_and_each_argument_arrives_as_it_was(config: Path, tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
-"""Ranks that rank 0 starts end with it: also if it ended before they asked for it, which its pid shows them."""
+"""Ranks that a process starts end with it, also if it ended before they asked for it, and do not hang for long."""
 
 import os
+import queue
+import signal
 import subprocess
+import time
 from typing import Any
 
 import pytest
 
-from trinity.trainer.process.ranks import Ranks, launch_others
+from trinity.trainer.process.ranks import Ranks, launch, launch_others
 
 pytestmark = pytest.mark.core
 
@@ -23,3 +26,20 @@ def test_a_rank_is_told_which_process_started_it(monkeypatch: pytest.MonkeyPatch
     for child in launch_others(Ranks(0, 3, 0), lambda rank, code: None):
         child.wait(30)
     assert told == [("1", str(os.getpid())), ("2", str(os.getpid()))]
+
+
+def test_a_rank_that_a_signal_has_stopped_is_killed_and_a_busy_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    deaths: queue.Queue[tuple[int, int]] = queue.Queue()
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **how: popen(["sleep", "60"], **how))
+    ranks = Ranks(3, 8, 0, local_world_size=2)
+    stopped, busy = launch(ranks, range(2), lambda *death: deaths.put(death), 1.5)
+    try:
+        os.kill(stopped.pid, signal.SIGSTOP)
+        begin = time.monotonic()
+        assert deaths.get(timeout=20) == (3, -signal.SIGKILL)
+        assert time.monotonic() - begin > 1.4
+        assert busy.poll() is None
+    finally:
+        busy.kill()
+    assert deaths.get(timeout=20) == (4, -signal.SIGKILL)

@@ -222,6 +222,11 @@ spec:
 {{- if eq .name "explorer" }}
   clusterIP: None
 {{- end }}
+{{- if and (eq .name "trainer") (gt (int .root.Values.trainer.nodes) 1) }}
+  # Further machines join before the trainer is ready, and reach its ranks at any port.
+  clusterIP: None
+  publishNotReadyAddresses: true
+{{- end }}
   ports:
     - {name: grpc, port: {{ $ports.grpc }}, targetPort: grpc}
     - {name: metrics, port: {{ $ports.metrics }}, targetPort: metrics}

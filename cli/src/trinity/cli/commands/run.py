@@ -20,6 +20,7 @@ _RUNNERS = {
     "both": (f"{_STAGE}.supervisor", "run"),
     "train": (f"{_STAGE}.supervisor", "run"),
     "explore": (f"{_STAGE}.join", "join"),
+    "train_node": (f"{_STAGE}.node", "join_as_node"),
     "serve": (f"{_STAGE}.serve", "serve"),
     "bench": ("trinity.cli.commands.bench", "bench"),
 }

@@ -63,6 +63,9 @@ def render(found: dict[str, Any]) -> str:
     if found["trainer_state"] is not None:
         step = f"step {found['step']}/{found['last_step']} ({found['trainer_state']}) {visible(found['waiting_for'])}"
         lines.append(step.rstrip())
+    if nodes := found.get("nodes"):
+        each = ", ".join(f"{visible(one['name'])} ({one['ranks']} rank(s))" for one in nodes)
+        lines.append(f"the trainer has {len(nodes)} machine(s): {each}")
     groups = found.get("groups") or {}
     if moved := groups.get("moved_episodes"):
         lines.append(f"{moved} episodes were continued by another explorer")

@@ -33,8 +33,9 @@ def _advice(config: Config) -> Iterator[str]:
         yield "algorithm.algorithm_type: is not given; grpo is taken (Trinity-RFT takes ppo)"
     if config.algorithm.algorithm_type == "grpo" and config.algorithm.repeat_times == 1 and config.mode != "explore":
         yield "algorithm.repeat_times: is 1; the advantage in a group of one is its reward, without a baseline"
-    if config.cluster.node_num > 1:
-        yield "cluster.node_num: `trinity run` starts processes on this machine; docs/modes.md says how others join"
+    if (others := config.cluster.nodes - 1) and config.mode in ("both", "train"):
+        joins = f"{others} other machine(s) join by mode=train_node"
+        yield f"cluster.node_num: training begins once {joins} (docs/modes.md)"
     lengths = (model.max_model_len, model.max_prompt_tokens, model.max_response_tokens)
     if lengths == (None, None, None) and config.mode != "explore":
         yield f"model.max_model_len: no length is given; taken are {DEFAULT_TOKENS} prompt and as many response tokens"

@@ -200,7 +200,7 @@ def learns_from_pairs(config: Config) -> bool:
 
 def _reads_disk(config: Config) -> bool:
     source, tasks = config.buffer.trainer_input.experience_buffer, config.buffer.explorer_input
-    if config.mode != "train" or source is None:
+    if config.mode not in ("train", "train_node") or source is None:
         return False
     if source.storage_type is None:  # a path is an input where there are no tasks whose experience it could store
         return source.path is not None and tasks.taskset is None and not tasks.tasksets

@@ -94,14 +94,15 @@ def use_given_identity() -> None:
 def use_identity(folder: Path) -> None:
     """Sets the settings for the certificates and NATS credentials in a folder, except those already set.
 
-    The folder is the one of `trinity certs`, or one identity in it: that of the machine's explorer, or of an operator.
+    The folder is the one of `trinity certs`, or one identity in it: that of the machine's explorer or trainer, or of an
+    operator.
     Raises typer.BadParameter if it is neither.
     """
     own = next((path for path in (folder, folder / "operator") if (path / "tls.crt").is_file()), None)
     if own is None:
         problem = f"{folder} holds neither tls.crt nor operator/tls.crt, as `trinity certs` writes them"
         raise typer.BadParameter(problem, param_hint="TRINITY_IDENTITY")
-    holders = {"": own, "EXPLORER_": own} if own == folder else {"": own}
+    holders = {"": own, "EXPLORER_": own, "TRAINER_": own} if own == folder else {"": own}
     for service in ("buffer", "environment", "explorer", "sync", "trainer"):
         if (folder / service).is_dir():
             holders[f"{service.upper()}_"] = folder / service

@@ -17,8 +17,8 @@ import structlog
 from trinity.reading.job import ProcessRecord
 from trinity.reading.render import clipped, visible
 from trinity.runtime import files, waits
-from trinity.runtime.errors import EXIT_FOR_GOOD, EXIT_UNEXPECTED
-from trinity.runtime.process import as_parent, inherited
+from trinity.runtime.errors import EXIT_AGAIN, EXIT_FOR_GOOD, EXIT_UNEXPECTED
+from trinity.runtime.process import as_parent, inherited, is_suspended
 
 log = structlog.get_logger(__name__)
 
@@ -38,9 +38,10 @@ _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\b(?=[a-fA-F]*\d)[0-9a-fA-F]{6,}\b|[\w.~
 class Child:
     """A supervised process. A `once` child has finite work and writes `announce_file` when it is done.
 
-    A child is not restarted after EXIT_FOR_GOOD, nor after EXIT_UNEXPECTED twice for the same reason. `hold(name,
-    reason)` waits while something outside keeps the process from running; it returns True if the death does not count.
-    `say` gets a line for the screen at each death, restart and wait; `continues` tells what the run does meanwhile. A
+    A child is not restarted after EXIT_FOR_GOOD, nor after EXIT_UNEXPECTED twice for the same reason. EXIT_AGAIN counts
+    as no death. `hold(name, reason)` waits while something outside keeps the process from running; it returns True if
+    the death does not count. `say` gets a line for the screen at each death, restart and wait; `continues` tells what
+    the run does meanwhile. A child that a signal has stopped is killed after `stopped_seconds`, unless that is 0. A
     child that `logs_ready` serves once its log says so; before that each death is a quick one, however long it loaded.
     """
 
@@ -57,6 +58,7 @@ class Child:
     restarts: int = 0
     finished: bool = False
     logs_ready: bool = False
+    stopped_seconds: float = 0.0
     on_event: Callable[[str, str, int], None] = lambda event, name, pid: None  # started, died, finished
     hold: Callable[[str, str], Awaitable[bool]] | None = None
     say: Callable[[str], None] = lambda text: None
@@ -147,6 +149,11 @@ class Child:
                 self._quick_deaths -= 1
                 self._start_again(changed)
                 continue
+            if code == EXIT_AGAIN:
+                self._quick_deaths -= 1
+                self.say(f"{self.name}: {visible(clipped(reason, _LONGEST_REASON * 2))}")
+                self._start_again(changed)
+                continue
             if code == EXIT_FOR_GOOD:
                 return f"{self.name} cannot continue: {reason}"
             if code == EXIT_UNEXPECTED and _kind(reason) == _kind(self._died_of):
@@ -174,7 +181,7 @@ class Child:
     async def _wait(self) -> int:
         assert self.process is not None
         follow_at = 0.0
-        looked_at = time.monotonic()
+        looked_at = moved_at = time.monotonic()
         while (code := self.process.poll()) is None:
             if self.logs_ready and time.monotonic() > follow_at:
                 self._follow()
@@ -182,6 +189,10 @@ class Child:
             await asyncio.sleep(0.05)
             if time.monotonic() - looked_at > _LOOK_SECONDS:
                 looked_at = time.monotonic()
+                moved_at = moved_at if is_suspended(self.pid) else looked_at
+                if 0 < self.stopped_seconds < looked_at - moved_at:
+                    log.error("run.process.hangs", name=self.name, pid=self.pid)
+                    self.end_group(signal.SIGKILL)
                 await asyncio.to_thread(self._cut_output)
         return code
 

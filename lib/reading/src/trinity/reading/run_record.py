@@ -79,7 +79,8 @@ def _check_version(found: Any, where: str) -> None:
 
 async def _entry(broker: Broker, token: str) -> tuple[bytes | None, str]:
     key = names.RunNames(token).job_key
-    entry = await (await Bucket.open(broker, names.RUNS_BUCKET)).get(key)
+    bucket = await Bucket.find(broker, names.RUNS_BUCKET)  # who joins before the first run may not make it
+    entry = await bucket.get(key) if bucket is not None else ABSENT
     return entry.value if entry.revision else None, f"KV entry {names.RUNS_BUCKET}/{key}"
 
 
@@ -134,8 +135,8 @@ async def write(broker: Broker, token: str, record: RunRecord) -> None:
     await bucket.update(names.RunNames(token).job_key, lambda _: announcement(record))
 
 
-async def look_for_run(job: Job) -> tuple[NatsAccess, RunRecord | None]:
-    """Returns NATS and record of the job's live run; None if no run explores.
+async def look_for_run(job: Job, *, offline: bool = False) -> tuple[NatsAccess, RunRecord | None]:
+    """Returns NATS and record of the job's live run; None if there is none, or without `offline` if none explores.
 
     Raises RunError for a record of another version, or a record that no run wrote.
     """
@@ -148,7 +149,7 @@ async def look_for_run(job: Job) -> tuple[NatsAccess, RunRecord | None]:
         async with await nats.connect("trinity-join", job.token, wait_seconds=_NATS_SECONDS) as broker:
             for reads in (read, read_announced):
                 about = await reads(broker, job.token)
-                if about is not None and about.online and await _answers(job, about):
+                if about is not None and (about.online or offline) and await _answers(job, about):
                     return nats, about
     return nats, None
 

@@ -47,7 +47,8 @@ async def collect_announced(run: AnnouncedRun) -> dict[str, Any]:
 async def _collect(job: str | None, records: dict[str, jobs.SupervisorRecord]) -> dict[str, Any]:
     processes = [process for record in records.values() for process in record.processes]
     main = records.get("main") or next(iter(records.values()))
-    addresses = {process.service: process.address for process in processes}
+    # Further machines of the trainer may be in the same folder; their processes have its service, and only health.
+    addresses = {process.service: process.address for process in [*processes, *main.processes]}
     watcher = Watcher(
         main.run,
         Addresses(addresses.get("buffer", ""), "", addresses.get("sync", ""), addresses.get("trainer", "")),
@@ -91,6 +92,7 @@ async def _collect(job: str | None, records: dict[str, jobs.SupervisorRecord]) -
         "step": view.trainer.step if view.trainer else None,
         "last_step": view.trainer.last_step if view.trainer else None,
         "trainer_state": view.trainer.state if view.trainer else None,
+        "nodes": [{"name": one.name, "ranks": one.ranks} for one in view.trainer.nodes] if view.trainer else [],
         "waiting_for": view.waiting_for or (stats.waiting_for if stats else ""),
         "groups": {
             "fed": stats.fed,

@@ -21,6 +21,7 @@ from trinity.api.errors import (
 )
 
 __all__ = [
+    "EXIT_AGAIN",
     "EXIT_FOR_GOOD",
     "EXIT_UNEXPECTED",
     "UNEXPECTED",
@@ -44,6 +45,8 @@ __all__ = [
 EXIT_FOR_GOOD = 2
 # Ended by an error that nothing outside the process explains: the same one twice in a row would come a third time.
 EXIT_UNEXPECTED = 4
+# Ended to be started again, since machines have left or joined: no failure of the process itself.
+EXIT_AGAIN = 5
 UNEXPECTED = (
     ValueError, TypeError, LookupError, AttributeError, ImportError, ArithmeticError, NotImplementedError,
     AssertionError,

@@ -13,6 +13,7 @@ import resource
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from typing import NoReturn
 _MOST_FILES = 65_536
 
 _PR_SET_PDEATHSIG = 1
+_SIOCGIFADDR = 0x8915
 PARENT = "TRINITY_PARENT_PID"
 
 
@@ -184,6 +186,27 @@ def _ports(outgoing: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> S
 def loopback_interface() -> str:
     """Its name: lo on Linux, lo0 elsewhere."""
     return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+
+
+def interface_to(host: str) -> str:
+    """Returns the network interface of this machine's route to another one; empty where it cannot be told."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # of a datagram socket: sends nothing
+        own = probe.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(found[20:24]) == own:
+                    return name
+    return ""
+
+
+def is_suspended(pid: int) -> bool:
+    """Returns True if a signal has stopped the process. Always False where there is no /proc."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
 
 
 def is_alive(pid: int) -> bool:

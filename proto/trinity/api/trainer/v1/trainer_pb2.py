@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$trinity/api/trainer/v1/trainer.proto\x12\x16trinity.api.trainer.v1\"\x0f\n\rStatusRequest\"\xae\x02\n\x0eStatusResponse\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x11\n\tlast_step\x18\x04 \x01(\x03\x12\x0f\n\x07version\x18\x05 \x01(\x03\x12\x17\n\x0f\x63heckpoint_step\x18\x06 \x01(\x03\x12\x16\n\x0etokens_trained\x18\x07 \x01(\x03\x12\x44\n\x07metrics\x18\x08 \x03(\x0b\x32\x33.trinity.api.trainer.v1.StatusResponse.MetricsEntry\x12\x12\n\nworld_size\x18\t \x01(\x05\x12\x13\n\x0bwaiting_for\x18\n \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x0e\n\x0cPauseRequest\"\x1d\n\rPauseResponse\x12\x0c\n\x04step\x18\x01 \x01(\x03\"\x0f\n\rResumeRequest\"\x10\n\x0eResumeResponse\"\x13\n\x11\x43heckpointRequest\"0\n\x12\x43heckpointResponse\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0c\n\x04path\x18\x02 \x01(\t2\xfd\x02\n\x0eTrainerService\x12W\n\x06Status\x12%.trinity.api.trainer.v1.StatusRequest\x1a&.trinity.api.trainer.v1.StatusResponse\x12T\n\x05Pause\x12$.trinity.api.trainer.v1.PauseRequest\x1a%.trinity.api.trainer.v1.PauseResponse\x12W\n\x06Resume\x12%.trinity.api.trainer.v1.ResumeRequest\x1a&.trinity.api.trainer.v1.ResumeResponse\x12\x63\n\nCheckpoint\x12).trinity.api.trainer.v1.CheckpointRequest\x1a*.trinity.api.trainer.v1.CheckpointResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$trinity/api/trainer/v1/trainer.proto\x12\x16trinity.api.trainer.v1\"\x0f\n\rStatusRequest\"\xe1\x02\n\x0eStatusResponse\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x11\n\tlast_step\x18\x04 \x01(\x03\x12\x0f\n\x07version\x18\x05 \x01(\x03\x12\x17\n\x0f\x63heckpoint_step\x18\x06 \x01(\x03\x12\x16\n\x0etokens_trained\x18\x07 \x01(\x03\x12\x44\n\x07metrics\x18\x08 \x03(\x0b\x32\x33.trinity.api.trainer.v1.StatusResponse.MetricsEntry\x12\x12\n\nworld_size\x18\t \x01(\x05\x12\x13\n\x0bwaiting_for\x18\n \x01(\t\x12\x31\n\x05nodes\x18\x0b \x03(\x0b\x32\".trinity.api.trainer.v1.NodeStatus\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\")\n\nNodeStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x01(\x05\"\x0e\n\x0cPauseRequest\"\x1d\n\rPauseResponse\x12\x0c\n\x04step\x18\x01 \x01(\x03\"\x0f\n\rResumeRequest\"\x10\n\x0eResumeResponse\"\x13\n\x11\x43heckpointRequest\"0\n\x12\x43heckpointResponse\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0c\n\x04path\x18\x02 \x01(\t\"\xea\x01\n\x0fJoinNodeRequest\x12,\n\x04node\x18\x01 \x01(\x0b\x32\x1c.trinity.api.trainer.v1.NodeH\x00\x12\x30\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32 .trinity.api.trainer.v1.NodeBeatH\x00\x12\x37\n\nrank_ended\x18\x03 \x01(\x0b\x32!.trinity.api.trainer.v1.RankEndedH\x00\x12\x36\n\x07leaving\x18\x04 \x01(\x0b\x32#.trinity.api.trainer.v1.NodeLeavingH\x00\x42\x06\n\x04part\"\xa9\x02\n\x04Node\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07process\x18\x03 \x01(\t\x12\r\n\x05ranks\x18\x04 \x01(\x05\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12<\n\x08versions\x18\x06 \x03(\x0b\x32*.trinity.api.trainer.v1.Node.VersionsEntry\x12\x38\n\x06\x63onfig\x18\x07 \x03(\x0b\x32(.trinity.api.trainer.v1.Node.ConfigEntry\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0b\x43onfigEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\n\n\x08NodeBeat\"\'\n\tRankEnded\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\"\r\n\x0bNodeLeaving\"\xcd\x01\n\x10JoinNodeResponse\x12\x30\n\x04\x62\x65\x61t\x18\x01 \x01(\x0b\x32 .trinity.api.trainer.v1.NodeBeatH\x00\x12\x11\n\x07waiting\x18\x02 \x01(\tH\x00\x12\x32\n\x05group\x18\x03 \x01(\x0b\x32!.trinity.api.trainer.v1.RankGroupH\x00\x12\x38\n\x08\x66inished\x18\x04 \x01(\x0b\x32$.trinity.api.trainer.v1.NodeFinishedH\x00\x42\x06\n\x04part\"]\n\tRankGroup\x12\x12\n\nfirst_rank\x18\x01 \x01(\x05\x12\x12\n\nworld_size\x18\x02 \x01(\x05\x12\x12\n\nstore_port\x18\x03 \x01(\x05\x12\x14\n\x0cstore_secret\x18\x04 \x01(\t\"\x0e\n\x0cNodeFinished2\xe0\x03\n\x0eTrainerService\x12W\n\x06Status\x12%.trinity.api.trainer.v1.StatusRequest\x1a&.trinity.api.trainer.v1.StatusResponse\x12T\n\x05Pause\x12$.trinity.api.trainer.v1.PauseRequest\x1a%.trinity.api.trainer.v1.PauseResponse\x12W\n\x06Resume\x12%.trinity.api.trainer.v1.ResumeRequest\x1a&.trinity.api.trainer.v1.ResumeResponse\x12\x63\n\nCheckpoint\x12).trinity.api.trainer.v1.CheckpointRequest\x1a*.trinity.api.trainer.v1.CheckpointResponse\x12\x61\n\x08JoinNode\x12\'.trinity.api.trainer.v1.JoinNodeRequest\x1a(.trinity.api.trainer.v1.JoinNodeResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,24 +33,50 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_STATUSRESPONSE_METRICSENTRY']._loaded_options = None
   _globals['_STATUSRESPONSE_METRICSENTRY']._serialized_options = b'8\001'
+  _globals['_NODE_VERSIONSENTRY']._loaded_options = None
+  _globals['_NODE_VERSIONSENTRY']._serialized_options = b'8\001'
+  _globals['_NODE_CONFIGENTRY']._loaded_options = None
+  _globals['_NODE_CONFIGENTRY']._serialized_options = b'8\001'
   _globals['_STATUSREQUEST']._serialized_start=64
   _globals['_STATUSREQUEST']._serialized_end=79
   _globals['_STATUSRESPONSE']._serialized_start=82
-  _globals['_STATUSRESPONSE']._serialized_end=384
-  _globals['_STATUSRESPONSE_METRICSENTRY']._serialized_start=338
-  _globals['_STATUSRESPONSE_METRICSENTRY']._serialized_end=384
-  _globals['_PAUSEREQUEST']._serialized_start=386
-  _globals['_PAUSEREQUEST']._serialized_end=400
-  _globals['_PAUSERESPONSE']._serialized_start=402
-  _globals['_PAUSERESPONSE']._serialized_end=431
-  _globals['_RESUMEREQUEST']._serialized_start=433
-  _globals['_RESUMEREQUEST']._serialized_end=448
-  _globals['_RESUMERESPONSE']._serialized_start=450
-  _globals['_RESUMERESPONSE']._serialized_end=466
-  _globals['_CHECKPOINTREQUEST']._serialized_start=468
-  _globals['_CHECKPOINTREQUEST']._serialized_end=487
-  _globals['_CHECKPOINTRESPONSE']._serialized_start=489
-  _globals['_CHECKPOINTRESPONSE']._serialized_end=537
-  _globals['_TRAINERSERVICE']._serialized_start=540
-  _globals['_TRAINERSERVICE']._serialized_end=921
+  _globals['_STATUSRESPONSE']._serialized_end=435
+  _globals['_STATUSRESPONSE_METRICSENTRY']._serialized_start=389
+  _globals['_STATUSRESPONSE_METRICSENTRY']._serialized_end=435
+  _globals['_NODESTATUS']._serialized_start=437
+  _globals['_NODESTATUS']._serialized_end=478
+  _globals['_PAUSEREQUEST']._serialized_start=480
+  _globals['_PAUSEREQUEST']._serialized_end=494
+  _globals['_PAUSERESPONSE']._serialized_start=496
+  _globals['_PAUSERESPONSE']._serialized_end=525
+  _globals['_RESUMEREQUEST']._serialized_start=527
+  _globals['_RESUMEREQUEST']._serialized_end=542
+  _globals['_RESUMERESPONSE']._serialized_start=544
+  _globals['_RESUMERESPONSE']._serialized_end=560
+  _globals['_CHECKPOINTREQUEST']._serialized_start=562
+  _globals['_CHECKPOINTREQUEST']._serialized_end=581
+  _globals['_CHECKPOINTRESPONSE']._serialized_start=583
+  _globals['_CHECKPOINTRESPONSE']._serialized_end=631
+  _globals['_JOINNODEREQUEST']._serialized_start=634
+  _globals['_JOINNODEREQUEST']._serialized_end=868
+  _globals['_NODE']._serialized_start=871
+  _globals['_NODE']._serialized_end=1168
+  _globals['_NODE_VERSIONSENTRY']._serialized_start=1074
+  _globals['_NODE_VERSIONSENTRY']._serialized_end=1121
+  _globals['_NODE_CONFIGENTRY']._serialized_start=1123
+  _globals['_NODE_CONFIGENTRY']._serialized_end=1168
+  _globals['_NODEBEAT']._serialized_start=1170
+  _globals['_NODEBEAT']._serialized_end=1180
+  _globals['_RANKENDED']._serialized_start=1182
+  _globals['_RANKENDED']._serialized_end=1221
+  _globals['_NODELEAVING']._serialized_start=1223
+  _globals['_NODELEAVING']._serialized_end=1236
+  _globals['_JOINNODERESPONSE']._serialized_start=1239
+  _globals['_JOINNODERESPONSE']._serialized_end=1444
+  _globals['_RANKGROUP']._serialized_start=1446
+  _globals['_RANKGROUP']._serialized_end=1539
+  _globals['_NODEFINISHED']._serialized_start=1541
+  _globals['_NODEFINISHED']._serialized_end=1555
+  _globals['_TRAINERSERVICE']._serialized_start=1558
+  _globals['_TRAINERSERVICE']._serialized_end=2038
 # @@protoc_insertion_point(module_scope)

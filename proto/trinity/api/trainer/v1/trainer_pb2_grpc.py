@@ -55,6 +55,11 @@ class TrainerServiceStub(object):
                 request_serializer=trinity_dot_api_dot_trainer_dot_v1_dot_trainer__pb2.CheckpointRequest.SerializeToString,
                 response_deserializer=trinity_dot_api_dot_trainer_dot_v1_dot_trainer__pb2.CheckpointResponse.FromString,
                 _registered_method=True)
+        self.JoinNode = channel.stream_stream(
+                '/trinity.api.trainer.v1.TrainerService/JoinNode',
+                request_serializer=trinity_dot_api_dot_trainer_dot_v1_dot_trainer__pb2.JoinNodeRequest.SerializeToString,
+                response_deserializer=trinity_dot_api_dot_trainer_dot_v1_dot_trainer__pb2.JoinNodeResponse.FromString,
+                _registered_method=True)
 
 
 class TrainerServiceServicer(object):
@@ -89,6 +94,13 @@ class TrainerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def JoinNode(self, request_iterator, context):
+        """A further machine of the trainer joins with its ranks, and is one of its nodes while the call lasts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TrainerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +123,11 @@ def add_TrainerServiceServicer_to_server(servicer, server):
                     servicer.Checkpoint,
                     request_deserializer=trinity_dot_api_dot_trainer_dot_v1_dot_trainer__pb2.CheckpointRequest.FromString,
                     response_serializer=trinity_dot_api_dot_trainer_dot_v1_dot_trainer__pb2.CheckpointResponse.SerializeToString,
+            ),
+            'JoinNode': grpc.stream_stream_rpc_method_handler(
+                    servicer.JoinNode,
+                    request_deserializer=trinity_dot_api_dot_trainer_dot_v1_dot_trainer__pb2.JoinNodeRequest.FromString,
+                    response_serializer=trinity_dot_api_dot_trainer_dot_v1_dot_trainer__pb2.JoinNodeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -222,6 +239,33 @@ class TrainerService(object):
             '/trinity.api.trainer.v1.TrainerService/Checkpoint',
             trinity_dot_api_dot_trainer_dot_v1_dot_trainer__pb2.CheckpointRequest.SerializeToString,
             trinity_dot_api_dot_trainer_dot_v1_dot_trainer__pb2.CheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def JoinNode(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/trinity.api.trainer.v1.TrainerService/JoinNode',
+            trinity_dot_api_dot_trainer_dot_v1_dot_trainer__pb2.JoinNodeRequest.SerializeToString,
+            trinity_dot_api_dot_trainer_dot_v1_dot_trainer__pb2.JoinNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

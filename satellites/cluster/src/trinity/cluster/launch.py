@@ -1,7 +1,8 @@
-"""`trinity launch slurm`: one batch script for a run, submitted twice: for the run itself, and for its explorers.
+"""`trinity launch slurm`: one batch script for a run, submitted for the run itself, and for its further machines.
 
-The run's job has one node, with NATS, services and trainer. The explorers are a job array of one node each, so Slurm
-may pre-empt and requeue each of them separately. They find NATS by <job>/run/main.json, which `trinity run` writes.
+The run's job has one node, with NATS, services and trainer. Further nodes of the trainer are a job array of one node
+each, and explorers another, so Slurm may pre-empt and requeue each of them separately. They find NATS by
+<job>/run/main.json, which `trinity run` writes.
 
 <job>/slurm/run.sh     the script
 <job>/slurm/*.out      what the jobs print
@@ -76,10 +77,15 @@ if [[ -n ${{SLURM_ARRAY_TASK_ID:-}} ]]; then
         exit 0
     fi
     name=explorer-$SLURM_ARRAY_TASK_ID
+    own=(mode=explore explorer.name="$name")
+    if [[ $SLURM_JOB_NAME == {trainers} ]]; then
+        name=trainer-$SLURM_ARRAY_TASK_ID
+        own=(mode=train_node cluster.node_name="$name")
+    fi
     new_certificates "$name" || exit
     # Not by srun: when it is asked to end, it kills its tasks, and the explorer could not hand its own back.
     TRINITY_IDENTITY=$identity/$name exec "${{trinity[@]}}" "${{run[@]}}" \\
-        mode=explore explorer.name="$name" synchronizer.sync_timeout={wait}
+        "${{own[@]}}" synchronizer.sync_timeout={wait}
 fi
 
 new_certificates {servers} || exit
@@ -95,7 +101,7 @@ restarts=$(scontrol --oneliner show job "$SLURM_JOB_ID" | sed -n 's/.* Restarts=
 if (( ${{restarts:-0}} <= ${{SLURM_RESTART_COUNT:-0}} )); then  # else Slurm requeues it, and explorers wait for it
     waiting=(--state=PENDING)  # those that explore end with a finished run by themselves
     (( code )) && waiting=()
-    scancel --quiet "${{waiting[@]}}" --user="$(id -un)" --name={explorers}
+    scancel --quiet "${{waiting[@]}}" --user="$(id -un)" --name={arrays}
 fi
 """
 
@@ -107,6 +113,7 @@ class Jobs:
     asked: Request
     config: Config
     nodes: int
+    trainer_nodes: int = 1
     shared: Mapping[str, str | None] = field(default_factory=dict)
     exploring: Mapping[str, str | None] = field(default_factory=dict)
 
@@ -126,17 +133,26 @@ class Jobs:
     def submit(self, after: str = "ID") -> list[list[str]]:
         """The commands: of the run, and of the explorers if there are any. `after`: id of the run's job."""
         found = [["sbatch", "--parsable", str(self.script_file)]]
-        if self.nodes > 1:
-            own = {
-                "job-name": f"{self.name}-explorers",
-                "array": f"1-{self.nodes - 1}",
+        counts = {"trainer": self.trainer_nodes - 1, "explorer": self.nodes - self.trainer_nodes}
+        for kind, number in counts.items():
+            if not number:
+                continue
+            own: dict[str, str | None] = {
+                "job-name": f"{self.name}-{kind}s",
+                "array": f"1-{number}",
                 "dependency": f"after:{after}",
                 "kill-on-invalid-dep": "yes",
-                "output": f"{self.folder}/explorer-%a.out",
-                **self.exploring,
+                "output": f"{self.folder}/{kind}-%a.out",
+                **(self.exploring if kind == "explorer" else {}),
             }
             found.append(["sbatch", "--parsable", *map(_option, own, own.values()), str(self.script_file)])
         return found
+
+    @property
+    def arrays(self) -> list[str]:
+        """The names of the job arrays of further machines."""
+        counts = {"trainers": self.trainer_nodes - 1, "explorers": self.nodes - self.trainer_nodes}
+        return [f"{self.name}-{kind}" for kind, count in counts.items() if count]
 
     def script(self) -> str:
         """The text of the batch script. RunError for a path that Slurm cannot take."""
@@ -154,8 +170,10 @@ class Jobs:
         root = Path(self.config.checkpoint_root_dir).expanduser().absolute()
         plugins = [f"--plugin-dir={folder.absolute()}" for folder in self.asked.plugin_dirs]
         overrides = [*self.asked.overrides, f"checkpoint_root_dir={json.dumps(str(root), ensure_ascii=False)}"]
+        if self.trainer_nodes > 1:
+            overrides.append(f"cluster.node_num={self.trainer_nodes}")
         run = ["run", "--config", str(self.asked.config.absolute()), *plugins, *overrides]
-        explorers = self.nodes > 1
+        explorers = self.nodes > self.trainer_nodes
         return _SCRIPT.format(
             title=f"Run {self.name.removeprefix('trinity-')} on {self.nodes} node(s)",
             commands="\n".join(f"#   {shlex.join(one)}" for one in self.submit()),
@@ -164,11 +182,11 @@ class Jobs:
             run=shlex.join(run),
             identity=shlex.quote(str(self.folder / "identity")),
             job=self.name,
-            explorers=f"{self.name}-explorers",
+            trainers=f"{self.name}-trainers",
             wait=_WAIT_SECONDS,
             servers=" ".join(_SERVERS),
             mode="mode=train" if explorers else "",
-            ending=_ENDING.format(explorers=f"{self.name}-explorers") if explorers else "",
+            ending=_ENDING.format(arrays=",".join(self.arrays)) if self.arrays else "",
         )
 
 
@@ -177,6 +195,9 @@ def slurm(
     arguments: Arguments = None,
     config: ConfigOption = None,
     nodes: Annotated[int, typer.Option("--nodes", "-N", help="The first trains, the others explore")] = 1,
+    trainer_nodes: Annotated[
+        int | None, typer.Option("--trainer-nodes", help="Nodes of them that train together; else cluster.node_num")
+    ] = None,
     partition: Annotated[str, typer.Option("--partition", "-p", help="Of all nodes")] = "",
     account: Annotated[str, typer.Option("--account", "-A", help="Who is charged")] = "",
     time_limit: Annotated[str, typer.Option("--time", "-t", help="Time limit, as Slurm writes it: 1-12:00:00")] = "",
@@ -203,13 +224,18 @@ def slurm(
     }
     if not 1 <= nodes <= _MOST_NODES:
         raise RunError(f"--nodes: is {nodes}; give 1 to {_MOST_NODES}", 2)
-    if nodes == 1 and explorer_options:
-        raise RunError("--explorer-sbatch: is given, but --nodes 1 has no explorer's node; give --nodes 2 or more", 2)
     shared = {key: value for key, value in named.items() if value} | _others("--sbatch", options or [])
     asked = request(config, arguments, plugin_dir)
     loaded = asked.load()
     _check(loaded)
-    jobs = Jobs(asked, loaded, nodes, shared, _others("--explorer-sbatch", explorer_options or []))
+    training = loaded.cluster.nodes if trainer_nodes is None else trainer_nodes
+    if not 1 <= training <= nodes:
+        key = "--trainer-nodes" if trainer_nodes is not None else "cluster.node_num"
+        raise RunError(f"--nodes: is {nodes}, but {training} train ({key}); give 1 to {nodes} of them", 2)
+    if nodes == training and explorer_options:
+        problem = f"is given, but --nodes {nodes} has no explorer's node; give --nodes {nodes + 1} or more"
+        raise RunError(f"--explorer-sbatch: {problem}", 2)
+    jobs = Jobs(asked, loaded, nodes, training, shared, _others("--explorer-sbatch", explorer_options or []))
     script = jobs.script()
     if dry_run:
         return script.rstrip("\n")
@@ -233,34 +259,38 @@ def _submit(jobs: Jobs, script: str) -> str:
     queued = _queued(jobs)
     if own := [f"{job} ({state})" for job, state, name in queued if name == jobs.name]:
         raise RunError(f"the run is in the queue as job {', '.join(own)}; end it by `scancel --name={jobs.name}`")
-    if queued:  # explorers that outlived their run
-        _slurm(["scancel", f"--user={getpass.getuser()}", f"--name={jobs.name}-explorers"])
+    if queued:  # machines that outlived their run
+        _slurm(["scancel", f"--user={getpass.getuser()}", f"--name={jobs.name}-explorers,{jobs.name}-trainers"])
         _until_gone(jobs)
     make_private(jobs.folder.parent)
     make_private(jobs.folder)
     identities = jobs.folder / "identity"
     if not (identities / "ca" / "ca.key").is_file():
         certs.init(identities)
-    for index in range(1, jobs.nodes):
-        if not (identities / f"explorer-{index}").is_dir():
-            certs.issue("explorer", f"explorer-{index}", identities)
+    for kind, number in (("explorer", jobs.nodes - jobs.trainer_nodes), ("trainer", jobs.trainer_nodes - 1)):
+        for name in (f"{kind}-{index}" for index in range(1, number + 1)):
+            if not (identities / name).is_dir():
+                certs.issue(kind, name, identities)
     files.write_atomic(jobs.script_file, script.encode(), mode=0o700)
     main = _slurm(jobs.submit()[0]).partition(";")[0]
-    said = [f"job {main}: NATS, services and trainer; output in {jobs.folder}/run.out"]
+    submitted, said = [main], [f"job {main}: NATS, services and trainer; output in {jobs.folder}/run.out"]
     try:
-        for command in jobs.submit(main)[1:]:
-            array = _slurm(command).partition(";")[0]
-            said.append(f"job {array}: {jobs.nodes - 1} explorer(s); output in {jobs.folder}/explorer-*.out")
+        for name, command in zip(jobs.arrays, jobs.submit(main)[1:], strict=True):
+            array, kind = _slurm(command).partition(";")[0], name.rpartition("-")[2].removesuffix("s")
+            number = jobs.trainer_nodes - 1 if kind == "trainer" else jobs.nodes - jobs.trainer_nodes
+            what = f"{number} explorer(s)" if kind == "explorer" else f"{number} further machine(s) of the trainer"
+            said.append(f"job {array}: {what}; output in {jobs.folder}/{kind}-*.out")
+            submitted.append(array)
     except RunError:
-        _slurm(["scancel", main])
+        _slurm(["scancel", *submitted])
         raise
-    names = ",".join([jobs.name, *([f"{jobs.name}-explorers"] if jobs.nodes > 1 else [])])
+    names = ",".join([jobs.name, *jobs.arrays])
     return "\n".join([*said, f"all ends by: scancel --name={names}", "the same command resumes the run"])
 
 
 def _queued(jobs: Jobs) -> list[list[str]]:
     """Id, state and name of the run's jobs that have not ended."""
-    names = f"--name={jobs.name},{jobs.name}-explorers"
+    names = f"--name={jobs.name},{jobs.name}-explorers,{jobs.name}-trainers"
     listing = _slurm(["squeue", "--noheader", f"--user={getpass.getuser()}", names, "--format=%i %T %j"])
     return [line.split() for line in listing.splitlines()]
 

@@ -53,7 +53,7 @@ def train(plan: Plan, settings: TrainerSettings, ranks: Ranks, control: Control)
 
     device = devices.choose(settings.device, ranks)
     if device == "cpu":
-        torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() // ranks.world_size))
+        torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() // ranks.here))
     try:
         engine = TrainEngine(plan, ranks, device, settings.gpu_memory_gib)
     except torch.OutOfMemoryError as error:

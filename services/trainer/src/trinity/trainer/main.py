@@ -7,7 +7,7 @@ app = service_app(
     "trainer",
     "trains the policy with DeepSpeed",
     TrainerSettings,
-    "trinity.trainer.service:TrainerService",
+    "trinity.trainer.service:make_service",
     "trinity.trainer.refused:refused",
 )
 

@@ -1,26 +1,32 @@
 """Serves the trainer's RPCs."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from urllib.parse import unquote
 
 import grpc.aio
 
 from trinity.api.trainer.v1 import trainer_pb2 as pb
 from trinity.api.trainer.v1 import trainer_pb2_grpc
 from trinity.runtime.errors import Conflict
+from trinity.trainer import wire
 from trinity.trainer.process.control import Control
+from trinity.trainer.process.nodes import Nodes
 from trinity.weights.checkpoints import checkpoint_folder
 
 _POLL_SECONDS = 0.05
 
 
 class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
-    def __init__(self, control: Control, run: str, world_size: int, job_dir: Path) -> None:
+    """`nodes`: further machines may join; None for a trainer on one machine."""
+
+    def __init__(self, control: Control, run: str, world_size: int, job_dir: Path, nodes: Nodes | None = None) -> None:
         self._control = control
         self._run = run
         self._world_size = world_size
         self._job_dir = job_dir
+        self._nodes = nodes
 
     def add_to(self, server: grpc.aio.Server) -> str:
         """Adds the service to a server; returns its full name."""
@@ -38,8 +44,9 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
             checkpoint_step=progress.checkpoint_step,
             tokens_trained=progress.tokens_trained,
             metrics=progress.metrics,
-            world_size=self._world_size,
+            world_size=sum(ranks for _, ranks in progress.nodes) or self._world_size,
             waiting_for=progress.waiting_for,
+            nodes=[pb.NodeStatus(name=name, ranks=ranks) for name, ranks in progress.nodes],
         )
 
     async def Pause(self, request: pb.PauseRequest, context: grpc.aio.ServicerContext) -> pb.PauseResponse:
@@ -68,6 +75,16 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         step = self._control.progress.checkpoint_step
         path = str(checkpoint_folder(self._job_dir, step)) if step else ""
         return pb.CheckpointResponse(step=step, path=path)
+
+    async def JoinNode(
+        self, requests: AsyncIterator[pb.JoinNodeRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.JoinNodeResponse]:
+        if self._nodes is None:
+            raise Conflict("the trainer has one machine; set cluster.node_num in the run's YAML for more")
+        host = unquote(str(context.peer())).partition(":")[2].rpartition(":")[0].strip("[]")
+        messages = (wire.from_node(request) async for request in requests)
+        async for message in self._nodes.join(messages, host):
+            yield wire.to_node(message)
 
     def _refuse_if_finished(self) -> None:
         if self._control.progress.state == "finished":

@@ -25,7 +25,14 @@ class TrainerSettings(NatsSettings):
     collective_host: str = Field(
         "", description="Name of this host for members of the collective group; empty: as seen by the sync service"
     )
-    num_ranks: int = Field(1, ge=1, description="Training processes, unless a launcher such as torchrun sets them")
+    num_ranks: int = Field(
+        1, ge=1, description="Training processes of this machine, unless a launcher such as torchrun sets them"
+    )
+    first_address: str = Field(
+        "",
+        description="gRPC address of the trainer on its first machine, which this process joins with its ranks as a "
+        "further node; empty: this is the first one",
+    )
     gpu_memory_gib: float = Field(0, ge=0, description="Memory that a rank may take of its GPU, in GiB; 0: all of it")
     threads: int = Field(0, ge=0, description="CPU threads of each rank; 0: the cores, shared by the ranks")
     replay_folder: Path | None = Field(None, description="Train steps again into this folder, for comparison only")

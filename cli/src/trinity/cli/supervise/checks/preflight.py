@@ -189,7 +189,7 @@ def _check_port(plan: Plan) -> list[Problem]:
 
 def _check_engine(plan: Plan) -> list[Problem]:
     """vLLM comes with an extra: its builds for CPUs and for GPUs are different packages."""
-    if plan.config.mode == "train" or importlib.util.find_spec("vllm") is not None:
+    if plan.config.mode in ("train", "train_node") or importlib.util.find_spec("vllm") is not None:
         return []
     what = "needs vLLM, which is not installed: `pip install -e '.[cpu]'`, or '.[cuda]' on a machine with GPUs"
     return [Problem("mode", f"{plan.config.mode!r} {what}")]

@@ -26,6 +26,7 @@ from trinity.runtime.trust.roles import Role
 # The experience log may fill this part of the free disk space, up to the limit.
 _LOG_PART, _LOG_LIMIT_GIB = 0.1, 16.0
 _PROCESSES = 4096  # of a container
+NODE_DRAIN_SECONDS = 600.0  # a node that leaves waits for the trainer's checkpoint
 
 
 def infrastructure(
@@ -167,10 +168,11 @@ def trainer(
     placement: Placement,
     replaying: dict[str, str] | None = None,
     broker: dict[str, str] | None = None,
+    instance: str = "",
 ) -> Child:
     """Returns the trainer. With `replaying` it trains steps again for comparison and publishes nothing.
 
-    `broker`: settings of its NATS.
+    `broker`: settings of its NATS. `instance`: name of a further node, which joins the trainer in `addresses`.
     """
     settings = {
         "CONFIG_FILE": str(config_file),
@@ -182,8 +184,9 @@ def trainer(
         **(broker or {"LOG_RUN": NO_RUN}),
         **plugin_settings(),
         **(replaying or {}),
+        **({"FIRST_ADDRESS": addresses.trainer, "DRAIN_SECONDS": f"{NODE_DRAIN_SECONDS:g}"} if instance else {}),
     }
-    child = service_child("trainer", log_dir, settings, once=True)
+    child = service_child("trainer", log_dir, settings, once=True, instance=instance)
     child.gpus = placement.trainer
     if placement.trainer:
         child.environment = {**child.environment, "CUDA_VISIBLE_DEVICES": ",".join(placement.trainer)}

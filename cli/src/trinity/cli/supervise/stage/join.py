@@ -77,14 +77,17 @@ async def _join(config: Config, job: Job, source: str) -> None:
 
 
 async def find_run(
-    job: Job, display: Display, stop: asyncio.Event, seconds: float
+    job: Job, display: Display, stop: asyncio.Event, seconds: float, joins: str = "an explorer"
 ) -> tuple[NatsAccess, RunRecord | None]:
-    """Waits for the run to join. Returns its NATS and record; None after `stop`. Raises RunError after the time."""
-    display.say(f"looking for the run of {job.folder}; an explorer may be started before it")
+    """Waits for the run to join. Returns its NATS and record; None after `stop`. Raises RunError after the time.
+
+    `joins`: what this command adds to the run. A node of the trainer joins stages without explorers too.
+    """
+    display.say(f"looking for the run of {job.folder}; {joins} may be started before it")
     deadline = asyncio.get_running_loop().time() + seconds
     finished_deadline = min(deadline, asyncio.get_running_loop().time() + _FINISHED_SECONDS)
     while not stop.is_set():
-        nats, about = await look_for_run(job)
+        nats, about = await look_for_run(job, offline=joins != "an explorer")
         if about is not None:
             return nats, about
         now = asyncio.get_running_loop().time()
@@ -145,7 +148,7 @@ async def _explore(
     offers = asyncio.gather(*(one.offer(addresses.buffer, display) for one in own))
     display.say(f"explorer {name!r} joins {plan.config.project}/{plan.config.name}; log in {child.log_file}")
     try:
-        until_end = _until_run_ends(keeper, child, job, record_name, about.run, nats, watcher, display, stop)
+        until_end = until_run_ends(keeper, child, job, record_name, about.run, nats, watcher, display, stop)
         return await _unless_refused(until_end, offers)
     finally:
         offers.cancel()
@@ -170,7 +173,7 @@ async def _unless_refused(until_end: Coroutine[Any, Any, bool], offers: "asyncio
         end.cancel()
 
 
-async def _until_run_ends(
+async def until_run_ends(
     keeper: "asyncio.Task[str]",
     child: Child,
     job: Job,
@@ -180,17 +183,20 @@ async def _until_run_ends(
     watcher: Watcher,
     display: Display,
     stop: asyncio.Event,
+    mode: str = "explore",
 ) -> bool:
     """Returns True once the run is finished; False if it no longer answers, or after `stop`."""
     silent, begin = 0, time.time()
     while not stop.is_set():
-        record = SupervisorRecord(os.getpid(), "explore", run, "", nats.url, [child.record()])
+        record = SupervisorRecord(os.getpid(), mode, run, "", nats.url, [child.record()])
         job.write_record(record_name, record)
+        if child.finished:
+            return True
         if keeper.done():
             raise RunError(keeper.result())
         watcher.view.buffer = None
         view = await watcher.refresh()
-        display.show(view, f"explorer {child.name}", 0, starting([child]))
+        display.show(view, f"{child.service} {child.name}", 0, starting([child]))
         silent = 0 if view.buffer is not None else silent + 1
         if view.finished:
             return True

@@ -102,6 +102,8 @@ def facts(
         shown["tokens/s"] = f"{view.tokens_per_second:.0f}"
     if trainer is not None and trainer.state not in ("training", "waiting", "starting"):
         shown["trainer"] = trainer.state
+    if trainer is not None and trainer.nodes:
+        shown["machines"] = str(len(trainer.nodes))
     if waits := view.waiting_for:
         shown["waits for"] = visible(waits)
     shown |= _of_tasks(view)

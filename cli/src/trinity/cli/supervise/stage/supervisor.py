@@ -1,6 +1,7 @@
 """`trinity run`: check, lock, start, watch, sum up. Ctrl-C and SIGTERM end every child."""
 
 import asyncio
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -36,6 +37,7 @@ log = structlog.get_logger(__name__)
 
 _STOP_SECONDS = 2.0
 _POLL_SECONDS = 1.0
+_KILLED_SECONDS = 5.0
 
 
 def run(config: Config, source: str, only: str = "", wait_seconds: float | None = None) -> None:
@@ -154,6 +156,7 @@ async def _supervise(config: Config, source: str, job: jobs.Job, only: str) -> N
                 if not stop.is_set():
                     async with await nats.connect("trinity-run", job.token) as broker:
                         await run_record.check(broker, job.token)
+                    await _refuse_second(job)
                     pages = Pages(config, job.folder, display.say)
                     try:
                         await _run_stages(config, source, job, nats, others, display, stop, only, pages)
@@ -162,6 +165,18 @@ async def _supervise(config: Config, source: str, job: jobs.Job, only: str) -> N
         finally:
             job.remove_record("main")
             await stop_all(others, _STOP_SECONDS, stop.at_once)
+
+
+async def _refuse_second(job: jobs.Job) -> None:
+    """Raises RunError if another machine runs the job on this NATS. Services of a killed command end within seconds."""
+    if not os.environ.get("TRINITY_NATS_URL"):
+        return
+    deadline = time.monotonic() + _KILLED_SECONDS
+    while (about := (await run_record.look_for_run(job, offline=True))[1]) is not None:
+        if time.monotonic() > deadline:
+            what = f"the run {about.title} is live elsewhere, with its trainer at {about.addresses.trainer}"
+            raise RunError(f"{what}; join it by mode=train_node or mode=explore, or choose another name", 2)
+        await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _run_stages(

@@ -211,7 +211,7 @@ def _check_mix(config: Config, args: dict[str, Any]) -> Iterator[Problem]:
 
 def _check_offline(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
     kind = config.algorithm.algorithm_type
-    if config.mode != "train":
+    if config.mode not in ("train", "train_node"):
         yield Problem("mode", f"is {config.mode!r}; {kind} learns from a dataset and needs mode: train")
     source = config.buffer.trainer_input.experience_buffer
     if source is None or not source.path:
@@ -357,7 +357,7 @@ def _check_monitor(config: Config) -> Iterator[Problem]:
 def _check_gpus(config: Config) -> Iterator[Problem]:
     total = config.cluster.gpus
     trains = config.mode in ("both", "train")
-    if not total:
+    if not total or config.mode == "train_node":  # its run's first node trains by the same YAML
         return
     rollout, used, taken = config.explorer.rollout_model, 0, ""
     if config.mode != "train":

@@ -110,10 +110,37 @@ class ModelConfig(Section):
 class ClusterConfig(Section):
     """The machines of the run."""
 
-    node_num: int = Field(0, ge=0, le=10_000, description="Machines; 0: this one")
+    node_num: int = Field(
+        0,
+        ge=0,
+        le=10_000,
+        description="Machines of the trainer; each beyond the first joins by mode train_node (docs/modes.md). 0: one",
+    )
     gpu_per_node: int = Field(0, ge=0, le=1_000, description="GPUs of each; 0: all that are there")
+    least_nodes: int | None = Field(
+        None, ge=1, le=10_000, description="Fewest machines on which training goes on; null: node_num"
+    )
+    node_wait: float = Field(
+        600, ge=0, le=1_000_000, description="Seconds to wait for further machines beyond least_nodes"
+    )
+    node_timeout: float = Field(
+        20, ge=3, le=10_000, description="Seconds of silence after which a machine counts as lost, or a stopped rank"
+    )
+    node_name: str = Field(
+        "", max_length=100, description="Name of this machine of the trainer; empty: its identity's, or the host's"
+    )
+    network_interface: str = Field(
+        "",
+        max_length=15,
+        description="Interface on which gloo and NCCL listen between machines; empty: that of the route to the others",
+    )
+
+    @property
+    def nodes(self) -> int:
+        """Machines of the trainer, 1 or more."""
+        return max(1, self.node_num)
 
     @property
     def gpus(self) -> int:
         """GPUs of all machines together; 0 if the YAML has none."""
-        return max(1, self.node_num) * self.gpu_per_node
+        return self.nodes * self.gpu_per_node

@@ -32,7 +32,7 @@ def _not_of_the_job(name: str) -> str:
 
 
 _StageName = Annotated[FolderName, AfterValidator(_not_of_the_job)]
-Mode = Literal["both", "explore", "train", "bench", "serve"]
+Mode = Literal["both", "explore", "train", "train_node", "bench", "serve"]
 
 
 class MonitorConfig(Section):

@@ -51,7 +51,9 @@ class TrainerConfig(Section):
     """The training processes."""
 
     name: str = Field("trainer", description="Name in logs")
-    num_ranks: SmallInt | None = Field(None, description="Training processes; null: the GPUs left, or 1 on CPUs")
+    num_ranks: SmallInt | None = Field(
+        None, description="Training processes of each machine; null: the GPUs left, or 1 on CPUs"
+    )
     deepspeed: DeepSpeedConfig = Field(default_factory=DeepSpeedConfig)
     critic: CriticConfig = Field(default_factory=CriticConfig, description="Only for ppo")
     total_steps: PositiveInt | None = Field(None, description="Optimizer steps; buffer.total_steps wins")

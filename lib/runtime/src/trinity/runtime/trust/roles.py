@@ -76,6 +76,7 @@ _SERVICES: Mapping[str, Mapping[str, frozenset[Role]]] = {
         "Pause": _OPERATOR,
         "Resume": _OPERATOR,
         "Checkpoint": _OPERATOR,
+        "JoinNode": _TRAINER,
     },
     "grpc.health.v1.Health": {"Check": _ALL, "List": _ALL, "Watch": _ALL},
     "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": _LOOKS},

@@ -146,7 +146,8 @@ def _explorer(run: RunNames, owner: str) -> _Parts:
 
 def _trainer(run: RunNames, _: str) -> _Parts:
     lines = run.line(Role.TRAINER, "*")
-    return [run.subjects("weights"), lines, *_weights(run, "INFO", "PURGE")], []
+    record = [*_looks(names.RUNS_BUCKET, _JOB_RECORDS), *_looks(names.ANNOUNCEMENTS_BUCKET, run.announcement_key)]
+    return [run.subjects("weights"), lines, *_weights(run, "INFO", "PURGE"), *record], []
 
 
 def _environment(run: RunNames, _: str) -> _Parts:

@@ -89,14 +89,13 @@ class BatchSource:
         """Returns on rank 0 the next action, or None after _NEWS_SECONDS. A pause delays only the next batch."""
         assert self.buffer is not None
         end = time.monotonic() + _NEWS_SECONDS
+        unsaved = self.control.progress.saved_step < step
         while not self.control.stopping:
             if time.monotonic() > end:
                 return None
             if self.rollback_is_due(step):
                 return RollBack()
-            if self.control.progress.saved_step < step and (
-                self.buffer.checkpoint_wanted or self.control.take_checkpoint_request()
-            ):
+            if unsaved and (self.buffer.checkpoint_wanted or self.control.take_checkpoint_request()):
                 return Save()
             if self.control.paused:
                 self.control.update(state="paused")
@@ -110,7 +109,7 @@ class BatchSource:
                     raise DataLoss(f"the buffer sent step {batch.entry.step}, step {step + 1} was requested")
                 self.control.update(state="training", waiting_for="")
                 return _command(batch)
-        return Stop()
+        return Save() if unsaved and self.control.saves_before_stop else Stop()
 
 
 def _command(batch: RawBatch) -> Command:

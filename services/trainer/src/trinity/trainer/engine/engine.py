@@ -45,6 +45,7 @@ from trinity.trainer.model.policy import OffloadedReference, PolicyModel, TokenM
 from trinity.trainer.model.sequence_parallel import make_groups
 from trinity.trainer.model.vision import freeze_all_but_text, has_vision
 from trinity.trainer.process import devices
+from trinity.trainer.process.exchange import meet_in_store
 from trinity.trainer.process.ranks import LONGEST_EXCHANGE, Ranks
 from trinity.trainer.weights.shards import Weights
 from trinity.weights import Lora, TensorInfo, nccl
@@ -74,6 +75,7 @@ class TrainEngine:
         others = f"the other {ranks.world_size - 1} of {ranks.world_size} ranks (this is rank {ranks.rank})"
         limit = LONGEST_EXCHANGE.total_seconds()
         with waits.waiting(others, f"rendezvous at {ranks.meeting_place}", limit_seconds=limit):
+            meet_in_store(ranks, backend)
             deepspeed.init_distributed(
                 dist_backend=backend,
                 verbose=False,

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Progress:
-    """The trainer's public status. state: one of trainer.v1.StatusResponse.
+    """The trainer's public status. state: one of trainer.v1.StatusResponse. nodes: machines by name, with their ranks.
 
     saved_step: newest step whose files are written. checkpoint_step: newest step with a complete checkpoint.
     """
@@ -22,6 +22,7 @@ class Progress:
     tokens_trained: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     waiting_for: str = ""
+    nodes: tuple[tuple[str, int], ...] = ()
 
     @property
     def has_saved_all(self) -> bool:
@@ -40,6 +41,7 @@ class Control:
         self._lock = threading.Lock()
         self._progress = Progress()
         self._stop = threading.Event()
+        self._saves = False
         self._pause = threading.Event()
         self._checkpoint = threading.Event()
 
@@ -56,9 +58,14 @@ class Control:
     def stopping(self) -> bool:
         return self._stop.is_set()
 
-    def stop(self) -> None:
-        """Ends the loop after the running step."""
+    def stop(self, *, saves: bool = False) -> None:
+        """Ends the loop after the running step; `saves`: with a checkpoint of that step."""
+        self._saves = saves
         self._stop.set()
+
+    @property
+    def saves_before_stop(self) -> bool:
+        return self._saves
 
     @property
     def paused(self) -> bool:

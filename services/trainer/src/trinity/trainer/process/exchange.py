@@ -12,9 +12,27 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from trinity.trainer.process.ranks import LONGEST_EXCHANGE, Ranks
+from trinity.trainer.process.ranks import LONGEST_EXCHANGE, Ranks, read_store
+from trinity.weights.group_store import Store
 
 T = TypeVar("T")
+_stores: list[Store] = []  # of this process's group, which keeps no reference
+
+
+def meet_in_store(ranks: Ranks, backend: str) -> None:
+    """Forms torch's group of ranks on several machines; does nothing for ranks of one machine or a launcher.
+
+    Raises GroupBroken if the first node's store does not answer.
+    """
+    if ranks.store_file is None:
+        return
+    address, secret = read_store(ranks.store_file)
+    store = Store.connect(address, secret, LONGEST_EXCHANGE.total_seconds())
+    _stores.append(store)
+    place = store.prefixed("ranks")
+    dist.init_process_group(
+        backend, store=place, rank=ranks.rank, world_size=ranks.world_size, timeout=LONGEST_EXCHANGE
+    )
 
 
 class Exchange:

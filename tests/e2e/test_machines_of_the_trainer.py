@@ -1,0 +1,271 @@
+"""A trainer on several machines: network namespaces, certificates, a separate NATS, the commands of docs/modes.md.
+
+The machines share a file system. Explorers sample with transformers where vLLM would.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from safetensors.numpy import load_file
+
+from support.programs.forked_run import ForkedRun
+from support.servers import containers
+from support.servers.machines import Command, Machines
+from trinity.reading.nats import find_binary
+
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(bool(containers.missing()), reason=containers.missing() or "-"),
+]
+
+START = 240.0  # seconds for a group to form, on a machine with other work
+SUMS = {"prompt_key": "question", "response_key": "answer"}
+
+
+@dataclass
+class Site:
+    """Machines with identities and a NATS on the first of them."""
+
+    machines: Machines
+    folder: Path
+    config: Path
+
+    @property
+    def identity(self) -> Path:
+        return self.folder / "identity"
+
+    @property
+    def job(self) -> Path:
+        values = yaml.safe_load(self.config.read_text())
+        return self.folder / "jobs" / values["project"] / values["name"]
+
+    def prepare(self) -> None:
+        first = self.machines.hosts[0]
+        self._certs("init", "--host", first)
+        for index, host in enumerate(self.machines.hosts[1:], 2):
+            self._certs("issue", "trainer", "--name", f"gpu-{index}", "--host", host)
+        self._certs("issue", "explorer", "--name", "gpu-9", "--host", self.machines.own)
+        text = (Path(__file__).parents[2] / "deploy/nats/nats.conf").read_text()
+        text = text.replace("/etc/nats/identity", f"{self.identity}/nats").replace("/data/nats", f"{self.folder}/nats")
+        conf = self.folder / "nats.conf"
+        conf.write_text(text.replace("identity/accounts", "identity/nats/accounts").replace("64GB", "8GB"))
+        self.machines.start(0, ["-c", str(conf)], os.environ, self.folder / "nats.out", program=str(find_binary()))
+
+    def _certs(self, *arguments: str) -> None:
+        own = ["--folder", str(self.identity), "--config", str(self.config)]
+        command = [sys.executable, "-m", "trinity.cli.main", "certs", *arguments, *own]
+        subprocess.run(command, check=True, capture_output=True, env=self._environment("identity", 0))
+
+    def _environment(self, identity: str, index: int) -> dict[str, str]:
+        hosts = [*self.machines.hosts, self.machines.own]
+        return {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TRINITY_BUFFER_LOG_GIB": "0.25",
+            "TRINITY_CHECKPOINT_ROOT_DIR": str(self.folder / "jobs"),
+            **({"TRINITY_IDENTITY": str(self.folder / identity)} if (self.folder / identity).is_dir() else {}),
+            "TRINITY_NATS_URL": f"nats://{self.machines.hosts[0]}:4222",
+            "TRINITY_HOST": hosts[index],
+        }
+
+    def first(self, *overrides: str) -> Command:
+        arguments = ["run", "--config", str(self.config), "mode=train", *overrides]
+        return self.machines.start(0, arguments, self._environment("identity", 0), self.folder / "first.out")
+
+    def further(self, number: int, *overrides: str) -> Command:
+        name = f"gpu-{number}"
+        own = ["mode=train_node", f"cluster.node_name={name}", *overrides]
+        environment = self._environment(f"identity/{name}", number - 1)
+        arguments = ["run", "--config", str(self.config), *own]
+        return self.machines.start(number - 1, arguments, environment, self.folder / f"{name}.out")
+
+    def explorer(self) -> ForkedRun:
+        run = ForkedRun(self.config, self.folder, **self._environment("identity/gpu-9", len(self.machines.hosts)))
+        run.start("mode=explore", "explorer.name=gpu-9")
+        return run
+
+    def step(self) -> int:
+        return max((line["step"] for line in self.batches()), default=0)
+
+    def batches(self) -> list[dict[str, Any]]:
+        file = self.job / "monitor/batches.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def until_step(self, step: int, *commands: Command, ranks: int = 0) -> None:
+        """Waits for a step; with `ranks` for one that so many ranks have trained."""
+        deadline = time.monotonic() + START
+        since = len(self.batches())
+        while not any(line["step"] >= step and ranks in (0, line["ranks"]) for line in self.batches()[since:]):
+            for command in commands:
+                assert command.process.poll() is None, command.text[-4000:]
+            assert time.monotonic() < deadline, self.said(*commands)
+            time.sleep(0.2)
+
+    def said(self, *commands: Command) -> str:
+        log = (self.job / "log/trainer.log").read_text()[-2000:] if (self.job / "log/trainer.log").exists() else ""
+        return "\n----\n".join([*(command.text[-2000:] for command in commands), log])
+
+    def weights(self, step: int) -> dict[str, Any]:
+        return load_file(self.job / f"global_step_{step}/actor/huggingface/model.safetensors")
+
+
+def sft(model: Path, data: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "project": "machines",
+        "name": "sft",
+        "mode": "train",
+        "checkpoint_root_dir": "${oc.env:TRINITY_CHECKPOINT_ROOT_DIR}",
+        "model": {"model_path": str(model), "max_prompt_tokens": 32, "max_response_tokens": 32},
+        "cluster": {"node_num": 2, "node_timeout": 10},
+        "algorithm": {"algorithm_type": "sft", "optimizer": {"lr": 2e-4}},
+        "buffer": {
+            "train_batch_size": 32,
+            "total_steps": 12,
+            "trainer_input": {
+                "experience_buffer": {
+                    "name": "sums",
+                    "storage_type": "file",
+                    "path": str(data),
+                    "split": "train",
+                    "format": {"prompt_type": "plaintext", **SUMS},
+                }
+            },
+        },
+        "trainer": {"gradient_checkpointing": False, "deepspeed": {"zero_stage": 0}, "save_interval": 50},
+        **changes,
+    }
+
+
+def rft(model: Path, data: Path, steps: int, nodes: int) -> dict[str, Any]:
+    taskset = {"name": "sums", "path": str(data), "split": "train", "format": SUMS}
+    return {
+        "project": "machines",
+        "name": "rft",
+        "checkpoint_root_dir": "${oc.env:TRINITY_CHECKPOINT_ROOT_DIR}",
+        "model": {"model_path": str(model), "max_prompt_tokens": 32, "max_response_tokens": 16},
+        "cluster": {"node_num": nodes, "least_nodes": 1, "node_wait": 8, "node_timeout": 8},
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 4, "kl_loss_fn": "none", "optimizer": {"lr": 1e-4}},
+        "buffer": {
+            "batch_size": 4,
+            "total_steps": steps,
+            "explorer_input": {
+                "taskset": {
+                    **taskset,
+                    "default_workflow_type": "simple_workflow",
+                    "default_reward_fn_type": "accuracy_reward",
+                }
+            },
+        },
+        "explorer": {"runner_per_model": 4},
+        "synchronizer": {"sync_interval": 1, "sync_offset": 1},
+        "trainer": {"gradient_checkpointing": False, "deepspeed": {"zero_stage": 0}, "save_interval": 3},
+    }
+
+
+@pytest.fixture
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    with Machines(request.param) as machines:
+        yield Site(machines, tmp_path, tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize("site", [2], indirect=True)
+def test_two_machines_train_as_one_would_in_any_order_and_others_are_refused(
+    site: Site, quickstart_model: Path, quickstart_data: Path
+) -> None:
+    values = sft(quickstart_model, quickstart_data)
+    site.config.write_text(yaml.safe_dump(values))
+    site.prepare()
+    node = site.further(2)
+    node.until("looking for the run", 60)
+    other = site.further(2, "cluster.node_name=other", "trainer.grad_clip=0.5")
+    first = site.first()
+    refused = "its YAML differs from the first node's in trainer.grad_clip; use the same YAML on all nodes"
+    assert other.finish(START) == 1
+    assert refused in " ".join(other.text.split())
+    assert first.finish(START) == 0, site.said(first, node)
+    assert node.finish(60) == 0, site.said(first, node)
+    assert {line["ranks"] for line in site.batches()} == {2}
+    assert refused in (site.job / "log/trainer.log").read_text()
+    together = site.weights(12)
+
+    site.config.write_text(yaml.safe_dump({**values, "name": "alone", "cluster": {}}))
+    alone = site.first()
+    assert alone.finish(START) == 0, site.said(alone)
+    for name, expected in site.weights(12).items():
+        distance = float(((together[name] - expected) ** 2).sum() ** 0.5)
+        assert distance <= 1e-5 * float((expected**2).sum() ** 0.5), name
+
+
+def ranks_of(command: Command) -> list[Any]:
+    return command.descendants("trinity.trainer.rank_main")
+
+
+@pytest.mark.parametrize("site", [3], indirect=True)
+def test_every_loss_costs_time_and_no_group(site: Site, quickstart_model: Path, quickstart_data: Path) -> None:
+    """kill -9 of a rank, of a node and of the first command, SIGSTOP of a rank, a cut cable, and SIGTERM of a node."""
+    steps = 60
+    site.config.write_text(yaml.safe_dump(rft(quickstart_model, quickstart_data, steps, 3)))
+    site.prepare()
+    explorer = site.explorer()
+    first, two, three = site.first(), site.further(2), site.further(3)
+    try:
+        site.until_step(2, first, two, three, ranks=3)
+
+        ranks_of(two)[0].kill()
+        first.until("rank 1 of node gpu-2 ended with code -9", 30)
+        site.until_step(site.step(), first, two, three, ranks=3)
+
+        three.kill()
+        began = time.monotonic()
+        first.until("node gpu-3 is lost", 10)
+        site.until_step(site.step(), first, two, ranks=2)
+        print(f"two of three machines train {time.monotonic() - began:.0f} s after the loss")
+        three = site.further(3)
+        first.until("node gpu-3 has come", START)
+        site.until_step(site.step(), first, two, three, ranks=3)
+
+        ranks_of(two)[0].send_signal(signal.SIGSTOP)
+        first.until("ended with code -9", 40, count=2)
+        site.until_step(site.step(), first, two, three, ranks=3)
+
+        site.machines.cut(2)
+        first.until("node gpu-3 is lost", 40, count=2)
+        site.until_step(site.step(), first, two, ranks=2)
+        site.machines.mend(2)
+        site.until_step(site.step(), first, two, three, ranks=3)
+
+        two.process.send_signal(signal.SIGTERM)
+        assert two.finish(START) == 128 + signal.SIGTERM, two.text[-2000:]
+        first.until("node gpu-2 leaves", 10)
+        before = len(site.batches())
+        site.until_step(site.step(), first, three, ranks=2)
+        assert site.batches()[before - 1]["step"] < site.batches()[before]["step"], "it saved, and repeats no step"
+
+        first.kill()
+        first = site.first()
+        site.until_step(site.step(), first, three)
+        assert first.finish(2 * START) == 0, site.said(first, three)
+        assert three.finish(60) == 0, site.said(three)
+    finally:
+        print(site.said(first, two, three))
+        explorer.end()
+    summary = json.loads((site.job / "summary.json").read_text())
+    assert summary["steps"] == steps
+    assert summary["groups_fed"] == summary["groups_stored"] + summary["dead_letters"] + summary["outstanding"]
+    assert summary["dead_letters"] == 0
+    newest = {line["step"]: line["groups"] for line in site.batches()}
+    trained = [group for groups in newest.values() for group in groups]
+    assert sorted(newest) == list(range(1, steps + 1))
+    assert len(trained) == len(set(trained)) == steps * 4
