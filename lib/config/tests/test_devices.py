@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from trinity.config import Plan, make_plan
+from trinity.config.advice import memory
 from trinity.config.devices import MemorySplit, describe_sharing, problems, ranks_sharing, split_memory
 from trinity.config.load import parse
 from trinity.config.memory import Sharding, cache_gib, certain_gib, host_gib
@@ -112,6 +113,22 @@ def test_the_cluster_of_the_yaml_limits_what_is_used() -> None:
     shared = plan_of(rollout, "cluster.node_num=1", "cluster.gpu_per_node=2", text=BASE.replace("7.0B", "1.5B"))
     assert describe_sharing(shared, gpus(8)).startswith("engine and trainer share each GPU")
     assert found(plan_of("cluster.node_num=1", "cluster.gpu_per_node=2"), gpus(8)) == {}
+
+
+def test_training_states_must_fit_on_the_fewest_machines_too() -> None:
+    """7e9 x (2 + 12 / ranks) bytes under ZeRO 2: 91.3 GiB on one rank, 52.2 on two. `memory` counts gradients too."""
+    two = ["mode=train", "cluster.node_num=2", "cluster.gpu_per_node=1"]
+    assert found(plan_of(*two), gpus(1, gib=60)) == {}
+    problem = found(plan_of(*two, "cluster.least_nodes=1"), gpus(1, gib=60))["cluster.least_nodes"]
+    assert problem.startswith(
+        "is 1, but weights and training states take 91.3 GiB on each of 1 rank(s) of 1 machine(s)"
+    )
+    assert problem.endswith("set it to 2")
+    assert "on each of 2 rank(s)" in found(plan_of(*two), gpus(1, gib=50))["trainer.deepspeed.zero_stage"]
+    four = ["mode=train", "cluster.node_num=4", "cluster.gpu_per_node=1", "cluster.least_nodes=1"]
+    assert found(plan_of(*four), gpus(1, gib=60))["cluster.least_nodes"].endswith("set it to 2")
+    said = memory(plan_of(*two, "cluster.least_nodes=1"))
+    assert said is not None and "on 1 of 2 machines 117.3 GiB" in said
 
 
 @pytest.mark.parametrize(

@@ -180,8 +180,8 @@ def _check_trainer(plan: Plan, cards: Sequence[Gpu], host_memory_gib: float) -> 
     known = parameters_of(plan.config.model.model_path)
     if known is None or not cards:
         return
-    count, least = known[0], min(cards, key=lambda card: card.total_gib)
-    now = Sharding.of(plan, len(cards))
+    count, least, cluster = known[0], min(cards, key=lambda card: card.total_gib), plan.config.cluster
+    now = Sharding.of(plan, len(cards) * cluster.nodes)
     needed = certain_gib(plan, count, now)
     if needed > least.total_gib:
         yield Problem(
@@ -190,12 +190,19 @@ def _check_trainer(plan: Plan, cards: Sequence[Gpu], host_memory_gib: float) -> 
             f"{needed:.1f} GiB on each of {now.ranks} rank(s), more than {least} has; "
             f"{suggest_fix(plan, count, now, least.total_gib, host_memory_gib)}",
         )
-    elif (beside := host_gib(plan, count, now) * now.ranks) > host_memory_gib > 0:
+    elif (beside := host_gib(plan, count, now) * len(cards)) > host_memory_gib > 0:
         yield Problem(
             "trainer.deepspeed.offload_optimizer",
             f"needs {beside:.1f} GiB of this machine's memory, {host_memory_gib:.1f} are available; "
             f"without it a rank takes {certain_gib(plan, count, now.without_offload()):.1f} GiB of its GPU",
         )
+    for machines in range(cluster.nodes - 1, cluster.fewest_nodes - 1, -1):
+        fewer = Sharding.of(plan, len(cards) * machines)
+        if needed <= least.total_gib < (gib := certain_gib(plan, count, fewer)):
+            problem = f"weights and training states take {gib:.1f} GiB on each of {fewer.ranks} rank(s) of {machines}"
+            fix = f"more than {least} has; set it to {machines + 1}"
+            yield Problem("cluster.least_nodes", f"is {cluster.fewest_nodes}, but {problem} machine(s), {fix}")
+            return
 
 
 def suggest_fix(plan: Plan, count: float, now: Sharding, room_gib: float, host_memory_gib: float) -> str:

@@ -141,6 +141,11 @@ class ClusterConfig(Section):
         return max(1, self.node_num)
 
     @property
+    def fewest_nodes(self) -> int:
+        """Fewest machines on which training goes on."""
+        return min(self.least_nodes or self.nodes, self.nodes)
+
+    @property
     def gpus(self) -> int:
         """GPUs of all machines together; 0 if the YAML has none."""
         return self.nodes * self.gpu_per_node

@@ -139,7 +139,7 @@ class Nodes:
     def __init__(self, first: Node, cluster: ClusterConfig, say: Callable[[str], None]) -> None:
         self._first = first
         self._most = cluster.nodes
-        self._least = min(cluster.least_nodes or cluster.nodes, cluster.nodes)
+        self._least = cluster.fewest_nodes
         self._wait_seconds = cluster.node_wait
         self._silent_seconds = cluster.node_timeout
         self._say = say
