@@ -46,7 +46,7 @@ class Ended(Exception):
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[Control], None]], None]:
     """Rank 1 ends with this code at once, while rank 0's loop does this."""
 
-    def launch(ranks: Ranks, on_death: Callable[[int, int], None]) -> list[object]:
+    def launch(ranks: Ranks, on_death: Callable[[int, int], None], hung_seconds: float) -> list[object]:
         threading.Timer(0.01, on_death, (1, code)).start()
         return []
 
