@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ import structlog
 from trinity.reading import children
 from trinity.reading.children import Child, stop_all
 from trinity.runtime import waits
-from trinity.runtime.errors import EXIT_FOR_GOOD, EXIT_UNEXPECTED
+from trinity.runtime.errors import EXIT_AGAIN, EXIT_FOR_GOOD, EXIT_UNEXPECTED
 
 pytestmark = pytest.mark.core
 
@@ -197,6 +198,38 @@ async def test_each_death_is_said_with_its_reason_and_what_comes_next(tmp_path: 
     await asyncio.wait_for(child.keep_running(asyncio.Event()), 60)
     assert said[0] == "child died: no room; restart 1 of 5 in 0.01 s; it continues at step 41 of 60"
     assert [line.partition("restart ")[2][:6] for line in said] == [f"{n} of 5" for n in range(1, 6)]
+
+
+async def test_a_child_that_asks_to_be_started_again_has_not_died(tmp_path: Path) -> None:
+    """Machines of the trainer may come and go more often than a process may die."""
+    said: list[str] = []
+    count = tmp_path / "count"
+    code = (
+        f"from pathlib import Path; f = Path({str(count)!r}); n = int(f.read_text() if f.exists() else 0) + 1\n"
+        f"f.write_text(str(n)); print('node b is lost'); raise SystemExit({EXIT_AGAIN} if n < 9 else {EXIT_FOR_GOOD})"
+    )
+    child = make(tmp_path, code)
+    child.say = said.append
+    child.start()
+    assert "cannot continue" in await asyncio.wait_for(child.keep_running(asyncio.Event()), 60)
+    assert said == ["child: node b is lost"] * 8
+
+
+async def test_a_child_that_a_signal_has_stopped_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "_LOOK_SECONDS", 0.1)
+    child = make(tmp_path, "import time; time.sleep(60)", stopped_seconds=1.0)
+    child.start()
+    changed, first = asyncio.Event(), child.pid
+    keeping = asyncio.create_task(child.keep_running(changed))
+    await asyncio.sleep(1.5)
+    assert child.pid == first, "it sleeps, and nothing has stopped it"
+    os.kill(first, signal.SIGSTOP)
+    await asyncio.wait_for(changed.wait(), 30)
+    assert child.pid != first
+    keeping.cancel()
+    await stop_all([child], 2)
 
 
 async def test_a_killed_process_is_not_blamed_for_what_it_printed_last(tmp_path: Path) -> None:
