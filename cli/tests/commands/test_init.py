@@ -68,4 +68,4 @@ def test_a_column_of_no_known_name_must_be_given(folder: Path) -> None:
     Path("sums.jsonl").write_text('{"a": "1+1", "b": "2"}')
     code, output = _init()
     assert code == 2
-    assert "no column of a, b has a well-known name; give --prompt" in " ".join(output.split())
+    assert "no column of a, b has a well-known name for right answers; give --answer" in " ".join(output.split())

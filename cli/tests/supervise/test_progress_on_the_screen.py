@@ -133,7 +133,7 @@ def test_a_stage_and_a_run_end_with_what_changed_and_what_to_do(tmp_path: Path) 
     evaluations = [{"step": 0, "taskset": "sums-test", "metrics": {}}]
     part = {"steps": 40, "wall_seconds": 151.0, "eval_before": 0.412, "eval_after": 0.871, "evaluations": evaluations}
     assert closing(part) == "40 steps in 2:31, accuracy 0.412 -> 0.871 of sums-test"
-    lines = list(last_lines("my run.yaml", tmp_path, tmp_path / "rft", [part], part))
+    lines = list(last_lines(tmp_path / "my job", tmp_path / "rft", part))
     assert lines[0] == "the run is finished in 2:31: accuracy 0.412 -> 0.871 of sums-test"
-    assert [line.split()[1] for line in lines[-3:]] == ["ui", "run", "convert"]
-    assert "trinity run --config 'my run.yaml' mode=serve" in lines[-2]
+    assert [line.split()[1] for line in lines[-3:]] == ["ui", "serve", "convert"]
+    assert f"trinity serve --job '{tmp_path / 'my job'}'" in lines[-2]

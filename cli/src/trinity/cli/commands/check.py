@@ -7,8 +7,20 @@ from typing import Annotated
 
 import typer
 
+from trinity.cli.commands.own_data import own_yaml
 from trinity.cli.commands.plan_text import describe
-from trinity.commands import Arguments, ConfigOption, PluginDirs, command, group
+from trinity.commands import (
+    AlgorithmOption,
+    AnswerOption,
+    Arguments,
+    ConfigOption,
+    DataOption,
+    ModelOption,
+    PluginDirs,
+    PromptOption,
+    command,
+    group,
+)
 from trinity.commands.request import request, say_notices
 from trinity.config import Config, dump, expand, make_plan
 from trinity.config.devices import describe_sharing
@@ -35,9 +47,14 @@ def check(
         typer.Option("--deep", help="Look at model, data and this machine too; exit code 2 if it cannot run here"),
     ] = False,
     plugin_dir: PluginDirs = None,
+    model: ModelOption = "",
+    data: DataOption = "",
+    prompt: PromptOption = "",
+    answer: AnswerOption = "",
+    algorithm: AlgorithmOption = "",
 ) -> int:
     """Check a YAML and say what it would do. Needs no GPU, no network, no model and no data."""
-    options = request(config, arguments, plugin_dir)
+    options = request(config, arguments, plugin_dir, own_yaml(model, data, prompt, answer, algorithm))
     loaded = options.load()
     stages = expand(loaded)
     if loaded.mode in ("bench", "serve"):  # about what the last stage made

@@ -1,138 +1,109 @@
-"""`trinity init`: the YAML of the commonest run, GRPO on one's own model and data, and its check."""
+"""`trinity init`: the YAML of the commonest runs on one's own model and data, and its check."""
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from trinity.cli.commands import own_data
 from trinity.cli.commands.check import check
-from trinity.commands import command, group
-from trinity.data.datasets import read
-from trinity.data.tables import DatasetError, Row
+from trinity.cli.supervise.checks.preflight import check_model_folder
+from trinity.commands import AlgorithmOption, AnswerOption, DataOption, ModelOption, PromptOption, command, group
 from trinity.reading.errors import RunError
+from trinity.reading.render import clipped, visible
+from trinity.runtime import files
 from trinity.runtime.devices import detect_gpus
 
 app = group()
 
-# Columns of well-known datasets, the likeliest first.
-PROMPTS = ("question", "prompt", "problem", "instruction", "input", "query", "messages")
-ANSWERS = ("answer", "response", "solution", "output", "target", "label", "completion", "reference")
 _SHOWN_CHARACTERS = 200
-
-TEMPLATE = """\
-# GRPO on {data}. Run it, or continue it: trinity run {output}
-project: trinity
-name: {name}
-checkpoint_root_dir: ./checkpoints # checkpoints and logs; trinity status, view and ui read them
-model:
-  model_path: {model} # a folder or a hub name
-  max_prompt_tokens: {max_prompt_tokens} # the longest prompt; check --deep measures the data
-  max_response_tokens: {max_response_tokens} # longer answers are cut
-{cluster}algorithm:
-  algorithm_type: grpo
-  repeat_times: 8 # answers to each prompt; their rewards are compared with each other
-  optimizer:
-    lr: 1e-6 # small models take 1e-5 and more
-buffer:
-  batch_size: {batch_size} # prompts of a step
-  total_epochs: 1 # passes over the data
-  explorer_input:
-    taskset:
-      name: {name}
-      path: {data}
-      format:
-        prompt_key: {prompt} # the columns of prompt and right answer
-        response_key: {answer}
-      default_workflow_type: simple_workflow # one prompt, one answer; see docs/workflows.md
-      default_reward_fn_type: accuracy_reward # 1 if the answer is right; see docs/plugins.md for your own
-synchronizer:
-  sync_interval: 1 # explorers load new weights after each step
-  sync_offset: 1 # and may be one step ahead of the trainer
-trainer:
-  save_interval: 50 # steps between checkpoints
-"""
-_CLUSTER = """\
-cluster:
-  node_num: 1
-  gpu_per_node: {gpus} # engine and trainer divide them; they share one
-"""
 
 
 @command(app, "init")
 def init(
-    model: Annotated[str, typer.Option("--model", help="The model's folder or hub name")] = "",
-    data: Annotated[str, typer.Option("--data", help="A file of rows, its folder, or a hub name")] = "",
-    prompt: Annotated[str, typer.Option("--prompt", help="The column of prompts; else guessed")] = "",
-    answer: Annotated[str, typer.Option("--answer", help="The column of right answers; else guessed")] = "",
+    model: ModelOption = "",
+    data: DataOption = "",
+    prompt: PromptOption = "",
+    answer: AnswerOption = "",
+    algorithm: AlgorithmOption = "",
     gpus: Annotated[int | None, typer.Option("--gpus", min=0, help="GPUs to use; else all; 0: the CPU")] = None,
     max_prompt_tokens: Annotated[int, typer.Option("--max-prompt-tokens", min=1)] = 1024,
     max_response_tokens: Annotated[int, typer.Option("--max-response-tokens", min=1)] = 512,
     output: Annotated[Path, typer.Option("--output", "-o", help="The YAML to write")] = Path("run.yaml"),
 ) -> int:
-    """Write the YAML of a GRPO run on your own model and data, and check it. Asks for what no option gives."""
+    """Write the YAML of a run on your own model and data, and check it. Asks for what no option gives."""
     if output.exists():
         raise RunError(f"{output} exists; give --output another name, or remove it", 2)
-    model = model or _ask("--model", "Model (a folder or a hub name)")
-    data = data or _ask("--data", "Data (a file, its folder, or a hub name)")
+    if not output.absolute().parent.is_dir():
+        raise RunError(f"--output {output}: there is no folder {output.parent}", 2)
     try:
-        rows = read(data)
-    except DatasetError as error:
-        raise RunError(str(error), 2) from None
-    first = rows[0]
-    print("the first row:")
-    for name, value in first.items():
-        print(f"  {name}: {json.dumps(value, ensure_ascii=False, default=str)[:_SHOWN_CHARACTERS]}")
-    prompt = _column("--prompt", "Column of the prompts", prompt, PROMPTS, first)
-    answer = _column("--answer", "Column of the right answers", answer, ANSWERS, first)
-    found = len(detect_gpus())
-    if gpus is None:
-        gpus = int(_ask("--gpus", "GPUs to use", str(found))) if found and sys.stdin.isatty() else found
-    text = TEMPLATE.format(
-        model=_quoted(model),
-        data=_quoted(data),
-        prompt=_quoted(prompt),
-        answer=_quoted(answer),
-        name=_quoted(output.stem),
-        output=output,
-        max_prompt_tokens=max_prompt_tokens,
-        max_response_tokens=max_response_tokens,
-        batch_size=min(32, len(rows)),
-        cluster=_CLUSTER.format(gpus=gpus) if gpus else "",
-    )
-    output.write_text(text)
-    print(f"{output} is written; trinity check --deep {output}:")
+        model = model or _ask("--model", "Model (a folder or a hub name)", _model_problem)
+        data = data or _ask("--data", "Data (a file, its folder, or a hub name)", _data_problem)
+        rows = own_data.read_rows(data)
+        first = rows[0]
+        print(f"{data}: {len(rows)} row(s); the first:")
+        for name, value in first.items():
+            print(
+                f"  {visible(name)}: {clipped(json.dumps(value, ensure_ascii=False, default=str), _SHOWN_CHARACTERS)}"
+            )
+        if sys.stdin.isatty() and own_data.needs_columns(first, algorithm):
+            prompt = prompt or _ask_column("--prompt", "Column of the prompts", own_data.PROMPTS, first)
+            rest = [name for name in own_data.ANSWERS if name != prompt]
+            answer = answer or _ask_column("--answer", "Column of the right answers", rest, first)
+        form = own_data.guessed_form(rows, model, prompt, answer, algorithm)
+        found = len(detect_gpus())
+        if gpus is None and found and sys.stdin.isatty():
+            gpus = int(_ask("--gpus", f"GPUs to use, of {found}", lambda text: _gpus_problem(text, found), str(found)))
+    except (KeyboardInterrupt, EOFError):
+        raise RunError(f"ended before {output} was written", 130) from None
+    lengths = own_data.Lengths(max_prompt_tokens, max_response_tokens)
+    gpus = found if gpus is None else gpus
+    text = own_data.text_of(model, data, rows, form, place=str(output), name=output.stem, gpus=gpus, lengths=lengths)
+    files.write_atomic(output, text.encode())
+    print(f"chosen by the columns: {form}" if not algorithm else f"chosen: {form}")
+    print(f"{output} is written; trinity check --deep {output}:", flush=True)
     code = check(config=output, deep=True)
     if code == 0:
         print(f"next: trinity run {output}")
     return code
 
 
-def _ask(option: str, question: str, default: str | None = None) -> str:
-    """Returns the answer of the person at the terminal. Raises RunError naming the option without a terminal."""
+def _ask(option: str, question: str, problem: Callable[[str], str], default: str = "") -> str:
+    """Asks the person at the terminal until the answer has no problem. Raises RunError without a terminal."""
     if not sys.stdin.isatty():
         raise RunError(f"{option} is missing, and there is no terminal to ask at; give {option}", 2)
-    return str(typer.prompt(question, default=default))
+    while True:
+        given = input(f"{question}{f' [{default}]' if default else ''}: ").strip() or default
+        if not (why := problem(given) if given else "an answer is needed; Ctrl-C ends"):
+            return given
+        print(f"  {visible(why)}")
 
 
-def _column(option: str, question: str, given: str, known: tuple[str, ...], row: Row) -> str:
-    """Returns a column of the row: the given one, or the first of well-known names, which a person may correct."""
-    names = ", ".join(row)
-    guess = next((name for name in known if name in row), None)
-    if not given:
-        if sys.stdin.isatty():
-            given = _ask(option, question, guess)
-        elif guess is None:
-            raise RunError(f"{option}: no column of {names} has a well-known name; give {option}", 2)
-        else:
-            given = guess
-            print(f"{option} {given}: guessed by its name")
-    if given not in row:
-        raise RunError(f"{option} {given}: is no column of the data, which has {names}", 2)
-    return given
+def _ask_column(option: str, question: str, known: list[str] | tuple[str, ...], row: own_data.Row) -> str:
+    return _ask(option, question, lambda name: _said(name, own_data.column_problem(name, row)),
+                own_data.known(known, row))  # fmt: skip
 
 
-def _quoted(text: str) -> str:
-    """A YAML scalar: JSON's strings are YAML's."""
-    return json.dumps(text, ensure_ascii=False)
+def _model_problem(path: str) -> str:
+    return "; ".join(problem.message for problem in check_model_folder("--model", path))
+
+
+def _data_problem(path: str) -> str:
+    try:
+        own_data.read_rows(path)
+    except RunError as error:
+        return str(error).removeprefix("--data ")
+    return ""
+
+
+def _gpus_problem(text: str, found: int) -> str:
+    if text.isdecimal() and int(text) <= found:
+        return ""
+    return f"{text!r} is no number from 0 to {found}; 0 is the CPU"
+
+
+def _said(name: str, problem: str) -> str:
+    return f"{name!r} {problem}" if problem else ""

@@ -8,7 +8,19 @@ from typing import Annotated
 import typer
 
 from trinity.cli.commands.check import check
-from trinity.commands import Arguments, ConfigOption, PluginDirs, command, group
+from trinity.cli.commands.own_data import own_yaml, write_own
+from trinity.commands import (
+    AlgorithmOption,
+    AnswerOption,
+    Arguments,
+    ConfigOption,
+    DataOption,
+    ModelOption,
+    PluginDirs,
+    PromptOption,
+    command,
+    group,
+)
 from trinity.commands.request import request, say_notices
 from trinity.reading.errors import RunError
 from trinity.runtime import logs, waits
@@ -37,19 +49,26 @@ def run(
         float | None,
         typer.Option("--wait", min=0, help="Seconds that --stage waits for them; else synchronizer.sync_timeout"),
     ] = None,
+    model: ModelOption = "",
+    data: DataOption = "",
+    prompt: PromptOption = "",
+    answer: AnswerOption = "",
+    algorithm: AlgorithmOption = "",
 ) -> int:
-    """Run what a YAML describes, or resume where it stopped."""
+    """Run what a YAML describes, or train --model on --data without one. Resumes where it stopped."""
     if dry_run and (stage or wait is not None):
         raise RunError("--dry-run shows the plan of all stages and waits for none; leave --stage and --wait out", 2)
     if wait is not None and not stage:
         raise RunError(f"--wait {wait:g}: it is --stage that waits; name one", 2)
     if dry_run:
-        return check(arguments, config, plugin_dir=plugin_dir)
-    options = request(config, arguments, plugin_dir)
+        return check(arguments, config, False, False, plugin_dir, model, data, prompt, answer, algorithm)
+    options = request(config, arguments, plugin_dir, own_yaml(model, data, prompt, answer, algorithm))
     loaded = options.load()
     if stage and loaded.mode not in ("both", "train"):
         raise RunError(f"--stage {stage}: mode {loaded.mode} runs no stages, both and train do", 2)
     say_notices(loaded, sys.stderr)
+    if options.text:
+        write_own(options.config, options.text)
     logs.configure("run", level="ERROR")
     if options.plugin_dirs:  # the services look here
         os.environ["TRINITY_PLUGIN_DIRS"] = os.pathsep.join(str(path.absolute()) for path in options.plugin_dirs)

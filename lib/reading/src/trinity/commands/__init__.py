@@ -21,6 +21,11 @@ PluginDirs = Annotated[
     list[Path] | None,
     typer.Option("--plugin-dir", help="Folder with reward functions and workflows; may be given several times"),
 ]
+ModelOption = Annotated[str, typer.Option("--model", help="The model's folder or hub name")]
+DataOption = Annotated[str, typer.Option("--data", help="A file of rows, its folder, or a hub name")]
+PromptOption = Annotated[str, typer.Option("--prompt", help="The column of prompts; else guessed")]
+AnswerOption = Annotated[str, typer.Option("--answer", help="The column of right answers; else guessed")]
+AlgorithmOption = Annotated[str, typer.Option("--algorithm", help="grpo, sft or dpo; else as the columns suggest")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON")]
 
 # The options that name a run, by the parameters of the functions in trinity.reading that find it.

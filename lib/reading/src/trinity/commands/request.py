@@ -3,13 +3,14 @@
 import os
 import sys
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from trinity import plugins
-from trinity.config import Config, ConfigError, Problem, expand, load
+from trinity.config import Config, ConfigError, Problem, expand, parse
+from trinity.config.document import read_text
 from trinity.config.names import EXPERIENCE_OPERATORS, REWARD_FUNCTIONS, WORKFLOWS
 from trinity.data.task_pipeline import check_task_pipeline
 from trinity.plugins.environments import built_in_environments, installed_environments
@@ -20,14 +21,17 @@ from trinity.reading.render import visible
 # Sockets, logs and weights below the job folder need the rest of the system's 4,096.
 _LONGEST_PATH = 3_000
 
+OwnYaml = Callable[[list[str]], tuple[Path, str]]  # from overrides: file and text of a YAML that options describe
+
 
 @dataclass(frozen=True)
 class Request:
-    """The options of `run` and `check`."""
+    """The options of `run` and `check`. `text`: of a YAML that `config` names and that is not there."""
 
     config: Path
     overrides: list[str]
     plugin_dirs: list[Path]
+    text: str = ""
 
     def load(self) -> Config:
         """Loads the configuration. Plugins are imported first, since the YAML may name what they register."""
@@ -48,20 +52,28 @@ class Request:
             for name in sorted(own.keys() & {*builtin}):
                 file = sys.modules[own[name].__module__].__file__
                 raise RunError(f"{file}: {name!r} is the name of a built-in {kind}; choose another", code=2)
-        config = load(self.config, self.overrides, checks=[check_task_pipeline])
+        text = self.text or read_text(self.config)
+        config = parse(text, str(self.config), self.overrides, checks=[check_task_pipeline])
         _check_folder(config, str(self.config))
         return config
 
 
-def request(config: Path | None, arguments: list[str] | None, plugin_dirs: list[Path] | None) -> Request:
-    """Reads the options. The YAML is --config, or the first argument that is no override."""
-    overrides = list(arguments or [])
+def request(
+    config: Path | None, arguments: list[str] | None, plugin_dirs: list[Path] | None, own: OwnYaml | None = None
+) -> Request:
+    """Reads the options. The YAML is --config, or the first argument that is no override, or the one of `own`."""
+    overrides, text = list(arguments or []), ""
     if config is None and overrides and ("=" not in overrides[0] or Path(overrides[0]).is_file()):
         config = Path(overrides.pop(0))
+    if own is not None:
+        if config is not None:
+            what = "and --model, --data: a YAML names both; leave the options or the YAML out"
+            raise RunError(f"{config} {what}, or give model.model_path=...", 2)
+        config, text = own(overrides)
     if config is None:
-        raise RunError("no YAML; give it as --config FILE", code=2)
+        raise RunError("no YAML; give it as --config FILE, or give --model and --data", code=2)
     listed = os.environ.get("TRINITY_PLUGIN_DIRS", "").replace(",", os.pathsep).split(os.pathsep)
-    return Request(config, overrides, [*(plugin_dirs or []), *(Path(folder) for folder in listed if folder)])
+    return Request(config, overrides, [*(plugin_dirs or []), *(Path(folder) for folder in listed if folder)], text)
 
 
 def say_notices(config: Config, file: TextIO) -> None:

@@ -1,7 +1,7 @@
 """The last lines of a stage and of a run: what changed, where the model is, and what to do with it."""
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,7 @@ def closing(part: dict[str, Any]) -> str:
     return ", ".join(shown)
 
 
-def last_lines(
-    source: str, job: Path, stage_folder: Path | None, parts: Sequence[dict[str, Any]], summary: dict[str, Any]
-) -> Iterable[str]:
+def last_lines(job: Path, stage_folder: Path | None, summary: dict[str, Any]) -> Iterable[str]:
     """Yields the lines that end a run: results, model, and three commands."""
     changes = ", ".join(_changes(summary)) or "no evaluation"
     yield visible(f"the run is finished in {clock(summary.get('wall_seconds') or 0.0)}: {changes}")
@@ -28,7 +26,7 @@ def last_lines(
     yield f"summary: {job / 'summary.json'}"
     yield "next:"
     yield f"  trinity ui --job {shlex.quote(str(job))}    # curves, samples, tokens"
-    yield f"  trinity run --config {shlex.quote(source)} mode=serve    # an OpenAI-compatible endpoint"
+    yield f"  trinity serve --job {shlex.quote(str(job))}    # an OpenAI-compatible endpoint"
     if stage_folder is not None:
         yield f"  trinity convert --checkpoint-dir {shlex.quote(str(stage_folder))}    # Hugging Face folders"
 

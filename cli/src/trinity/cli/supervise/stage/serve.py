@@ -1,4 +1,4 @@
-"""`trinity run` with mode serve: an OpenAI-compatible endpoint with the newest weights of a job.
+"""`trinity serve`, and `trinity run` with mode serve: an OpenAI-compatible endpoint with the newest weights of a job.
 
 With a live run it follows the LIVE version; otherwise it serves the newest checkpoint in the job folder.
 """
@@ -29,14 +29,13 @@ _STOP_SECONDS = 6.0
 _POLL_SECONDS = 0.5
 
 
-def serve(config: Config, source: str) -> None:
-    """Serves until SIGINT or SIGTERM. Raises ConfigError or RunError."""
-    asyncio.run(_serve(config, source))
+def serve(config: Config, source: str, job: Job | None = None) -> None:
+    """Serves until SIGINT or SIGTERM. `job`: of a stage's configuration. Raises ConfigError or RunError."""
+    asyncio.run(_serve(config, source, job or Job(config)))
 
 
-async def _serve(config: Config, source: str) -> None:
+async def _serve(config: Config, source: str, job: Job) -> None:
     stop = Ending("the same command serves again")
-    job = Job(config)
     identify(job.folder, starts_services=True)
     with ended_by_signals(stop), make_display() as display:
         nats, about = await look_for_run(job)

@@ -227,7 +227,7 @@ async def _run_stages(
         return  # a summary says that the run is finished
     summary = _summary(config, parts, time.monotonic() - begin)
     files.write_json(job.folder / "summary.json", summary)
-    for line in last_lines(source, job.folder, previous, parts, summary):
+    for line in last_lines(job.folder, previous, summary):
         display.say(line)
 
 

@@ -1,0 +1,330 @@
+"""The YAML of a run on one's own model and data. Its algorithm follows from the columns of the rows.
+
+`trinity init` writes it beside its user, `trinity run --model M --data D` into the job folder.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trinity.commands.request import OwnYaml
+from trinity.config import parse
+from trinity.data.datasets import read
+from trinity.data.tables import DatasetError, Row, column_value
+from trinity.data.vision import why_no_images
+from trinity.reading.errors import RunError
+from trinity.reading.job import is_job, make_folder, make_private
+from trinity.runtime import files
+from trinity.runtime.devices import detect_gpus
+
+FILE = "run.yaml"  # in the job folder
+ROOT = "${oc.env:TRINITY_CHECKPOINT_ROOT_DIR,./checkpoints}"
+ALGORITHMS = ("grpo", "sft", "dpo")
+# Columns of well-known datasets, the likeliest first.
+PROMPTS = ("question", "prompt", "problem", "instruction", "input", "query", "messages")
+ANSWERS = (
+    "answer", "response", "solution", "output", "target", "label", "completion", "reference", "ground_truth",
+    "final_answer", "reward_model.ground_truth",
+)  # fmt: skip
+CONVERSATIONS = ("messages", "conversations", "conversation")
+IMAGES = ("images", "image")
+_TEST_SPLITS = ("test", "validation")
+_LONGEST_ANSWER, _MOST_WORDS = 60, 4
+_SHORT_SHARE = 0.9
+
+_HEAD = """\
+# {what}. Run it, or continue it: trinity run {place}
+project: {project}
+{group}name: {name}
+checkpoint_root_dir: {root} # checkpoints and logs; trinity status, view and ui read them
+{mode}model:
+  model_path: {model} # a folder or a hub name
+  max_prompt_tokens: {max_prompt_tokens} # the longest prompt; check --deep measures the data
+  max_response_tokens: {max_response_tokens} # longer answers are cut
+{cluster}"""
+_CLUSTER = """\
+cluster:
+  node_num: 1
+  gpu_per_node: {gpus} # engine and trainer divide them; they share one
+"""
+_GRPO = """\
+algorithm:
+  algorithm_type: grpo
+  repeat_times: 8 # answers to each prompt; their rewards are compared with each other
+  optimizer:
+    lr: 1e-6 # small models take 1e-5 and more
+buffer:
+  batch_size: {batch_size} # prompts of a step
+  total_epochs: 1 # passes over the data
+  explorer_input:
+    taskset:
+      name: {taskset}
+      path: {data}
+      format: # the columns of prompt and right answer
+{columns}      default_workflow_type: simple_workflow # one prompt, one answer; see docs/workflows.md
+      default_reward_fn_type: accuracy_reward # 1 if the answer is right; see docs/plugins.md for your own
+{tests}synchronizer:
+  sync_interval: 1 # explorers load new weights after each step
+  sync_offset: 1 # and may be one step ahead of the trainer
+"""
+_TESTS = """\
+    eval_tasksets:
+      - name: {taskset}
+        path: {data}
+        split: {split}
+        format:
+{columns}        rollout_args: {{temperature: 0.0}}
+        default_workflow_type: simple_workflow
+        default_reward_fn_type: accuracy_reward
+"""
+_OFFLINE = """\
+algorithm:
+  algorithm_type: {algorithm}
+  optimizer:
+    lr: {lr} # small models take 1e-4 and more
+buffer:
+  train_batch_size: {batch_size} # rows of a step
+  total_epochs: 1 # passes over the data
+  trainer_input:
+    experience_buffer:
+      name: {taskset}
+      storage_type: file
+      path: {data}
+      format:
+{columns}      data_selector:
+        selector_type: shuffle
+"""
+_TAIL = """\
+trainer:
+  save_interval: 50 # steps between checkpoints
+"""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How rows are trained: the algorithm, `format` of the YAML, and the reasons for a person."""
+
+    algorithm: str
+    columns: dict[str, str]
+    why: str
+
+    def __str__(self) -> str:
+        named = ", ".join(f"{key.removesuffix('_key').replace('_', ' ')} {name!r}" for key, name in self.columns.items()
+                          if key.endswith("_key"))  # fmt: skip
+        return f"{self.algorithm} ({self.why}); columns: {named}"
+
+
+@dataclass(frozen=True)
+class Lengths:
+    prompt: int = 1024
+    response: int = 512
+
+
+def read_rows(data: str) -> Sequence[Row]:
+    """Raises RunError for data that cannot be read."""
+    try:
+        return read(data)
+    except DatasetError as error:
+        raise RunError(f"--data {error}", 2) from None
+
+
+def algorithm_of(rows: Sequence[Row], prompt: str = "", answer: str = "") -> tuple[str, str]:
+    """Returns the algorithm that fits the columns, and why. Raises RunError if none does."""
+    first = rows[0]
+    if not answer and _has(first, "chosen") and _has(first, "rejected"):
+        return "dpo", "each row has a chosen and a rejected reply"
+    answer = answer or known(ANSWERS, first)
+    if not answer and not prompt and conversation(first):
+        return "sft", "each row is a conversation that ends with the assistant's reply"
+    if not answer:
+        names = ", ".join(first)
+        raise RunError(f"--answer: no column of {names} has a well-known name for right answers; give --answer", 2)
+    values = [value for row in rows if (value := column_value(row, answer)[1]) is not None]
+    if sum(map(_is_short, values)) < _SHORT_SHARE * len(rows):
+        return "sft", f"most answers in {answer!r} are prose, which accuracy_reward cannot compare"
+    return "grpo", "accuracy_reward compares each reply with the row's answer"
+
+
+def form_of(algorithm: str, why: str, row: Row, prompt: str, answer: str, model: str) -> Form:
+    """Returns the form of rows for an algorithm. `prompt`, `answer`: columns, empty where the algorithm needs none."""
+    columns: dict[str, str] = {}
+    if algorithm == "sft" and not answer:
+        return Form(algorithm, {"messages_key": conversation(row)}, why)
+    if algorithm == "sft":
+        columns["prompt_type"] = "plaintext"
+    if prompt:
+        columns["prompt_key"] = prompt
+    columns |= {"chosen_key": "chosen", "rejected_key": "rejected"} if algorithm == "dpo" else {"response_key": answer}
+    if algorithm == "grpo" and (images := known(IMAGES, row)) and why_no_images(model) is None:
+        columns["image_key"] = images
+    return Form(algorithm, columns, why)
+
+
+def guessed_form(rows: Sequence[Row], model: str, prompt: str = "", answer: str = "", algorithm: str = "") -> Form:
+    """Returns the form that the columns' names and values suggest. Raises RunError with what must be given."""
+    first = rows[0]
+    for option, name in (("--prompt", prompt), ("--answer", answer)):
+        if name and (problem := column_problem(name, first)):
+            raise RunError(f"{option} {name}: {problem}", 2)
+    if algorithm and algorithm not in ALGORITHMS:
+        raise RunError(f"--algorithm {algorithm}: is unknown here; {', '.join(ALGORITHMS)}; a YAML takes others", 2)
+    algorithm, why = (algorithm, "--algorithm") if algorithm else algorithm_of(rows, prompt, answer)
+    if algorithm == "dpo" and not (_has(first, "chosen") and _has(first, "rejected")):
+        raise RunError(f"--algorithm dpo: needs the columns chosen and rejected; the data has {', '.join(first)}", 2)
+    if algorithm == "dpo":
+        return form_of(algorithm, why, first, prompt or known(PROMPTS, first), "", model)
+    answer = answer or known(ANSWERS, first)
+    if algorithm == "sft" and not answer and conversation(first):
+        return form_of(algorithm, why, first, "", "", model)
+    prompt = prompt or known([name for name in PROMPTS if name != answer], first)
+    for option, what, found in (("--prompt", "prompts", prompt), ("--answer", "right answers", answer)):
+        if not found:
+            names = ", ".join(first)
+            raise RunError(f"{option}: no column of {names} has a well-known name for {what}; give {option}", 2)
+    return form_of(algorithm, why, first, prompt, answer, model)
+
+
+def text_of(
+    model: str, data: str, rows: Sequence[Row], form: Form, *, place: str, name: str, gpus: int, root: str = ROOT,
+    project: str = "trinity", group: str = "", lengths: Lengths | None = None,
+) -> str:  # fmt: skip
+    """Returns the commented YAML. `place`: its file, as the comment names it."""
+    lengths = lengths or Lengths()
+    grpo = form.algorithm == "grpo"
+    values: dict[str, Any] = {
+        "what": f"{form.algorithm.upper()} on {data}".replace("\n", " "),
+        "place": place,
+        "project": quoted(project),
+        "group": f"group: {quoted(group)}\n" if group else "",
+        "name": quoted(name),
+        "root": root if root == ROOT else quoted(root),
+        "mode": "" if grpo else "mode: train\n",
+        "model": quoted(model),
+        "max_prompt_tokens": lengths.prompt,
+        "max_response_tokens": lengths.response,
+        "cluster": _CLUSTER.format(gpus=gpus) if gpus else "",
+        "batch_size": min(32, len(rows)),
+        "algorithm": form.algorithm,
+        "lr": "1e-5" if form.algorithm == "sft" else "1e-6",
+        "taskset": quoted(Path(data).stem or "data"),
+        "data": quoted(data),
+        "columns": _lines(form.columns, 8),
+    }
+    split = _test_split(data) if grpo else ""
+    tests = {**values, "columns": _lines(form.columns, 10), "split": split,
+             "taskset": quoted(f"{Path(data).stem or 'data'}-{split}")}  # fmt: skip
+    values["tests"] = _TESTS.format(**tests) if split else ""
+    return (_HEAD + (_GRPO if grpo else _OFFLINE) + _TAIL).format(**values)
+
+
+def own_yaml(model: str, data: str, prompt: str, answer: str, algorithm: str) -> OwnYaml | None:
+    """Returns what makes the YAML of --model and --data; None without these options. Raises RunError for one alone."""
+    given = {"--model": model, "--data": data, "--prompt": prompt, "--answer": answer, "--algorithm": algorithm}
+    if not any(given.values()):
+        return None
+    if missing := [option for option in ("--model", "--data") if not given[option]]:
+        one = next(option for option, value in given.items() if value)
+        raise RunError(f"{one} needs {' and '.join(missing)} too; a YAML names model, data and columns itself", 2)
+    return lambda overrides: yaml_of(model, data, overrides, prompt, answer, algorithm)
+
+
+def yaml_of(
+    model: str, data: str, overrides: Sequence[str], prompt: str = "", answer: str = "", algorithm: str = ""
+) -> tuple[Path, str]:
+    """Returns file and text of the YAML, and prints what was chosen. Overrides may move the job folder."""
+    rows = read_rows(data)
+    form = guessed_form(rows, model, prompt, answer, algorithm)
+    model, data = (str(Path(one).expanduser().absolute()) if Path(one).expanduser().exists() else one
+                   for one in (model, data))  # fmt: skip
+    name = re.sub(r"[^\w.-]+", "-", f"{Path(data).stem}-{Path(model).name}").strip(".-")[:100] or "run"
+    gpus = len(detect_gpus())
+    text = text_of(model, data, rows, form, place=FILE, name=name, gpus=gpus)
+    config = parse(text, "--model and --data", overrides, plugins_loaded=False)
+    file = make_folder(config) / FILE
+    root = str(Path(config.checkpoint_root_dir).expanduser().absolute())
+    text = text_of(model, data, rows, form, place=str(file), name=config.name, gpus=gpus, root=root,
+                   project=config.project, group=config.group)  # fmt: skip
+    print(f"{data}: {len(rows)} row(s); {form}", file=sys.stderr)
+    return file, text
+
+
+def write_own(file: Path, text: str) -> None:
+    """Writes the YAML into its job folder. Raises RunError if a run with another YAML has begun there."""
+    if file.exists() and file.read_text() == text:
+        print(f"YAML of the run: {file}", flush=True)
+        return
+    if is_job(file.parent):
+        what = f"a run in {file.parent} has begun with another YAML than --model and --data give"
+        fix = f"continue it by `trinity run {file}`, or give the new run another name=..."
+        raise RunError(f"{what}; {fix}", 2)
+    make_private(file.parent)
+    files.write_atomic(file, text.encode())
+    print(f"YAML of the run, with comments: {file}", flush=True)
+
+
+def needs_columns(row: Row, algorithm: str) -> bool:
+    """Returns True if a row has columns of prompts and answers, neither pairs of replies nor a conversation."""
+    if algorithm == "dpo" or (not algorithm and _has(row, "chosen") and _has(row, "rejected")):
+        return False
+    return algorithm == "grpo" or bool(known(ANSWERS, row)) or not conversation(row)
+
+
+def column_problem(name: str, row: Row) -> str:
+    """Returns why a column cannot be taken; empty if the row has it."""
+    return "" if _has(row, name) else f"is no column of the data, which has {', '.join(row)}"
+
+
+def known(names: Sequence[str], row: Row) -> str:
+    """Returns the first of well-known names that the row has; empty without one."""
+    return next((name for name in names if _has(row, name)), "")
+
+
+def conversation(row: Row) -> str:
+    """Returns the column of a conversation that ends with the assistant's message; empty without one."""
+
+    def ends_with_assistant(value: Any) -> bool:
+        last = value[-1] if isinstance(value, list) and value else None
+        return isinstance(last, dict) and last.get("role") == "assistant"
+
+    return next((name for name in CONVERSATIONS if ends_with_assistant(row.get(name))), "")
+
+
+def quoted(text: str) -> str:
+    """A YAML scalar: JSON's strings are YAML's. ${...} stays text."""
+    return json.dumps(text.replace("${", "\\${"), ensure_ascii=False)
+
+
+def _has(row: Row, name: str) -> bool:
+    return column_value(row, name)[0]
+
+
+def _is_short(value: Any) -> bool:
+    """Returns True for an answer that a reply can be compared with: marked, or a few words, or a number or formula."""
+    if isinstance(value, list):
+        return bool(value) and all(map(_is_short, value))
+    text = str(value).strip()
+    if any(mark in text for mark in ("####", "\\boxed", "<answer>")):
+        return True
+    is_formula = re.search(r"[\d\\$=]", text) is not None
+    return 0 < len(text) <= _LONGEST_ANSWER and "\n" not in text and (is_formula or len(text.split()) <= _MOST_WORDS)
+
+
+def _test_split(data: str) -> str:
+    """Returns the split of a folder or hub dataset that evaluations may use; empty without one."""
+    if Path(data).expanduser().is_file():
+        return ""
+    for split in _TEST_SPLITS:
+        try:
+            read(data, split)
+        except DatasetError:
+            continue
+        return split
+    return ""
+
+
+def _lines(columns: dict[str, str], indent: int) -> str:
+    return "".join(f"{' ' * indent}{key}: {quoted(name)}\n" for key, name in columns.items())

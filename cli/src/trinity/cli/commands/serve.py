@@ -1,0 +1,36 @@
+"""`trinity serve`: a job's newest weights behind an OpenAI-compatible endpoint, without its YAML."""
+
+import importlib
+from pathlib import Path
+
+from trinity.commands import Overrides, command, group
+from trinity.config import load, make_plan
+from trinity.config.schema.algorithm import AlgorithmConfig
+from trinity.config.schema.buffer import BufferConfig
+from trinity.reading.find import find_job
+from trinity.reading.reader import find_job_stage
+from trinity.runtime import logs
+
+app = group()
+
+
+def _find(config: Path | None = None, job: Path | None = None) -> Path:
+    return find_job(config, job).absolute()
+
+
+@command(app, "serve", _find)
+def serve(folder: Path, overrides: Overrides = None) -> int:
+    """Serve a job's newest weights to OpenAI clients, until Ctrl-C. Without options: the newest job here."""
+    stage = find_job_stage(job=folder)
+    config = load(stage.config_file, overrides or [], plugins_loaded=False)
+    changes: dict[str, object] = {"mode": "serve"}
+    if make_plan(config).offline:  # no algorithm on a dataset has mode serve, and an endpoint needs neither
+        changes |= {"algorithm": AlgorithmConfig(), "buffer": BufferConfig()}
+    root = stage.folder  # perhaps moved since the run
+    for _ in (*Path(config.project).parts, *Path(config.group).parts, *Path(config.name).parts):
+        root = root.parent
+    config = config.model_copy(update={**changes, "checkpoint_root_dir": str(root)})
+    logs.configure("run", level="ERROR")
+    module = importlib.import_module("trinity.cli.supervise.stage.serve")
+    module.serve(config, str(stage.config_file), stage.whole_job())
+    return 0

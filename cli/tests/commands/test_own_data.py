@@ -1,0 +1,163 @@
+"""A run of a model and data without a YAML: the columns choose algorithm and format, or a sentence asks for more."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from trinity.cli.commands import own_data
+from trinity.cli.main import app
+from trinity.cli.supervise.stage import supervisor
+from trinity.config import Config, load
+from trinity.reading.errors import RunError
+
+pytestmark = pytest.mark.core
+
+ASKED = [{"role": "user", "content": "2+3"}]
+TOLD = [*ASKED, {"role": "assistant", "content": "5"}]
+PROSE = "Bees make honey from nectar, which they collect from flowers in spring, and store it in combs for the winter."
+
+
+@pytest.mark.parametrize(
+    ("row", "algorithm", "columns"),
+    [
+        ({"id": 1, "question": "2+3", "answer": "2+3=5\n#### 5"}, "grpo",
+         {"prompt_key": "question", "response_key": "answer"}),
+        ({"problem": "x", "solution": "so \\boxed{7}"}, "grpo", {"prompt_key": "problem", "response_key": "solution"}),
+        ({"input": "2+3", "output": 5}, "grpo", {"prompt_key": "input", "response_key": "output"}),
+        ({"query": "capital of France", "label": "Paris"}, "grpo", {"prompt_key": "query", "response_key": "label"}),
+        ({"prompt": ASKED, "data_source": "own", "reward_model": {"ground_truth": "5"}}, "grpo",
+         {"prompt_key": "prompt", "response_key": "reward_model.ground_truth"}),
+        ({"messages": ASKED, "answer": ["5", "five"]}, "grpo", {"prompt_key": "messages", "response_key": "answer"}),
+        ({"instruction": "Write on bees.", "output": PROSE}, "sft",
+         {"prompt_type": "plaintext", "prompt_key": "instruction", "response_key": "output"}),
+        ({"conversations": TOLD}, "sft", {"messages_key": "conversations"}),
+        ({"prompt": "2+3", "chosen": "5", "rejected": "6"}, "dpo",
+         {"prompt_key": "prompt", "chosen_key": "chosen", "rejected_key": "rejected"}),
+        ({"chosen": TOLD, "rejected": TOLD}, "dpo", {"chosen_key": "chosen", "rejected_key": "rejected"}),
+    ],
+)  # fmt: skip
+def test_the_columns_choose_algorithm_and_format(
+    row: dict[str, Any], algorithm: str, columns: dict[str, str], tmp_path: Path
+) -> None:
+    rows = [row] * 3
+    form = own_data.guessed_form(rows, "a model")
+    assert (form.algorithm, form.columns) == (algorithm, columns)
+    data, file = tmp_path / "rows.jsonl", tmp_path / "run.yaml"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    file.write_text(own_data.text_of("a model", str(data), rows, form, place=str(file), name="mine", gpus=0))
+    loaded = load(file)
+    assert loaded.algorithm.algorithm_type == algorithm
+    source = (
+        loaded.buffer.explorer_input.taskset if algorithm == "grpo" else loaded.buffer.trainer_input.experience_buffer
+    )
+    assert source is not None and source.path == str(data)
+    assert {key: getattr(source.format, key) for key in columns} == columns
+
+
+@pytest.mark.parametrize(
+    ("row", "given", "said"),
+    [
+        ({"text": PROSE}, {}, "no column of text has a well-known name for right answers; give --answer"),
+        ({"frage": "2+3", "answer": "5"}, {},
+         "no column of frage, answer has a well-known name for prompts; give --prompt"),
+        ({"question": "2+3", "answer": "5"}, {"answer": "truth"}, "--answer truth: is no column of the data"),
+        ({"question": "2+3", "answer": "5"}, {"algorithm": "dpo"},
+         "--algorithm dpo: needs the columns chosen and rejected"),
+        ({"question": "2+3", "answer": "5"}, {"algorithm": "ppo2"},
+         "--algorithm ppo2: is unknown here; grpo, sft, dpo"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_guessed_is_said(row: dict[str, Any], given: dict[str, str], said: str) -> None:
+    with pytest.raises(RunError, match=said) as raised:
+        own_data.guessed_form([row], "a model", **given)
+    assert raised.value.code == 2
+
+
+def test_columns_of_prompts_and_answers_may_be_named_alone() -> None:
+    row = {"frage": "2+3", "antwort": "5"}
+    form = own_data.guessed_form([row], "a model", prompt="frage", answer="antwort")
+    assert (form.algorithm, form.columns) == ("grpo", {"prompt_key": "frage", "response_key": "antwort"})
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, str]]:
+    """A folder with a model and data, and the runs that commands would start."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRINITY_CHECKPOINT_ROOT_DIR", raising=False)
+    found: list[tuple[Config, str]] = []
+    monkeypatch.setattr(supervisor, "run", lambda config, source: found.append((config, source)))
+    rows = [{"question": f"{n}+1", "answer": str(n + 1)} for n in range(5)]
+    for split in ("train", "test"):
+        Path("sums").mkdir(exist_ok=True)
+        Path(f"sums/{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    Path("small").mkdir()
+    return found
+
+
+def _trinity(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, arguments)
+    return done.exit_code, " ".join(done.output.split())
+
+
+def test_a_run_without_a_yaml_writes_it_into_the_job_folder(started: list[tuple[Config, str]], tmp_path: Path) -> None:
+    command = ("run", "--model", "small", "--data", "sums", "buffer.total_steps=3")
+    code, output = _trinity(*command)
+    file = tmp_path / "checkpoints/trinity/sums-small/run.yaml"
+    assert (code, started[0][1]) == (0, str(file))
+    assert f"YAML of the run, with comments: {file}" in output
+    assert "grpo (accuracy_reward compares each reply with the row's answer)" in output
+    written = load(file)
+    assert started[0][0].buffer.total_steps == 3 and written.buffer.total_steps is None
+    assert (written.model.model_path, written.checkpoint_root_dir) == (
+        str(tmp_path / "small"),
+        str(tmp_path / "checkpoints"),
+    )
+    assert [taskset.split for taskset in written.buffer.explorer_input.eval_tasksets] == ["test"]
+    assert _trinity(*command)[0] == 0  # continues
+
+
+def test_overrides_may_move_the_job_folder(started: list[tuple[Config, str]], tmp_path: Path) -> None:
+    _trinity("run", "--model", "small", "--data", "sums", "name=two", "group=g", f"checkpoint_root_dir={tmp_path}/else")
+    assert started[0][1] == f"{tmp_path}/else/trinity/g/two/run.yaml"
+    assert load(started[0][1]).group == "g"
+
+
+def test_a_run_that_began_with_other_data_is_not_continued(started: list[tuple[Config, str]], tmp_path: Path) -> None:
+    command = ["run", "--model", "small", "--data", "sums"]
+    assert _trinity(*command)[0] == 0
+    Path("sums/train.jsonl").write_text('{"question": "1+1", "answer": "2"}\n')
+    assert _trinity(*command)[0] == 0  # nothing has begun, so the YAML is written again
+    (tmp_path / "checkpoints/trinity/sums-small/summary.json").write_text("{}")
+    Path("sums/train.jsonl").write_text('{"problem": "1+1", "answer": "2"}\n')
+    code, output = _trinity(*command)
+    assert code == 2 and "has begun with another YAML" in output and "name=..." in output
+    assert len(started) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "--model", "small"), "--model needs --data too"),
+        (("run", "--answer", "a"), "--answer needs --model and --data too"),
+        (("run", "own.yaml", "--model", "small", "--data", "sums"), "own.yaml and --model, --data: a YAML names both"),
+        (("check", "--data", "sums"), "--data needs --model too"),
+        (("run", "--model", "small", "--data", "none.jsonl"), "--data 'none.jsonl' does not exist"),
+        (("run",), "no YAML; give it as --config FILE, or give --model and --data"),
+    ],
+)
+def test_options_that_do_not_describe_a_run_are_refused(
+    started: list[tuple[Config, str]], arguments: tuple[str, ...], said: str
+) -> None:
+    code, output = _trinity(*arguments)
+    assert code == 2 and said in output
+    assert not started and not Path("checkpoints").exists()
+
+
+def test_a_check_without_a_yaml_writes_nothing(started: list[tuple[Config, str]]) -> None:
+    code, output = _trinity("check", "--model", "small", "--data", "sums", "name=other")
+    assert code == 0 and "trinity/other" in output and "sums-test every 100 steps" in output
+    assert _trinity("run", "--dry-run", "--model", "small", "--data", "sums")[0] == 0
+    assert not started and not Path("checkpoints").exists()
