@@ -10,6 +10,7 @@ pytestmark = pytest.mark.core
 PAGES = {
     "README.zh.md": "README.md",
     "docs/zh/quick_start.md": "README.md",
+    "docs/zh/guarantees.md": "docs/guarantees.md",
     "docs/zh/async.md": "docs/modes.md",
     "docs/zh/r3l.md": "examples/R3L/README.md",
     "docs/zh/configuration.md": "docs/configuration.md",
@@ -68,3 +69,18 @@ def test_links_lead_somewhere_and_lines_are_short(page: str, repository: Path) -
     for link in _LINK.findall(text):
         assert ((repository / page).parent / link).exists(), link
     assert not [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")]
+
+
+def test_both_pages_of_guarantees_name_the_same_tests_which_are_there(repository: Path) -> None:
+    english, chinese = (re.findall(r"\(((?:\.\./)+[a-z_/]+\.py)\)", (repository / page).read_text())
+                        for page in ("docs/guarantees.md", "docs/zh/guarantees.md"))  # fmt: skip
+    assert len(english) > 15 and [f"../{test}" for test in english] == chinese
+    assert [test for test in english if not (repository / "docs" / test).is_file()] == []
+
+
+def test_both_readmes_have_the_same_sections_and_rows(repository: Path) -> None:
+    english, chinese = ((repository / page).read_text() for page in ("README.md", "README.zh.md"))
+    assert re.findall(r"^\| (`[^`]+`) \|", chinese, re.MULTILINE) == re.findall(
+        r"^\| (`[^`]+`) \|", english, re.MULTILINE
+    )
+    assert chinese.count("\n## ") == english.count("\n## ")

@@ -79,10 +79,12 @@ def _deep(loaded: Config, stages: list[Config], source: str) -> int:
     """Checks model, data and this machine. Returns the exit code; raises ConfigError."""
     from trinity.cli.supervise.checks.disk import disk_advice, disk_problems
     from trinity.cli.supervise.checks.preflight import check_deeper, check_stages, machine_problems
+    from trinity.cli.supervise.phases import phase
     from trinity.data.task_pipeline import describe as describe_tasks
     from trinity.runtime import waits
 
-    with waits.on_screen(lambda text: print(f"trinity {text}", file=sys.stderr, flush=True)):
+    said = waits.on_screen(lambda text: print(f"trinity {text}", file=sys.stderr, flush=True))
+    with phase("reads model and data"), said:
         checked = check_stages(loaded, source)
     for name, (steps, tasks) in checked.items():
         for line in describe_tasks(tasks, with_paths=False):
@@ -90,10 +92,6 @@ def _deep(loaded: Config, stages: list[Config], source: str) -> int:
         print(f"{name}: {_what_is_there(loaded.mode, steps)}")
     for stage in stages:
         plan = make_plan(stage.model_copy(update={"model": loaded.model}))
-        parts = (
-            "prompts, environments, rewards, and what explorer and trainer would refuse (they import vLLM and torch)"
-        )
-        print(f"{stage.name}: checking {parts} ...", flush=True)
         for sentence in check_deeper(plan, source, make_folder(loaded)):
             print(f"{stage.name}: {sentence}")
     plans = {stage.name: make_plan(stage) for stage in stages}

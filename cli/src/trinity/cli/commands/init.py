@@ -58,6 +58,7 @@ def init(
         if gpus is None and found and sys.stdin.isatty():
             gpus = int(_ask("--gpus", f"GPUs to use, of {found}", lambda text: _gpus_problem(text, found), str(found)))
     except (KeyboardInterrupt, EOFError):
+        print()  # behind the question
         raise RunError(f"ended before {output} was written", 130) from None
     lengths = own_data.Lengths(max_prompt_tokens, max_response_tokens)
     gpus = found if gpus is None else gpus
@@ -67,7 +68,7 @@ def init(
     print(f"{output} is written; trinity check --deep {output}:", flush=True)
     code = check(config=output, deep=True)
     if code == 0:
-        print(f"next: trinity run {output}")
+        print(f"next: {'CUDA_VISIBLE_DEVICES= ' if found and not gpus else ''}trinity run {output}")
     return code
 
 

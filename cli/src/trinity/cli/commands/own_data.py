@@ -1,6 +1,6 @@
-"""The YAML of a run on one's own model and data. Its algorithm follows from the columns of the rows.
+"""Writes the YAML of a run on a user's model and data. The algorithm follows from the columns of the rows.
 
-`trinity init` writes it beside its user, `trinity run --model M --data D` into the job folder.
+`trinity init` writes it into the current folder, `trinity run --model M --data D` into the job folder.
 """
 
 import json
@@ -106,7 +106,7 @@ trainer:
 
 @dataclass(frozen=True)
 class Form:
-    """How rows are trained: the algorithm, `format` of the YAML, and the reasons for a person."""
+    """The algorithm for rows, `format` of the YAML, and the reason for a person."""
 
     algorithm: str
     columns: dict[str, str]
@@ -222,7 +222,7 @@ def text_of(
 
 
 def own_yaml(model: str, data: str, prompt: str, answer: str, algorithm: str) -> OwnYaml | None:
-    """Returns what makes the YAML of --model and --data; None without these options. Raises RunError for one alone."""
+    """Returns the maker of the YAML of --model and --data; None without options. Raises RunError if one is missing."""
     given = {"--model": model, "--data": data, "--prompt": prompt, "--answer": answer, "--algorithm": algorithm}
     if not any(given.values()):
         return None

@@ -19,6 +19,7 @@ from trinity.cli.commands.debug.text import render
 from trinity.cli.commands.debug.workbench import Workbench
 from trinity.cli.supervise.checks.preflight import check_inputs
 from trinity.cli.supervise.checks.task_rows import check_tasks
+from trinity.cli.supervise.phases import phase
 from trinity.commands import Arguments, AsJson, ConfigOption, PluginDirs, command, group
 from trinity.commands.request import Request, request, say_notices
 from trinity.config import Config, ConfigError, Plan, expand, make_plan
@@ -93,11 +94,13 @@ def debug(
     signal.signal(signal.SIGTERM, _end)
     bench = Workbench(stage)
     try:
-        print("starting the engine", file=sys.stderr)
-        bench.start()
+        with phase("starts the environment service and an engine, which loads vLLM and the model"):
+            bench.start()
         seen = changes(options.plugin_dirs)
         show = _Show(given, as_json, file)
-        code = show(bench.run(given))
+        with phase(f"runs task {given.task_id}"):
+            found = bench.run(given)
+        code = show(found)
         if watch is not None:
             _again_and_again(bench, given, show, options.plugin_dirs, seen)
         return code

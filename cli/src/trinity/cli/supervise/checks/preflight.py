@@ -14,6 +14,7 @@ from trinity import plugins
 from trinity.cli.supervise.checks.rendered_rows import check_rendering
 from trinity.cli.supervise.checks.services import ask_services
 from trinity.cli.supervise.checks.task_rows import check_images, check_providers, check_tasks, check_text
+from trinity.cli.supervise.phases import phase
 from trinity.cli.supervise.processes.endpoint import endpoint_problems, is_taken
 from trinity.cli.supervise.processes.services import container_problems
 from trinity.config import Config, ConfigError, Plan, Problem, devices, expand, make_plan
@@ -115,13 +116,15 @@ def check_deeper(plan: Plan, source: str, job: Path) -> list[str]:
     examples = [(key, form, rows) for key, form, rows in buffers if "token_ids" not in rows[0]]
     from trinity.cli.supervise.checks.task_environments import check_environments  # those and their scorers load sympy
 
+    name, found = plan.config.name, list[Problem | str]()
     with ask_services(plan) as answers:
-        found = [
-            *check_images(plan, read_rows),
-            *check_rendering(plan, read_rows, examples),
-            *check_environments(plan, read_rows, job),
-            *answers(),
-        ]
+        with phase(f"{name}: renders prompts with the tokenizer"):
+            found += [*check_images(plan, read_rows), *check_rendering(plan, read_rows, examples)]
+        if not plan.offline:
+            with phase(f"{name}: tries environments and rewards"):
+                found += check_environments(plan, read_rows, job)
+        with phase(f"{name}: asks explorer and trainer, which import vLLM and torch"):
+            found += answers()
     if problems := list(dict.fromkeys(one for one in found if isinstance(one, Problem))):
         raise ConfigError(source, problems)
     return [*(str(one) for one in found), *check_providers(plan)]

@@ -4,7 +4,11 @@ With a live run it follows the LIVE version; otherwise it serves the newest chec
 """
 
 import asyncio
+import json
 import os
+import shlex
+import time
+from collections.abc import Callable
 from typing import Any
 
 from trinity.cli.supervise.checks.hub_models import fetch_models
@@ -15,9 +19,11 @@ from trinity.cli.supervise.processes.endpoint import endpoint_settings
 from trinity.cli.supervise.stage.display import make_display
 from trinity.cli.supervise.stage.ending import Ending, ended_by_signals
 from trinity.cli.supervise.stage.join_config import check_identity, own_model
+from trinity.cli.supervise.stage.progress import clock, starting
 from trinity.config import Config, ConfigError, Plan, Problem, dump, expand, make_plan
 from trinity.config.run_record import Addresses, RunRecord
 from trinity.reading.children import Child, stop_all
+from trinity.reading.client import Answers
 from trinity.reading.errors import RunError
 from trinity.reading.job import Job, SupervisorRecord, identify
 from trinity.reading.nats import NatsAccess, wait_until_open
@@ -55,13 +61,18 @@ async def _serve(config: Config, source: str, job: Job) -> None:
         child.say = display.say
         child.start()
         keeper = asyncio.create_task(child.keep_running(asyncio.Event()))
-        record = f"serve-{port}"
+        record, name, began = f"serve-{port}", plan.config.name, time.monotonic()
+
+        def show() -> None:
+            display.show(Answers(), f"{plan.config.project}/{name}", starting=starting([child]))
+
         try:
-            await _until_open(config.explorer.listen_address, port, keeper, stop)
+            await _until_open(config.explorer.listen_address, port, keeper, stop, show)
             if not stop.is_set():
-                display.say(
-                    f"serving http://{endpoint}/v1 (model {plan.config.name}; API key in {keys}); Ctrl-C ends it"
-                )
+                display.show(Answers(), "")
+                seconds = clock(time.monotonic() - began)
+                display.say(f"serving http://{endpoint}/v1 after {seconds} (model {name}; API key in {keys})")
+                display.say(f"try it, Ctrl-C ends it: {_example(endpoint, keys, name)}")
             job.write_record(record, SupervisorRecord(os.getpid(), "serve", "", "", nats.url, [child.record()]))
             while not stop.is_set() and not keeper.done():
                 await asyncio.sleep(_POLL_SECONDS)
@@ -104,10 +115,20 @@ def _child(plan: Plan, nats: NatsAccess, about: RunRecord | None, settings: dict
     )
 
 
-async def _until_open(host: str, port: int, keeper: "asyncio.Task[str]", stop: asyncio.Event) -> None:
-    """Waits until the endpoint listens. Raises RunError if its process failed for good."""
+def _example(endpoint: str, keys: str, name: str) -> str:
+    """Returns a command of the shell that asks the model."""
+    body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
+    key = f'"Authorization: Bearer $(head -1 {shlex.quote(keys)})"'
+    return f"curl -s http://{endpoint}/v1/chat/completions -H {key} -H 'Content-Type: application/json' -d '{body}'"
+
+
+async def _until_open(
+    host: str, port: int, keeper: "asyncio.Task[str]", stop: asyncio.Event, show: Callable[[], None]
+) -> None:
+    """Waits until the endpoint listens, and shows its start. Raises RunError if its process failed for good."""
     place = "127.0.0.1" if host in ("", "0.0.0.0") else host
     while not stop.is_set():
+        show()
         if keeper.done():
             raise RunError(keeper.result())
         if await asyncio.to_thread(wait_until_open, place, port, 1.0):
