@@ -1,10 +1,11 @@
-"""Says what a command does while it does it, with seconds: on standard error, so that results can be piped."""
+"""Says what a command does while it does it, with seconds."""
 
 import contextlib
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import TextIO
 
 from trinity.reading.render import clipped, visible
 
@@ -13,20 +14,21 @@ _LONGEST_LINE = 79
 
 
 @contextlib.contextmanager
-def phase(text: str) -> Iterator[None]:
-    """Shows a phase until the block ends. A terminal has one line, whose seconds count."""
+def phase(text: str, file: TextIO | None = None) -> Iterator[None]:
+    """Shows a phase until the block ends. On a terminal its line counts seconds. `file`: else standard output."""
+    out = file or sys.stdout
     begin, text = time.monotonic(), visible(clipped(text, _LONGEST_LINE - len(" ... 9999 s")))
-    if not sys.stderr.isatty():
-        _write(f"{text} ...\n")
+    if not out.isatty():
+        _write(out, f"{text} ...\n")
         yield
         if (seconds := time.monotonic() - begin) > _LONG_SECONDS:
-            _write(f"{text}: {seconds:.0f} s\n")
+            _write(out, f"{text}: {seconds:.0f} s\n")
         return
     ended = threading.Event()
 
     def count() -> None:
         while not ended.is_set():
-            _write(f"\r\x1b[2K{text} ... {time.monotonic() - begin:.0f} s")
+            _write(out, f"\r\x1b[2K{text} ... {time.monotonic() - begin:.0f} s")
             ended.wait(1.0)
 
     counting = threading.Thread(target=count, daemon=True)
@@ -36,10 +38,10 @@ def phase(text: str) -> Iterator[None]:
     finally:
         ended.set()
         counting.join()
-        _write(f"\r\x1b[2K{text}: {time.monotonic() - begin:.0f} s\n")
+        _write(out, f"\r\x1b[2K{text}: {time.monotonic() - begin:.0f} s\n")
 
 
-def _write(text: str) -> None:
+def _write(out: TextIO, text: str) -> None:
     with contextlib.suppress(OSError):  # a terminal that was closed, or a full disk
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        out.write(text)
+        out.flush()

@@ -94,11 +94,11 @@ def debug(
     signal.signal(signal.SIGTERM, _end)
     bench = Workbench(stage)
     try:
-        with phase("starts the environment service and an engine, which loads vLLM and the model"):
+        with phase("starts the environment service and an engine, which loads vLLM and the model", sys.stderr):
             bench.start()
         seen = changes(options.plugin_dirs)
         show = _Show(given, as_json, file)
-        with phase(f"runs task {given.task_id}"):
+        with phase(f"runs task {given.task_id}", sys.stderr):
             found = bench.run(given)
         code = show(found)
         if watch is not None:

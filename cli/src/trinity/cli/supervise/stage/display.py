@@ -86,7 +86,7 @@ class LiveDisplay:
     def _redraw(self, lines: list[str]) -> None:
         size = shutil.get_terminal_size()
         # A line that wraps would move the others, and a table that scrolls cannot be reached again.
-        lines = [set_cell_size(line, size.columns - 1).rstrip() for line in lines][: size.lines - 1]
+        lines = [_cut(line, size.columns - 1) for line in lines][: size.lines - 1]
         parts = []
         if len(lines) != len(self._lines) or size.columns != self._width:
             parts = [self._erased(), *(f"{line}\n" for line in lines)]
@@ -107,6 +107,10 @@ class LiveDisplay:
         if text:
             sys.stdout.write(text)
             sys.stdout.flush()
+
+
+def _cut(line: str, cells: int) -> str:
+    return line if cell_len(line) <= cells else f"{set_cell_size(line, cells - 3).rstrip()}..."
 
 
 class PlainDisplay:
