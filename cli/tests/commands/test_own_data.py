@@ -161,3 +161,14 @@ def test_a_check_without_a_yaml_writes_nothing(started: list[tuple[Config, str]]
     assert code == 0 and "trinity/other" in output and "sums-test every 100 steps" in output
     assert _trinity("run", "--dry-run", "--model", "small", "--data", "sums")[0] == 0
     assert not started and not Path("checkpoints").exists()
+
+
+def test_a_subset_is_written_for_training_and_evaluation(started: list[tuple[Config, str]]) -> None:
+    Path("set").mkdir()
+    Path("sums").rename("set/main")
+    code, output = _trinity("run", "--model", "small", "--data", "set", "--subset", "main")
+    assert code == 0, output
+    source = started[0][0].buffer.explorer_input
+    assert source.taskset is not None
+    assert [one.subset_name for one in (source.taskset, *source.eval_tasksets)] == ["main", "main"]
+    assert _trinity("check", "--model", "small", "--data", "set", "--subset", "other")[0] == 2

@@ -18,6 +18,7 @@ from trinity.commands import (
     ModelOption,
     PluginDirs,
     PromptOption,
+    SubsetOption,
     command,
     group,
 )
@@ -49,12 +50,13 @@ def check(
     plugin_dir: PluginDirs = None,
     model: ModelOption = "",
     data: DataOption = "",
+    subset: SubsetOption = "",
     prompt: PromptOption = "",
     answer: AnswerOption = "",
     algorithm: AlgorithmOption = "",
 ) -> int:
     """Check a YAML and say what it would do. Needs no GPU, no network, no model and no data."""
-    options = request(config, arguments, plugin_dir, own_yaml(model, data, prompt, answer, algorithm))
+    options = request(config, arguments, plugin_dir, own_yaml(model, data, subset, prompt, answer, algorithm))
     loaded = options.load()
     stages = expand(loaded)
     if loaded.mode in ("bench", "serve"):  # about what the last stage made

@@ -11,7 +11,16 @@ import typer
 from trinity.cli.commands import own_data
 from trinity.cli.commands.check import check
 from trinity.cli.supervise.checks.preflight import check_model_folder
-from trinity.commands import AlgorithmOption, AnswerOption, DataOption, ModelOption, PromptOption, command, group
+from trinity.commands import (
+    AlgorithmOption,
+    AnswerOption,
+    DataOption,
+    ModelOption,
+    PromptOption,
+    SubsetOption,
+    command,
+    group,
+)
 from trinity.reading.errors import RunError
 from trinity.reading.render import clipped, visible
 from trinity.runtime import files
@@ -26,6 +35,7 @@ _SHOWN_CHARACTERS = 200
 def init(
     model: ModelOption = "",
     data: DataOption = "",
+    subset: SubsetOption = "",
     prompt: PromptOption = "",
     answer: AnswerOption = "",
     algorithm: AlgorithmOption = "",
@@ -41,8 +51,8 @@ def init(
         raise RunError(f"--output {output}: there is no folder {output.parent}", 2)
     try:
         model = model or _ask("--model", "Model (a folder or a hub name)", _model_problem)
-        data = data or _ask("--data", "Data (a file, its folder, or a hub name)", _data_problem)
-        rows = own_data.read_rows(data)
+        data = data or _ask("--data", "Data (a file, its folder, or a hub name)", lambda d: _data_problem(d, subset))
+        rows = own_data.read_rows(data, subset)
         first = rows[0]
         print(f"{data}: {len(rows)} row(s); the first:")
         for name, value in first.items():
@@ -62,7 +72,8 @@ def init(
         raise RunError(f"ended before {output} was written", 130) from None
     lengths = own_data.Lengths(max_prompt_tokens, max_response_tokens)
     gpus = found if gpus is None else gpus
-    text = own_data.text_of(model, data, rows, form, place=str(output), name=output.stem, gpus=gpus, lengths=lengths)
+    text = own_data.text_of(model, data, rows, form, place=str(output), name=output.stem, gpus=gpus,
+                            lengths=lengths, subset=subset)  # fmt: skip
     files.write_atomic(output, text.encode())
     print(f"chosen by the columns: {form}" if not algorithm else f"chosen: {form}")
     print(f"{output} is written; trinity check --deep {output}:", flush=True)
@@ -92,9 +103,9 @@ def _model_problem(path: str) -> str:
     return "; ".join(problem.message for problem in check_model_folder("--model", path))
 
 
-def _data_problem(path: str) -> str:
+def _data_problem(path: str, subset: str) -> str:
     try:
-        own_data.read_rows(path)
+        own_data.read_rows(path, subset)
     except RunError as error:
         return str(error).removeprefix("--data ")
     return ""

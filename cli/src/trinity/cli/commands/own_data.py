@@ -64,7 +64,7 @@ buffer:
     taskset:
       name: {taskset}
       path: {data}
-      format: # the columns of prompt and right answer
+{subset}      format: # the columns of prompt and right answer
 {columns}      default_workflow_type: simple_workflow # one prompt, one answer; see docs/workflows.md
       default_reward_fn_type: accuracy_reward # 1 if the answer is right; see docs/plugins.md for your own
 {tests}synchronizer:
@@ -75,7 +75,7 @@ _TESTS = """\
     eval_tasksets:
       - name: {taskset}
         path: {data}
-        split: {split}
+{subset}        split: {split}
         format:
 {columns}        rollout_args: {{temperature: 0.0}}
         default_workflow_type: simple_workflow
@@ -94,7 +94,7 @@ buffer:
       name: {taskset}
       storage_type: file
       path: {data}
-      format:
+{subset}      format:
 {columns}      data_selector:
         selector_type: shuffle
 """
@@ -124,10 +124,10 @@ class Lengths:
     response: int = 512
 
 
-def read_rows(data: str) -> Sequence[Row]:
+def read_rows(data: str, subset: str = "") -> Sequence[Row]:
     """Raises RunError for data that cannot be read."""
     try:
-        return read(data)
+        return read(data, subset=subset or None)
     except DatasetError as error:
         raise RunError(f"--data {error}", 2) from None
 
@@ -191,6 +191,7 @@ def guessed_form(rows: Sequence[Row], model: str, prompt: str = "", answer: str 
 def text_of(
     model: str, data: str, rows: Sequence[Row], form: Form, *, place: str, name: str, gpus: int, root: str = ROOT,
     project: str = "trinity", group: str = "", lengths: Lengths | None = None,
+    subset: str = "",
 ) -> str:  # fmt: skip
     """Returns the commented YAML. `place`: its file, as the comment names it."""
     lengths = lengths or Lengths()
@@ -213,41 +214,44 @@ def text_of(
         "taskset": quoted(Path(data).stem or "data"),
         "data": quoted(data),
         "columns": _lines(form.columns, 8),
+        "subset": _lines({"subset_name": subset}, 6) if subset else "",
     }
-    split = _test_split(data) if grpo else ""
+    split = _test_split(data, subset) if grpo else ""
     tests = {**values, "columns": _lines(form.columns, 10), "split": split,
+             "subset": _lines({"subset_name": subset}, 8) if subset else "",
              "taskset": quoted(f"{Path(data).stem or 'data'}-{split}")}  # fmt: skip
     values["tests"] = _TESTS.format(**tests) if split else ""
     return (_HEAD + (_GRPO if grpo else _OFFLINE) + _TAIL).format(**values)
 
 
-def own_yaml(model: str, data: str, prompt: str, answer: str, algorithm: str) -> OwnYaml | None:
+def own_yaml(model: str, data: str, subset: str, prompt: str, answer: str, algorithm: str) -> OwnYaml | None:
     """Returns the maker of the YAML of --model and --data; None without options. Raises RunError if one is missing."""
-    given = {"--model": model, "--data": data, "--prompt": prompt, "--answer": answer, "--algorithm": algorithm}
+    given = {"--model": model, "--data": data, "--subset": subset, "--prompt": prompt, "--answer": answer,
+             "--algorithm": algorithm}  # fmt: skip
     if not any(given.values()):
         return None
     if missing := [option for option in ("--model", "--data") if not given[option]]:
         one = next(option for option, value in given.items() if value)
         raise RunError(f"{one} needs {' and '.join(missing)} too; a YAML names model, data and columns itself", 2)
-    return lambda overrides: yaml_of(model, data, overrides, prompt, answer, algorithm)
+    return lambda overrides: yaml_of(model, data, overrides, subset, prompt, answer, algorithm)
 
 
 def yaml_of(
-    model: str, data: str, overrides: Sequence[str], prompt: str = "", answer: str = "", algorithm: str = ""
+    model: str, data: str, overrides: Sequence[str], subset: str, prompt: str, answer: str, algorithm: str
 ) -> tuple[Path, str]:
     """Returns file and text of the YAML, and prints what was chosen. Overrides may move the job folder."""
-    rows = read_rows(data)
+    rows = read_rows(data, subset)
     form = guessed_form(rows, model, prompt, answer, algorithm)
     model, data = (str(Path(one).expanduser().absolute()) if Path(one).expanduser().exists() else one
                    for one in (model, data))  # fmt: skip
     name = re.sub(r"[^\w.-]+", "-", f"{Path(data).stem}-{Path(model).name}").strip(".-")[:100] or "run"
     gpus = len(detect_gpus())
-    text = text_of(model, data, rows, form, place=FILE, name=name, gpus=gpus)
+    text = text_of(model, data, rows, form, place=FILE, name=name, gpus=gpus, subset=subset)
     config = parse(text, "--model and --data", overrides, plugins_loaded=False)
     file = make_folder(config) / FILE
     root = str(Path(config.checkpoint_root_dir).expanduser().absolute())
     text = text_of(model, data, rows, form, place=str(file), name=config.name, gpus=gpus, root=root,
-                   project=config.project, group=config.group)  # fmt: skip
+                   project=config.project, group=config.group, subset=subset)  # fmt: skip
     print(f"{data}: {len(rows)} row(s); {form}", file=sys.stderr)
     return file, text
 
@@ -313,13 +317,13 @@ def _is_short(value: Any) -> bool:
     return 0 < len(text) <= _LONGEST_ANSWER and "\n" not in text and (is_formula or len(text.split()) <= _MOST_WORDS)
 
 
-def _test_split(data: str) -> str:
+def _test_split(data: str, subset: str) -> str:
     """Returns the split of a folder or hub dataset that evaluations may use; empty without one."""
     if Path(data).expanduser().is_file():
         return ""
     for split in _TEST_SPLITS:
         try:
-            read(data, split)
+            read(data, split, subset or None)
         except DatasetError:
             continue
         return split

@@ -18,6 +18,7 @@ from trinity.commands import (
     ModelOption,
     PluginDirs,
     PromptOption,
+    SubsetOption,
     command,
     group,
 )
@@ -51,6 +52,7 @@ def run(
     ] = None,
     model: ModelOption = "",
     data: DataOption = "",
+    subset: SubsetOption = "",
     prompt: PromptOption = "",
     answer: AnswerOption = "",
     algorithm: AlgorithmOption = "",
@@ -61,8 +63,8 @@ def run(
     if wait is not None and not stage:
         raise RunError(f"--wait {wait:g}: it is --stage that waits; name one", 2)
     if dry_run:
-        return check(arguments, config, False, False, plugin_dir, model, data, prompt, answer, algorithm)
-    options = request(config, arguments, plugin_dir, own_yaml(model, data, prompt, answer, algorithm))
+        return check(arguments, config, False, False, plugin_dir, model, data, subset, prompt, answer, algorithm)
+    options = request(config, arguments, plugin_dir, own_yaml(model, data, subset, prompt, answer, algorithm))
     loaded = options.load()
     if stage and loaded.mode not in ("both", "train"):
         raise RunError(f"--stage {stage}: mode {loaded.mode} runs no stages, both and train do", 2)

@@ -23,6 +23,7 @@ PluginDirs = Annotated[
 ]
 ModelOption = Annotated[str, typer.Option("--model", help="The model's folder or hub name")]
 DataOption = Annotated[str, typer.Option("--data", help="A file of rows, its folder, or a hub name")]
+SubsetOption = Annotated[str, typer.Option("--subset", help="Subset of a hub dataset, or a folder inside --data")]
 PromptOption = Annotated[str, typer.Option("--prompt", help="The column of prompts; else guessed")]
 AnswerOption = Annotated[str, typer.Option("--answer", help="The column of right answers; else guessed")]
 AlgorithmOption = Annotated[str, typer.Option("--algorithm", help="grpo, sft or dpo; else as the columns suggest")]
