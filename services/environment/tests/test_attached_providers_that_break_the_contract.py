@@ -50,6 +50,9 @@ LIES: dict[str, tuple[Callable[[int], list[pb.ProviderReply]], str]] = {
     "huge": (lie(observation="x" * 1_100_000), "observation is longer"),
     "order": (lie(turn=5), "turn 5 instead of 1"),
     "info": (lie(info_json="{"), "info_json is not JSON"),
+    "beyond": (lie(reward=1.5e6), "its reward is 1.5e+06, must be in [-1e+06, 1e+06]; scale it, or raise"),
+    "long name": (lie(metrics={"n" * 10_000: 1.0}), "a name of 10000 characters, at most 256"),
+    "wide metric": (lie(metrics={"x": -1e39}), "metric x is -1e+39"),
     "scores": (lambda identity: [pb.ProviderReply(id=identity, scores=pb.ScoreResponse())], "answered with scores"),
     "silent": (lambda identity: [], "longer than 0.3 s"),
     "failure": (lambda identity: [pb.ProviderReply(id=identity, failure=pb.Failure(code=13, message="ouch"))], "ouch"),
@@ -111,6 +114,19 @@ async def test_a_provider_that_does_not_read_is_detached_before_its_queue_fills_
     assert len(attachment.outbox) == 0
     with pytest.raises(Unavailable):
         source.player()
+
+
+async def test_of_a_flood_of_replies_in_one_message_only_the_first_are_read(service: Service) -> None:
+    call, neighbour = await raw_attach(service), await raw_attach(service, provider="neighbour")
+    flooding = service.hub.attachments["raw"]
+    await call.write(pb.AttachRequest(replies=[pb.ProviderReply(id=77)] * 60_000))
+    await until(lambda: "raw" not in service.hub.attachments)
+    assert "calls wait to be sent" in service.hub.away["raw"].reason
+    assert flooding.peer.strays < 15_000
+    await neighbour.write(pb.AttachRequest(replies=[pb.ProviderReply(id=5)]))
+    assert (await neighbour.read()).calls[0].HasField("close")
+    neighbour.cancel()
+    call.cancel()
 
 
 async def test_an_answer_without_a_call_ends_that_episode(service: Service) -> None:

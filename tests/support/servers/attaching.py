@@ -65,7 +65,7 @@ class Player:
     def __init__(self, service: Service, **task: Any) -> None:
         self.call = service.stub.Episode(timeout=60)
         self.turn = 0
-        self._reset = pb.Reset(environment="odd", task_json=json.dumps(task), seed=7)
+        self._reset = pb.Reset(environment="odd", task_json=json.dumps(task), seed=7, reward_bound=1e6)
 
     async def reset(self) -> pb.EpisodeResponse:
         await self.call.write(pb.EpisodeRequest(reset=self._reset))

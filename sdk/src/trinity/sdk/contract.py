@@ -12,6 +12,11 @@ PROTOCOL_VERSION = 2
 MAX_TEXT_BYTES = 1024 * 1024
 MAX_STATE_BYTES = 1024 * 1024
 MAX_METRICS = 100
+# Names that all answers of an episode, or one score, may have: workflows add metrics of their own.
+MAX_METRIC_NAMES = 900
+MAX_METRIC_NAME = 256
+# Rewards and metrics fit into float32.
+LARGEST_NUMBER = 3.4e38
 # Limits of the images of one answer together.
 MAX_IMAGES = 16
 MAX_IMAGES_BYTES = 4 * 1024 * 1024
@@ -32,7 +37,7 @@ _INFO_KEYS: dict[str, tuple[type, str]] = {
 
 @dataclass(frozen=True)
 class Reset:
-    """Begins an episode, or continues one from `state`."""
+    """Begins an episode, or continues one from `state`. `reward_bound`: of the run; 0: none."""
 
     environment: str
     task_json: str = ""
@@ -42,6 +47,7 @@ class Reset:
     state: bytes = b""
     turn: int = 0
     images: bool = False
+    reward_bound: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -81,9 +87,12 @@ class Response:
 
 @dataclass(frozen=True)
 class ScoreRequest:
+    """`reward_bound`: of the run; 0: none."""
+
     scorer: str
     items: Sequence[Response] = ()
     args_json: str = ""
+    reward_bound: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -155,9 +164,8 @@ def answer_problem(answer: Answer, turn: int, *, images: bool, own: bool = False
         return f"its state has {len(answer.state)} bytes, at most {MAX_STATE_BYTES}"
     if len(answer.metrics) > MAX_METRICS:
         return f"it has {len(answer.metrics)} metrics, at most {MAX_METRICS}"
-    for name, value in answer.metrics.items():
-        if not math.isfinite(value):
-            return f"its metric {name} is {value}; metrics are finite"
+    if problem := _metrics_problem(answer.metrics):
+        return problem
     if problem := _images_problem(answer.images, images):
         return problem
     return "" if own or not answer.info_json else _object_problem(answer.info_json)
@@ -196,15 +204,62 @@ def info_problem(info: dict[str, Any]) -> str:
     return ""
 
 
-def score_problem(items: int, scores: Sequence[Score]) -> str:
-    """Returns the violation of the contract by the scores of so many items; empty if they are sound."""
+@dataclass
+class Totals:
+    """Rewards and metric names of an episode's answers so far. `reward_bound`: of the run; 0: none."""
+
+    reward_bound: float = 0.0
+    reward: float = 0.0
+    names: set[str] = field(default_factory=set)
+
+    def problem(self, answer: Answer) -> str:
+        """Adds a sound answer. Returns the episode's violation of the contract as a sentence; empty if it is sound."""
+        if problem := _reward_problem(answer.reward, self.reward_bound):
+            return f"its reward {problem}"
+        self.reward += answer.reward
+        if problem := _reward_problem(self.reward, self.reward_bound):
+            return f"the sum of its episode's rewards {problem}"
+        self.names |= answer.metrics.keys()
+        if len(self.names) > MAX_METRIC_NAMES:
+            return f"the answers of its episode have {len(self.names)} metrics, at most {MAX_METRIC_NAMES}"
+        return ""
+
+
+def _reward_problem(reward: float, bound: float) -> str:
+    bound = bound or LARGEST_NUMBER
+    if -bound <= reward <= bound:
+        return ""
+    fix = "raise explorer.reward_bound" if bound < LARGEST_NUMBER else "it must fit into float32"
+    return f"is {reward:g}, must be in [{-bound:g}, {bound:g}]; scale it, or {fix}"
+
+
+def _metrics_problem(metrics: Mapping[str, float]) -> str:
+    for name, value in metrics.items():
+        if len(name) > MAX_METRIC_NAME:
+            return f"its metric {name[:40]}... has a name of {len(name)} characters, at most {MAX_METRIC_NAME}"
+        if not math.isfinite(value):
+            return f"its metric {name} is {value}; metrics are finite"
+        if not -LARGEST_NUMBER <= value <= LARGEST_NUMBER:
+            return f"its metric {name} is {value:g}; metrics fit into float32"
+    return ""
+
+
+def score_problem(items: int, scores: Sequence[Score], reward_bound: float = 0.0) -> str:
+    """Returns the violation of the contract by the scores of so many items; empty if they are sound.
+
+    `reward_bound`: of the run; 0: none.
+    """
     if len(scores) != items:
         return f"it has {len(scores)} scores for {items} items"
     for score in scores:
         if not score.error and not math.isfinite(score.reward):
             return f"a reward is {score.reward}; rewards are finite"
-        if not all(map(math.isfinite, score.metrics.values())):
-            return "a metric is not finite"
+        if not score.error and (problem := _reward_problem(score.reward, reward_bound)):
+            return f"a reward {problem}"
+        if len(score.metrics) > MAX_METRIC_NAMES:
+            return f"a score has {len(score.metrics)} metrics, at most {MAX_METRIC_NAMES}"
+        if problem := _metrics_problem(score.metrics):
+            return problem
     return ""
 
 

@@ -26,6 +26,8 @@ SERVER_OPTIONS = [
 IDLE_SECONDS = 3600.0
 # A stream ends if its reset takes longer.
 RESET_SECONDS = 60.0
+# Characters: a status travels in headers, which have room for 8 KiB.
+LONGEST_STATUS = 4000
 
 
 class ProviderServicer(environment_pb2_grpc.EnvironmentServiceServicer):
@@ -46,7 +48,8 @@ class ProviderServicer(environment_pb2_grpc.EnvironmentServiceServicer):
         except grpc.aio.AbortError:
             raise
         except Exception as error:
-            await context.abort(*status_of(error))
+            code, text = status_of(error)
+            await context.abort(code, text[:LONGEST_STATUS])
 
     async def Describe(self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext) -> pb.DescribeResponse:
         return pb.DescribeResponse(

@@ -62,6 +62,7 @@ def reset_from_proto(message: pb.Reset) -> Reset:
         message.state,
         message.turn,
         message.images,
+        message.reward_bound,
     )
 
 
@@ -92,7 +93,9 @@ def answer_from_proto(message: pb.EpisodeResponse) -> Answer:
 
 def score_request_to_proto(request: ScoreRequest) -> pb.ScoreRequest:
     items = [pb.ScoreItem(**vars(item)) for item in request.items]
-    return pb.ScoreRequest(scorer=request.scorer, items=items, args_json=request.args_json)
+    return pb.ScoreRequest(
+        scorer=request.scorer, items=items, args_json=request.args_json, reward_bound=request.reward_bound
+    )
 
 
 def score_request_from_proto(message: pb.ScoreRequest) -> ScoreRequest:
@@ -108,7 +111,7 @@ def score_request_from_proto(message: pb.ScoreRequest) -> ScoreRequest:
         )
         for item in message.items
     ]
-    return ScoreRequest(message.scorer, items, message.args_json)
+    return ScoreRequest(message.scorer, items, message.args_json, message.reward_bound)
 
 
 def scores_to_proto(scores: Iterable[Score]) -> pb.ScoreResponse:

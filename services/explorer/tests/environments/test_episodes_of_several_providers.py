@@ -45,7 +45,7 @@ async def client(
     stack: AsyncExitStack, *addressed: ScriptedProvider, own: str = "", wait: float = 1.0
 ) -> EnvironmentClient:
     named = [(name, one.address) for one in addressed for name in one.names]
-    made = EnvironmentClient(own or "127.0.0.1:1", named, wait)
+    made = EnvironmentClient(own or "127.0.0.1:1", named, wait, reward_bound=1e6)
     stack.push_async_callback(made.close)
     return made
 
@@ -92,6 +92,14 @@ async def test_an_episode_of_the_runs_own_service(stack: AsyncExitStack) -> None
         ("list", EnvironmentCause.CONTRACT_VIOLATION, "must be a JSON object"),
         ("nan_metric", EnvironmentCause.CONTRACT_VIOLATION, "metric steps is nan"),
         ("many_metrics", EnvironmentCause.CONTRACT_VIOLATION, "101 metrics"),
+        (
+            "beyond",
+            EnvironmentCause.CONTRACT_VIOLATION,
+            "is -2e+06, must be in [-1e+06, 1e+06]; scale it, or raise expl",
+        ),
+        ("long_name", EnvironmentCause.CONTRACT_VIOLATION, "a name of 10000 characters, at most 256"),
+        ("wide_metric", EnvironmentCause.CONTRACT_VIOLATION, "metric steps is 1e+300"),
+        ("wordy", EnvironmentCause.CONTRACT_VIOLATION, "metadata size exceeds"),
     ],
 )
 @pytest.mark.usefixtures("short_grace")
@@ -112,6 +120,24 @@ async def test_a_failed_step_has_its_cause(
         assert said in str(failed.value)
         await until(lambda: there.open == 1)
         assert (await neighbour.step("x")).reward == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "turns", "said"),
+    [("adding", 2, "the sum of its episode's rewards is 1.2e+06"), ("renaming", 10, "have 1000 metrics, at most 900")],
+)
+async def test_an_episode_that_breaks_a_bound_answer_by_answer_is_the_providers_failure(
+    stack: AsyncExitStack, name: str, turns: int, said: str
+) -> None:
+    there = await provider(stack, name)
+    environment = await client(stack, there)
+    async with environment.episode(name, {}) as episode:
+        await episode.reset()
+        for _ in range(turns - 1):
+            await episode.step("x")
+        with pytest.raises(EnvironmentFailed, match=said.replace("+", "[+]")) as failed:
+            await episode.step("x")
+    assert failed.value.cause is EnvironmentCause.CONTRACT_VIOLATION
 
 
 async def test_an_answer_that_came_twice_is_out_of_order(stack: AsyncExitStack) -> None:
@@ -264,3 +290,22 @@ async def test_scores_come_from_the_named_provider_and_a_wrong_count_is_a_violat
     assert score.reward == 0.25
     with pytest.raises(ScorerFailed, match="0 scores for 1 items"):
         await environment.score("short", [ANSWER], {}, {})
+
+
+@pytest.mark.parametrize(
+    ("scorer", "said"),
+    [
+        ("beyond", "a reward is 1.1e[+]06, must be in .*; scale it, or raise explorer.reward_bound"),
+        ("long_name", "a name of 10000 characters, at most 256"),
+        ("wide_metric", "metric x is -1e[+]39"),
+        ("many_metrics", "901 metrics, at most 900"),
+    ],
+)
+async def test_scores_beyond_the_bounds_are_the_providers_failure(
+    stack: AsyncExitStack, scorer: str, said: str
+) -> None:
+    there = await provider(stack, scorer)
+    environment = await client(stack, there)
+    with pytest.raises(ScorerFailed, match=said):
+        await environment.score(scorer, [ANSWER], {}, {})
+    assert environment._providers.choose(scorer).avoided_until(scorer) > time.monotonic()

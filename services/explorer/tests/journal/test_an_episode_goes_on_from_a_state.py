@@ -9,8 +9,10 @@ import pytest
 from support.fakes.environments.snapshots import Windy
 from support.fakes.explorers.dying_explorer import LENGTH, RUN, Explorer, info, only, the_task
 from trinity.api.common.v1 import experience_pb2
+from trinity.data.experience import AttemptFailure
 from trinity.explorer.environments.client import EnvironmentClient
 from trinity.runtime.broker import Broker, on_subject
+from trinity.runtime.errors import FailureCause
 from trinity.runtime.names import owner_of
 from trinity.sdk import Description, InvalidInput, serving
 from trinity.sdk.errors import Unavailable
@@ -28,9 +30,9 @@ async def windy() -> AsyncIterator[EnvironmentClient]:
         yield client
 
 
-async def client_of(kind: type[Windy]) -> AsyncIterator[EnvironmentClient]:
+async def client_of(kind: type[Windy], reward_bound: float = 0.0) -> AsyncIterator[EnvironmentClient]:
     async with serving(kind, address="127.0.0.1:0") as address:
-        client = EnvironmentClient("127.0.0.1:1", addressed=[("corridor", address)])
+        client = EnvironmentClient("127.0.0.1:1", addressed=[("corridor", address)], reward_bound=reward_bound)
         yield client
         await client.close()
 
@@ -50,6 +52,15 @@ async def test_the_state_is_restored_and_no_action_is_played_again(broker: Broke
     # The answer that the restored environment gave is the one that the dead explorer was given.
     told = dying.prompts[-1]
     assert made.token_ids.tolist()[: len(told)] == told
+
+
+async def test_rewards_before_the_state_count_toward_the_bound(broker: Broker, windy: EnvironmentClient) -> None:
+    await Explorer(broker, "a", dies_at=DIES_AT, client=windy).explore_and_die(the_task(), 1)
+    async for client in client_of(Windy, reward_bound=0.25 * LENGTH - 0.1):
+        failed = await Explorer(broker, "next", client=client).explore(the_task(), 2)
+    assert isinstance(failed, AttemptFailure)
+    assert (failed.cause, failed.final) == (FailureCause.ENVIRONMENT_ERROR, False)
+    assert f"the sum of its episode's rewards is {0.25 * LENGTH:g}" in failed.error
 
 
 async def test_it_continues_again_at_another_provider(broker: Broker, windy: EnvironmentClient) -> None:

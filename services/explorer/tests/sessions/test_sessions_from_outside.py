@@ -29,6 +29,7 @@ from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.toolbox import ExplorerTools
 from trinity.explorer.servicer import ExplorerServicer
 from trinity.explorer.serving import endpoint
+from trinity.explorer.serving.bounds import Bounds
 from trinity.explorer.sessions.agents import AgentSession
 from trinity.explorer.sessions.server import AgentGateway, OpenTo
 from trinity.explorer.sessions.session import CALL
@@ -69,7 +70,8 @@ class Explorer:
         said = dict.fromkeys(("text", "reply"), lambda ids: str(list(ids)))
         tokenizer: Any = SimpleNamespace(model_path="", **unused, **said)
         open_to = OpenTo(listen, KeyFile(folder / "keys", "keys"), "sums")
-        self.gateway = AgentGateway(pool, "model", "", False, open_to=open_to)
+        bounds = Bounds(reward=1e6)
+        self.gateway = AgentGateway(pool, "model", "", False, open_to=open_to, bounds=bounds)
         nowhere = EnvironmentClient("127.0.0.1:1")
         self.tools = ExplorerTools(pool, tokenizer, nowhere, AuxiliaryModels({}), 100, 100, self.gateway)
         service: Any = SimpleNamespace(outside=self.gateway.outside)
@@ -193,6 +195,9 @@ async def test_options_without_a_key_do_not_reach_vllm(explorer: Explorer) -> No
         ({"reward": float("inf")}, "reward: is inf"),
         ({"rewards": [1.0, 2.0]}, "rewards: are 2, the session has 1 branches"),
         ({"reward": 1.0, "metrics": {"x": float("nan")}}, "metrics.x: is nan"),
+        ({"reward": -1e7}, "reward: is -1e+07, must be in [-1e+06, 1e+06]; scale it, or raise explorer.reward_bound"),
+        ({"reward": 1.0, "metrics": {"n" * 300: 1.0}}, "metrics: have a name of 300 characters"),
+        ({"reward": 1.0, "metrics": dict.fromkeys(map(str, range(999)), 1.0)}, "metrics: are 999"),
     ],
 )
 async def test_a_wrong_reward_is_a_400_and_fails_the_attempt(

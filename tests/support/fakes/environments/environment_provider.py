@@ -20,7 +20,18 @@ LIES = {
     "garbage": {"info_json": "{"},
     "list": {"info_json": "[1]"},
     "nan_metric": {"metrics": {"steps": float("nan")}},
+    "beyond": {"reward": -2e6},
+    "adding": {"reward": 6e5},
+    "long_name": {"metrics": {"n" * 10_000: 1.0}},
+    "wide_metric": {"metrics": {"steps": 1e300}},
     "many_metrics": {"metrics": {str(index): 1.0 for index in range(101)}},
+}
+
+SCORES = {
+    "beyond": {"reward": 1.1e6},
+    "long_name": {"metrics": {"n" * 10_000: 1.0}},
+    "wide_metric": {"metrics": {"x": -1e39}},
+    "many_metrics": {"metrics": {str(index): 1.0 for index in range(901)}},
 }
 
 
@@ -80,6 +91,11 @@ class ScriptedProvider(environment_pb2_grpc.EnvironmentServiceServicer):
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "the machine is gone")
                 elif name == "told":
                     await context.abort(grpc.StatusCode.DATA_LOSS, "its reward is nan")
+                elif name == "wordy":
+                    await context.abort(grpc.StatusCode.INTERNAL, "x" * 100_000)
+                elif name == "renaming":
+                    yield pb.EpisodeResponse(turn=turn, metrics={f"{turn} {index}": 1.0 for index in range(100)})
+                    continue
                 elif name == "refuse":
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "task.nums: is missing")
                 elif name == "end":
@@ -93,6 +109,8 @@ class ScriptedProvider(environment_pb2_grpc.EnvironmentServiceServicer):
     async def Score(self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext) -> pb.ScoreResponse:
         if request.scorer == "short":
             return pb.ScoreResponse()
+        if request.scorer in SCORES:
+            return pb.ScoreResponse(scores=[pb.Score(**SCORES[request.scorer]) for _ in request.items])  # type: ignore[arg-type]
         return pb.ScoreResponse(scores=[pb.Score(reward=0.25) for _ in request.items])
 
 

@@ -80,7 +80,7 @@ class EpisodeRequest(_message.Message):
     def __init__(self, reset: _Optional[_Union[Reset, _Mapping]] = ..., action: _Optional[_Union[Action, _Mapping]] = ...) -> None: ...
 
 class Reset(_message.Message):
-    __slots__ = ("environment", "task_json", "args_json", "seed", "keep_states", "state", "turn", "images")
+    __slots__ = ("environment", "task_json", "args_json", "seed", "keep_states", "state", "turn", "images", "reward_bound")
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     TASK_JSON_FIELD_NUMBER: _ClassVar[int]
     ARGS_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +89,7 @@ class Reset(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    REWARD_BOUND_FIELD_NUMBER: _ClassVar[int]
     environment: str
     task_json: str
     args_json: str
@@ -97,7 +98,8 @@ class Reset(_message.Message):
     state: bytes
     turn: int
     images: bool
-    def __init__(self, environment: _Optional[str] = ..., task_json: _Optional[str] = ..., args_json: _Optional[str] = ..., seed: _Optional[int] = ..., keep_states: bool = ..., state: _Optional[bytes] = ..., turn: _Optional[int] = ..., images: bool = ...) -> None: ...
+    reward_bound: float
+    def __init__(self, environment: _Optional[str] = ..., task_json: _Optional[str] = ..., args_json: _Optional[str] = ..., seed: _Optional[int] = ..., keep_states: bool = ..., state: _Optional[bytes] = ..., turn: _Optional[int] = ..., images: bool = ..., reward_bound: _Optional[float] = ...) -> None: ...
 
 class Action(_message.Message):
     __slots__ = ("text", "turn")
@@ -135,14 +137,16 @@ class EpisodeResponse(_message.Message):
     def __init__(self, observation: _Optional[str] = ..., reward: _Optional[float] = ..., done: bool = ..., info_json: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., turn: _Optional[int] = ..., state: _Optional[bytes] = ..., images: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("scorer", "items", "args_json")
+    __slots__ = ("scorer", "items", "args_json", "reward_bound")
     SCORER_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     ARGS_JSON_FIELD_NUMBER: _ClassVar[int]
+    REWARD_BOUND_FIELD_NUMBER: _ClassVar[int]
     scorer: str
     items: _containers.RepeatedCompositeFieldContainer[ScoreItem]
     args_json: str
-    def __init__(self, scorer: _Optional[str] = ..., items: _Optional[_Iterable[_Union[ScoreItem, _Mapping]]] = ..., args_json: _Optional[str] = ...) -> None: ...
+    reward_bound: float
+    def __init__(self, scorer: _Optional[str] = ..., items: _Optional[_Iterable[_Union[ScoreItem, _Mapping]]] = ..., args_json: _Optional[str] = ..., reward_bound: _Optional[float] = ...) -> None: ...
 
 class ScoreItem(_message.Message):
     __slots__ = ("prompt", "response", "truth", "task_json", "truncated", "response_tokens", "response_token_ids")

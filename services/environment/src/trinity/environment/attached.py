@@ -12,7 +12,18 @@ import structlog
 from trinity.runtime.errors import TrinityError
 from trinity.runtime.trust.attach_tokens import AttachToken
 from trinity.sdk import wire
-from trinity.sdk.contract import Action, Answer, Call, Reply, Score, ScoreRequest, answer_problem, score_problem
+from trinity.sdk.contract import (
+    Action,
+    Answer,
+    Call,
+    Reply,
+    Reset,
+    Score,
+    ScoreRequest,
+    Totals,
+    answer_problem,
+    score_problem,
+)
 from trinity.sdk.environment import Description
 from trinity.sdk.errors import ContractViolation, Failed, TimedOut
 from trinity.sdk.outbox import Outbox
@@ -157,7 +168,7 @@ class Attachment:
                 found = (await self.peer.ask(Call(identity, request))).result
             if not isinstance(found, Sequence):
                 raise ContractViolation(f"{request.scorer} by {self.provider}: it has no scores")
-            if problem := score_problem(len(request.items), found):
+            if problem := score_problem(len(request.items), found, request.reward_bound):
                 raise ContractViolation(f"{request.scorer} by {self.provider}: {problem}")
         except TimeoutError:
             slow = TimedOut(f"{request.scorer} by {self.provider}: no scores in {_SCORE_SECONDS:g} s")
@@ -181,11 +192,14 @@ class AttachedPlayer:
         self._name = name
         self._release = release
         self._id = attachment.peer.begin()
+        self._totals = Totals()
         attachment.open[name] += 1
 
     async def play(self, message: Message, seconds: float) -> Answer:
         announced = self._attachment.environments[self._name]
         is_action = isinstance(message, Action)
+        if isinstance(message, Reset):
+            self._totals = Totals(message.reward_bound)
         seconds = min(seconds, announced.step_timeout_seconds if is_action else announced.reset_timeout_seconds)
         try:
             return await self._ask(Call(self._id, message), seconds, message.turn)
@@ -203,6 +217,8 @@ class AttachedPlayer:
         if not isinstance(answer, Answer):
             raise ContractViolation("it answered with scores")
         if problem := answer_problem(answer, turn, images=self._attachment.environments[self._name].images):
+            raise ContractViolation(problem)
+        if problem := self._totals.problem(answer):
             raise ContractViolation(problem)
         if answer.done:
             self._attachment.record_success(self._name)

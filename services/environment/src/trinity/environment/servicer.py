@@ -83,5 +83,7 @@ async def _read(stream: AsyncIterator[pb.AttachRequest], attachment: Attachment)
                 raise InvalidInput("offer", "came twice")
             for reply in request.replies:
                 attachment.receive(wire.reply_from_proto(reply))
+                if attachment.ended:  # a message has room for millions
+                    return
     finally:
         attachment.end(f"the attached provider {attachment.provider} went away")

@@ -59,7 +59,8 @@ class ExplorerBuilder:
         )
 
     def bounds(self) -> Bounds:
-        return Bounds(self._explorer.request_completions, self._explorer.request_timeout)
+        explorer = self._explorer
+        return Bounds(explorer.request_completions, explorer.request_timeout, explorer.reward_bound)
 
     def engine_options(self, turn_end: int | None) -> EngineOptions:
         """`turn_end`: the token that ends a reply under the chat template."""
@@ -139,6 +140,7 @@ class ExplorerBuilder:
             self._explorer.environment_wait,
             [one.name for one in given if one.address == "attached"],
             self._images(options),
+            self._explorer.reward_bound,
         )
         lengths, model = self._plan.lengths, self._explorer.rollout_model
         parsers = ["--enable-auto-tool-choice", "--tool-call-parser", model.tool_call_parser]

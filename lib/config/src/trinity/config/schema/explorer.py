@@ -187,7 +187,9 @@ class ExplorerConfig(Section):
         description="The run ends after this many failed tasks of one cause without a stored group between; 0: never",
     )
     reward_bound: PositiveFloat = Field(
-        1e6, description="A larger reward, or one below minus this number, makes its task a dead letter"
+        1e6,
+        description="Rewards are within plus and minus this number. A provider's answer beyond it breaks the contract, "
+        "a workflow's own reward makes its task a dead letter",
     )
     logprob_bound: PositiveFloat = Field(
         1e4, description="A log-probability of a sampled token below minus this number makes its task a dead letter"

@@ -14,7 +14,7 @@ one has the name. If all providers of a name are away, the attempt waits for the
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc.aio
@@ -61,15 +61,18 @@ class EnvironmentClient:
         wait_seconds: float = 60.0,
         declared: Sequence[str] = (),
         images: ImageRules | str = READS_NONE,
+        reward_bound: float = 0.0,
     ) -> None:
         """`address`: the run's environment service. `addressed`: (name of an environment or scorer, address of a
         provider); several providers of a name share its load. `declared`: names that will attach. `wait_seconds`: how
         long any other name may be unknown. A full provider is waited for until the attempt's limit. `images`: the
-        model's rules for images, or the reason to refuse environments that show images."""
+        model's rules for images, or the reason to refuse environments that show images. `reward_bound`: answers with
+        larger rewards break the contract; 0: none."""
         self.address = address
         self._providers = Providers(address, addressed, declared)
         self._wait_seconds = wait_seconds
         self._images = images
+        self._reward_bound = reward_bound
         self._closing: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -81,6 +84,7 @@ class EnvironmentClient:
     ) -> Episode:
         """An episode of a task (a dataset row), for `async with`. Sends nothing before its `reset`."""
         reset = Reset(environment, json.dumps(task), json.dumps(args) if args else "", seed)
+        reset = replace(reset, reward_bound=self._reward_bound)
         return Episode(self._providers, reset, self._wait_seconds, self._closing, self._images)
 
     async def until_served(self, failure: EnvironmentFailed) -> None:
@@ -96,7 +100,9 @@ class EnvironmentClient:
             to_message(answer, pb.ScoreItem, task_json=task_json, token_ids=None, response_token_ids=answer.token_ids)
             for answer in answers
         ]
-        request = pb.ScoreRequest(scorer=scorer, items=items, args_json=json.dumps(args))
+        request = pb.ScoreRequest(
+            scorer=scorer, items=items, args_json=json.dumps(args), reward_bound=self._reward_bound
+        )
         scores = await self._score(request)
         for score in scores:
             if score.error:
@@ -118,7 +124,7 @@ class EnvironmentClient:
                     await backoff.wait_or_raise(failure)
                     continue
             scores = scores_from_proto(response)
-            problem = contract.score_problem(len(request.items), scores)
+            problem = contract.score_problem(len(request.items), scores, self._reward_bound)
             if problem:
                 failure = EnvironmentFailed(
                     f"{provider.address} Score {request.scorer}: {problem}", EnvironmentCause.CONTRACT_VIOLATION

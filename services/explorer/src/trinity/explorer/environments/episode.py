@@ -16,7 +16,7 @@ from trinity.explorer.environments.slots import EpisodeSlots
 from trinity.explorer.environments.types import EnvironmentCause, EnvironmentFailed, StateRefused, Step
 from trinity.explorer.environments.wire import action_request, reset_request, step_of
 from trinity.runtime.errors import InvalidInput
-from trinity.sdk.contract import MAX_EPISODE_IMAGES_BYTES, MAX_IMAGES_PIXELS, Reset, answer_problem
+from trinity.sdk.contract import MAX_EPISODE_IMAGES_BYTES, MAX_IMAGES_PIXELS, Reset, Totals, answer_problem
 from trinity.sdk.environment import Description
 from trinity.sdk.wire import answer_from_proto
 
@@ -61,6 +61,7 @@ class Episode:
         self._closing = closing
         self._images = images
         self._image_bytes = 0
+        self._totals = Totals(reset.reward_bound)
         self._held = contextlib.ExitStack()
         self._slots: EpisodeSlots | None = None
         self._provider: Provider | None = None
@@ -113,12 +114,14 @@ class Episode:
         """
         return await self._open_somewhere(keep_states)
 
-    async def restore(self, state: bytes, turn: int) -> None:
+    async def restore(self, state: bytes, turn: int, earned: float = 0.0) -> None:
         """Continue from the state of an answer, after `turn` actions, instead of a reset. Further answers have states.
+        `earned`: the sum of the rewards so far.
 
         Waits as reset does. Raises EnvironmentFailed, and StateRefused if the state is not accepted.
         """
         self._reset, self._turn = replace(self._reset, state=state, turn=turn), turn
+        self._totals.reward = earned
         await self._open_somewhere(True)
 
     async def _open_somewhere(self, keep_states: bool) -> Step:
@@ -186,7 +189,7 @@ class Episode:
         if message is grpc.aio.EOF:
             await self._fail_by_status(where, what)
         answer = answer_from_proto(message)
-        problem = answer_problem(answer, self._turn, images=self._description.images)
+        problem = answer_problem(answer, self._turn, images=self._description.images) or self._totals.problem(answer)
         if answer.images and not problem:
             assert not isinstance(self._images, str)  # else the reset was refused
             self._image_bytes += sum(map(len, answer.images))

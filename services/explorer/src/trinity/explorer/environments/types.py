@@ -88,8 +88,8 @@ _CAUSES = {
 }
 # Full; away; not attached yet.
 _PASSING = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND}
-# gRPC's own words for an answer beyond its limit, with the status that providers without room send.
-_TOO_LARGE = "message larger than max"
+# gRPC's own words for an answer or a status beyond its limits, with the status that providers without room send.
+_TOO_LARGE = ("message larger than max", "metadata size exceeds")
 # gRPC's own words for a message to a stream that has ended, mostly with its connection. No server says it.
 _WRITTEN_TOO_LATE = "Internal error from Core"
 
@@ -98,7 +98,7 @@ def failure_of(address: str, name: str, error: grpc.aio.AioRpcError) -> Environm
     """The failure of an episode or scoring of `name` with this gRPC status."""
     code = grpc.StatusCode.UNAVAILABLE if error.details() == _WRITTEN_TOO_LATE else error.code()
     cause, passing = _CAUSES.get(code, EnvironmentCause.CRASH), code in _PASSING
-    if _TOO_LARGE in str(error.details()):  # else the attempt would wait for room
+    if any(words in str(error.details()) for words in _TOO_LARGE):  # else the attempt would wait for room
         cause, passing = EnvironmentCause.CONTRACT_VIOLATION, False
     message = f"{name} at {address}: {code.name}: {error.details()}"
     return EnvironmentFailed(message, cause, passing=passing, environment=name)

@@ -284,6 +284,7 @@ class Continued:
         self._remote, self._journal = remote, journal
         self._live = False
         self._last: Step | None = None
+        self._earned = 0.0  # by the journal's answers
 
     @property
     def durable(self) -> bool:
@@ -305,6 +306,7 @@ class Continued:
             known = self._journal.answer(self._last.turn + 1)
             if known is not None:
                 self._last = known
+                self._earned += known.reward
                 return known
             await self._restore(self._last)
         self._last = self._heard(await self._remote.step(text))
@@ -313,7 +315,7 @@ class Continued:
     async def _restore(self, last: Step) -> None:
         if not last.state:
             raise StateRefused(f"the journal has no state after {last.turn} actions", EnvironmentCause.REFUSED)
-        await self._remote.restore(last.state, last.turn)
+        await self._remote.restore(last.state, last.turn, self._earned)
         self._live = True
 
     def _heard(self, step: Step) -> Step:

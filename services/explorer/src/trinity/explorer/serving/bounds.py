@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from trinity.data.experience import LARGEST_NUMBER
 from trinity.explorer.serving.asgi import App, Receive, Refused, Send, key_of, parsed, read_body, send_error
 
 _READ_SECONDS = 60.0
@@ -23,10 +24,12 @@ _SCHEMAS = (
 
 @dataclass
 class Bounds:
-    """`most_completions`: of one request, and of all open requests of a key. `seconds`: of one request."""
+    """`most_completions`: of one request, and of all open requests of a key. `seconds`: of one request. `reward`:
+    of a session, as Limits.reward."""
 
     most_completions: int = 256
     seconds: float = 1800.0
+    reward: float = LARGEST_NUMBER
     _open: Counter[str] = field(default_factory=Counter)
 
     @contextlib.contextmanager

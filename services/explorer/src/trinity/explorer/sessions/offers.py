@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trinity.data.experience import Task, is_number
+from trinity.data.experience import LARGEST_NUMBER, Task, check_metric_names, is_number, reward_problem
 from trinity.explorer.environments import slots
 from trinity.explorer.sessions.agents import AgentSession
 from trinity.explorer.sessions.session import SessionFailed, Sessions
 from trinity.runtime.errors import Conflict, InvalidInput, Unauthenticated, Unavailable
+from trinity.sdk.contract import MAX_METRIC_NAMES
 
 LONGEST_WAIT_SECONDS = 60.0
 _LONGEST_REASON = 2000  # characters
@@ -57,10 +58,12 @@ class Closed:
 class OutsideSessions:
     """The offers of one explorer, oldest first, and their open sessions."""
 
-    def __init__(self, sessions: Sessions, wait_seconds: float) -> None:
-        """`wait_seconds`: how long a group waits for a program to open its first session."""
+    def __init__(self, sessions: Sessions, wait_seconds: float, reward_bound: float = LARGEST_NUMBER) -> None:
+        """`wait_seconds`: how long a group waits for a program to open its first session. `reward_bound`: rewards are
+        within plus and minus this number."""
         self._sessions = sessions
         self._wait_seconds = wait_seconds
+        self._reward_bound = reward_bound
         self._waiting: list[Offer] = []
         self._open: dict[str, Offer] = {}
         self._arrived = asyncio.Event()
@@ -155,6 +158,12 @@ class OutsideSessions:
             for name, value in (metrics or {}).items():
                 if not is_number(value):
                     raise InvalidInput(f"metrics.{name:.100}", f"is {value}, must be finite and fit into float32")
+            if len(metrics or {}) > MAX_METRIC_NAMES:
+                raise InvalidInput("metrics", f"are {len(metrics or {})}; a session has at most {MAX_METRIC_NAMES}")
+            check_metric_names("metrics", metrics or {})
+            for value in rewards:
+                if is_number(value) and not is_number(value, self._reward_bound):
+                    raise InvalidInput("reward", reward_problem(value, self._reward_bound))
             agent.reward = rewards[0] if len(rewards) == 1 else list(rewards)
             made = agent.experiences(agent.rollout)
         except Exception as error:

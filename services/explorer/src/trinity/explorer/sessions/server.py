@@ -61,7 +61,7 @@ class AgentGateway:
         self._options = ["--model", model, "--served-model-name", *served, *options]
         self._template = chat_template
         self._sessions = Sessions()
-        self.outside = OutsideSessions(self._sessions, agent_wait)
+        self.outside = OutsideSessions(self._sessions, agent_wait, self._bounds.reward)
         self._app: App | None = None
         self._built = asyncio.Event()
         self._socket: socket.socket | None = None
