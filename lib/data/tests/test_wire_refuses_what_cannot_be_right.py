@@ -81,6 +81,52 @@ def test_wrong_experience_is_refused_by_field(field: str, experience: Experience
     assert refused.value.field == f"experience.{field}"
 
 
+def sampled(*responses: list[int], logprob: float = 0.0, version: int = 1, prompt: int = 5) -> Group:
+    """A group with one prompt and these responses, each token with the same log-probability."""
+    experiences = tuple(
+        replace(
+            _changed(),
+            rollout=rollout,
+            token_ids=np.array([*range(prompt), *tokens], np.int32),
+            prompt_length=prompt,
+            logprobs=np.full(len(tokens), logprob, np.float32),
+            action_mask=np.ones(len(tokens), bool),
+            version_spans=(VersionSpan(version, 0, len(tokens)),),
+        )
+        for rollout, tokens in enumerate(responses)
+    )
+    return replace(make_group(make_task()), experiences=experiences)
+
+
+@pytest.mark.parametrize("logprob", [0.0, -1e-5, 1e-4])
+@pytest.mark.parametrize("responses", [([7, 8, 9], [7, 7]), ([4], [5]), ([1, 2], [1, 2], [1, 3], [1, 2])])
+def test_two_tokens_in_one_place_are_not_both_certain(responses: tuple[list[int], ...], logprob: float) -> None:
+    with pytest.raises(InvalidInput, match="both cannot be certain") as refused:
+        sampled(*responses, logprob=logprob).check()
+    assert refused.value.field.endswith("].logprobs")
+
+
+def changed_in_one(group: Group, **changes: object) -> Group:
+    return replace(group, experiences=(replace(group.experiences[0], **changes), *group.experiences[1:]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        sampled([7, 8, 9], [7, 8, 9]),  # a greedy policy, or one that has collapsed
+        sampled([7, 8, 9], [7, 8]),  # cut
+        sampled([7, 8, 9]),
+        sampled([7, 8], [6, 8], logprob=-0.7),
+        changed_in_one(sampled([6, 8], [7, 8]), logprobs=np.array([-9, 0], np.float32)),
+        changed_in_one(sampled([6, 8], [7, 8]), version_spans=(VersionSpan(2, 0, 2),)),
+        changed_in_one(sampled([6, 8], [7, 8]), action_mask=np.array([False, True])),  # an environment's token
+        changed_in_one(sampled([6, 8], [7, 8]), token_ids=np.array([9, 9, 9, 9, 9, 6, 8], np.int32)),
+    ],
+)
+def test_certainty_of_every_token_is_no_contradiction(group: Group) -> None:
+    group.check()
+
+
 @pytest.mark.parametrize(
     ("field", "tensor"),
     [

@@ -148,6 +148,20 @@ def test_what_the_trainer_could_not_use_is_refused_by_field(field: str, change: 
     assert refused.value.field == field
 
 
+def test_two_rollouts_that_are_certain_of_different_tokens_in_one_place_are_refused() -> None:
+    group = sound()
+    for value, other in zip((11, 12), (group.experiences[0], group.experiences[1]), strict=True):
+        sampled = len(other.action_mask.data)
+        other.prompt_length, other.token_ids.shape[:] = 1, [1 + sampled]
+        other.token_ids.data = np.array([5, *[value] * sampled], np.int32).tobytes()
+        other.logprobs.data = np.full(sampled, -0.7, np.float32).tobytes()
+    summarise(1, group, LIMITS)
+    for other in group.experiences[:2]:
+        other.logprobs.data = bytes(len(other.logprobs.data))
+    with pytest.raises(InvalidInput, match="both cannot be certain"):
+        summarise(1, group, LIMITS)
+
+
 def test_ids_that_no_model_has_are_refused_where_the_vocabulary_is_not_known() -> None:
     group = sound()
     token(200_000)(group)

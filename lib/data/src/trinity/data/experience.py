@@ -14,7 +14,7 @@ import numpy as np
 
 from trinity.data.images import MOST_IMAGES, PlacedImage, check_placeholders
 from trinity.data.json_objects import json_object
-from trinity.data.outcome_checks import LONGEST_NAME, check_header, check_rollouts
+from trinity.data.outcome_checks import LONGEST_NAME, Sampled, check_certainties, check_header, check_rollouts
 from trinity.data.vision import ImageRules
 from trinity.runtime.errors import FailureCause, InvalidInput
 
@@ -182,6 +182,11 @@ class Experience:
         return len(self.token_ids) - self.prompt_length
 
     @property
+    def sampled(self) -> Sampled:
+        first = self.version_spans[0] if self.version_spans else VersionSpan(0, 0, 0)
+        return Sampled(self.token_ids, self.prompt_length, self.logprobs, self.action_mask, first.version, first.end)
+
+    @property
     def moved(self) -> dict[str, Any]:
         """{"moved": info.moved} if the episode moved to another explorer, else empty."""
         moves = json_object(self.info_json, "info_json").get("moved")
@@ -314,6 +319,7 @@ class Group:
         check_rollouts(self.task.repeat_times, self.experiences)
         for index, experience in enumerate(self.experiences):
             experience.check(f"group.experiences[{index}]", limits)
+        check_certainties([experience.sampled for experience in self.experiences if not experience.images])
 
     def as_kept(self, kept: Iterable[KeptExperience]) -> "Group":
         """The group with the ledger's experiences and rewards. No token of a masked experience is trained.

@@ -1,13 +1,18 @@
 """Checks of an outcome's header and rollouts, for domain types and messages. Experience.check has its fields."""
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from trinity.runtime.errors import InvalidInput
 
 ROLLOUTS_PER_REPEAT = 2
 LONGEST_NAME = 256
 LATEST_SECONDS = 1e11  # Unix time of the year 5138
+# Probability of at least 0.999. Far from what rounding in other batches changes of two tokens together.
+_CERTAIN = np.log(0.999)
 
 
 class Numbered(Protocol):
@@ -54,6 +59,42 @@ def check_rollouts(repeat_times: int, experiences: Iterable[Numbered]) -> None:
         if (key := (experience.rollout, experience.step)) in seen:
             raise InvalidInput(f"group.experiences[{index}].step", f"{key[1]} of rollout {key[0]} is there twice")
         seen.add(key)
+
+
+class Sampled(NamedTuple):
+    """The tokens of an experience: int32 [P + R], P, float32 [R], bool [R], and version and end of the first span."""
+
+    token_ids: np.ndarray
+    prompt_length: int
+    logprobs: np.ndarray
+    action_mask: np.ndarray
+    version: int
+    version_end: int
+
+
+def check_certainties(group: Sequence[Sampled]) -> None:
+    """Raise InvalidInput if two rollouts sampled different tokens after the same ones, both with a probability of 1.
+
+    A log-probability of 0 is real where the model is certain (0.0 in float32 from 1 - 6e-8 on), for a token or for all.
+    Two such tokens in one place are not: their probabilities add up to more than 1.
+    """
+    order = sorted(range(len(group)), key=lambda index: (group[index].prompt_length, group[index].token_ids.tobytes()))
+    for before, after in pairwise(order):  # neighbours have the longest common beginnings
+        one, other = group[before], group[after]
+        length = min(len(one.token_ids), len(other.token_ids))
+        differs = np.flatnonzero(one.token_ids[:length] != other.token_ids[:length])
+        if not len(differs) or one.prompt_length != other.prompt_length or one.version != other.version:
+            continue
+        at = int(differs[0]) - one.prompt_length
+        if not 0 <= at < min(one.version_end, other.version_end) or not (one.action_mask[at] and other.action_mask[at]):
+            continue
+        if min(one.logprobs[at], other.logprobs[at]) > _CERTAIN:
+            raise InvalidInput(
+                f"group.experiences[{after}].logprobs",
+                f"has {float(other.logprobs[at]):g} for token {at}, and experiences[{before}] has "
+                f"{float(one.logprobs[at]):g} for another token after the same ones; both cannot be certain, so these "
+                "are not the log-probabilities of the sampled tokens",
+            )
 
 
 def check_attempt(name: str, outcome: Attempted) -> None:

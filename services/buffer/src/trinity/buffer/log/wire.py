@@ -26,7 +26,7 @@ from trinity.data.experience import (
     is_number,
 )
 from trinity.data.json_objects import json_object
-from trinity.data.outcome_checks import check_attempt, check_header, check_rollouts
+from trinity.data.outcome_checks import Sampled, check_attempt, check_certainties, check_header, check_rollouts
 from trinity.data.wire import (
     TRUNCATIONS,
     failure_from_proto,
@@ -272,7 +272,9 @@ def summarise(
         task_from_proto(message.task)
     check_header(message)
     check_rollouts(message.task.repeat_times, message.experiences)
-    if not _plausible(message, limits):
+    if _plausible(message, limits):
+        check_certainties([_sampled(experience) for experience in message.experiences])
+    else:
         group_from_proto(message).check(limits)
     return without_check(sequence, message)
 
@@ -371,6 +373,18 @@ def _plausible(message: experience_pb2.Group, limits: Limits) -> bool:
     plausible &= is_boolean(b"".join(all_masks))
     joined = np.frombuffer(b"".join(all_tokens), np.int32)
     return bool(plausible and joined.min() >= 0 and joined.max() < limits.ids_below)
+
+
+def _sampled(message: experience_pb2.Experience) -> Sampled:
+    first = message.version_spans[0] if message.version_spans else experience_pb2.VersionSpan()
+    return Sampled(
+        np.frombuffer(message.token_ids.data, np.int32),
+        message.prompt_length,
+        np.frombuffer(message.logprobs.data, np.float32),
+        np.frombuffer(message.action_mask.data, bool),
+        first.version,
+        first.end,
+    )
 
 
 def _is_json_object(text: str) -> bool:
