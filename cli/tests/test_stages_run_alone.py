@@ -153,3 +153,20 @@ def test_the_stage_alone_runs_with_the_model_before_it(config: Config, monkeypat
     assert _Stage.ran == [("n/rft", models[0], False), ("n/more", models[1], True)]
     summary = json.loads((job.folder / "summary.json").read_text())
     assert [part["stage"] for part in summary["stages"]] == ["n/rft", "n/more"]
+
+
+def test_a_full_disk_hides_no_reason(
+    config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(folder: Path, reason: str) -> None:
+        raise OSError(28, "No space left on device", str(folder / "failed.json"))
+
+    async def fails(*_: Any) -> None:
+        raise RunError("the trainer cannot continue: its reason")
+
+    save(folder_of(config, 0), LAST)
+    monkeypatch.setattr(supervisor, "_supervise", fails)
+    monkeypatch.setattr(supervisor.jobs, "mark_failed", full)
+    with pytest.raises(RunError, match="the trainer cannot continue: its reason"):
+        supervisor.run(config, "x.yaml", "rft", 0.05)
+    assert "No space left on device" in capsys.readouterr().err

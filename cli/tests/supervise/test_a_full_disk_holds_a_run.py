@@ -140,3 +140,20 @@ async def test_a_nats_server_that_keeps_a_write_error_is_ended_once_there_is_roo
     assert "nats-server keeps an error of the full disk; it is started again" in said
     assert sum(line.startswith("NATS refuses messages: JetStream holds 990 MB of 1 GB, ") for line in said) == 1
     assert await watched.hold("nats", "Server Exiting.."), "no start is spent on it"
+
+
+@pytest.mark.parametrize("said_by_nats", ["write 2.blk: no space left on device", "insufficient storage resources"])
+async def test_the_disk_of_another_ones_nats_is_not_looked_for_here(
+    free: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said_by_nats: str
+) -> None:
+    monkeypatch.setattr(disk, "_NATS_AGAIN_SECONDS", 0.01)
+    said: list[str] = []
+    watched = watch(tmp_path, said)
+    reason = f"NATS did not store a message on trinity.r.batches.4 within 60 s: {said_by_nats}; raise TRINITY_BUFFER"
+    for _ in range(3):
+        assert await asyncio.wait_for(watched.hold("buffer", reason), 5), "a full NATS costs no start"
+    (line,) = said
+    assert line.startswith("the NATS of TRINITY_NATS_URL has no room, and buffer waits for it: NATS did not store")
+    assert said_by_nats in line and str(tmp_path) not in line
+    full_log = "NATS did not store a message on trinity.r.batches.4 within 60 s: maximum bytes exceeded"
+    assert not await watched.hold("buffer", full_log), "the run's own limit ends the run with its reason"

@@ -23,3 +23,13 @@ def test_the_screen_says_which_explorers_wait(capsys: pytest.CaptureFixture[str]
     before, away, *after = capsys.readouterr().out.splitlines()
     assert "provider away: tasks of e1 wait for it; `trinity env list` names it" in away
     assert "provider away" not in before + "".join(after)
+
+
+def test_the_screen_says_which_explorers_wait_for_room_at_nats(capsys: pytest.CaptureFixture[str]) -> None:
+    display = PlainDisplay()
+    for shown in (view("RUNNING"), view("WAITING_FOR_LOG"), view("RUNNING")):
+        display._at -= 10
+        display.show(shown, "p/n")
+    before, full, *after = capsys.readouterr().out.splitlines()
+    assert "no room: NATS takes no groups of e0; `trinity log` has its reason" in full
+    assert "no room" not in before + "".join(after)

@@ -29,6 +29,10 @@ _FULL_BYTES, _FULL_PART = 4e6, 0.02
 _WANTED_BYTES, _WANTED_PART = 200e6, 0.25
 # As the system, SQLite and nats-server say it.
 _REASONS = ("no space left on device", "disk quota exceeded", "database or disk is full")
+# As Broker.publish says that an account or a server has no room left. After a failed write nats-server answers nothing.
+_NATS_REASONS = (*_REASONS, "insufficient storage resources", "insufficient resources", "its disk may be full")
+_NATS_REFUSED = "nats did not store a message"  # of Broker.publish
+_NATS_AGAIN_SECONDS = 5.0
 _STORE_PART = 0.98  # of JetStream's limit, above which it may have no room for a message
 _PATH = re.compile(r"['\"](/[^'\"]+)['\"]")
 
@@ -114,6 +118,9 @@ class DiskWatch:
     async def hold(self, name: str, reason: str) -> bool:
         """Waits until there is room, if a full disk is why a process died. Returns True if it was."""
         self.look()
+        if self._nats is None and _NATS_REFUSED in reason.lower() and any(t in reason.lower() for t in _NATS_REASONS):
+            await self._hold_for_nats(name, reason)
+            return True
         told = any(text in reason.lower() for text in _REASONS)
         if not told and time.monotonic() - self._full_at > _RECENT_SECONDS:
             return False
@@ -127,6 +134,17 @@ class DiskWatch:
             self.look()
         await asyncio.sleep(_AGAIN_SECONDS)
         return True
+
+    async def _hold_for_nats(self, name: str, reason: str) -> None:
+        """Waits before a process asks another's nats-server again: only the process can tell when that has room."""
+        log.warning("run.process.held", name=name, reason=reason)
+        if time.monotonic() - self._store_said_at > _SAID_AGAIN_SECONDS:
+            self._store_said_at = time.monotonic()
+            self._say(
+                f"the NATS of TRINITY_NATS_URL has no room, and {name} waits for it: {reason}. Free space on its disk, "
+                "or raise its account's limits; restart that nats-server if it keeps the error. Then the run continues"
+            )
+        await asyncio.sleep(_NATS_AGAIN_SECONDS)
 
     def _disk_in(self, reason: str) -> Disk:
         """Returns the disk of the path that an error names, by default the fullest."""

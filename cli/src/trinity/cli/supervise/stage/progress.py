@@ -11,7 +11,7 @@ from trinity.reading.wire import failing, prompts_cut
 from trinity.weights import ExplorerState
 
 # Facts that a stage has only while something is wrong.
-TROUBLES = ("failing", "prompts_cut", "provider_away", "weights")
+TROUBLES = ("failing", "prompts_cut", "provider_away", "no_room", "weights")
 
 _LOSSES = ("actor/sft_loss", "actor/dpo_loss", "actor/pg_loss", "actor/loss")
 _KLS = ("actor/kl_loss", "actor/reward_kl", "actor/ppo_kl")
@@ -159,6 +159,8 @@ def _troubles(view: Answers) -> dict[str, str]:
             shown["prompts_cut"] = cut
     if waiting := [one.explorer_id for one in view.members if one.state == ExplorerState.WAITING_FOR_PROVIDER]:
         shown["provider_away"] = f"tasks of {visible(', '.join(waiting))} wait for it; `trinity env list` names it"
+    if waiting := [one.explorer_id for one in view.members if one.state == ExplorerState.WAITING_FOR_LOG]:
+        shown["no_room"] = f"NATS takes no groups of {visible(', '.join(waiting))}; `trinity log` has its reason"
     if failed := [f"{one.explorer_id}: {one.failure}" for one in view.members if one.failure]:
         shown["weights"] = visible(f"not loaded by {'; '.join(failed)}")
     return shown

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -83,7 +84,10 @@ def run(config: Config, source: str, only: str = "", wait_seconds: float | None 
         raise
     except (Exception, BaseExceptionGroup) as error:
         reason = first_of(error)
-        jobs.mark_failed(job.folder, expected_text(reason) or f"{type(reason).__name__}: {reason}")
+        try:
+            jobs.mark_failed(job.folder, expected_text(reason) or f"{type(reason).__name__}: {reason}")
+        except OSError as unwritten:  # a full disk hides no reason
+            print(f"failed.json cannot be written ({unwritten}); the reason of the end:", file=sys.stderr)
         raise
     finally:
         lock.release()

@@ -33,6 +33,7 @@ log = structlog.get_logger(__name__)
 
 _WRONG_LAST_SEQUENCE = (10071, 10164)
 _NO_ROOM = (10077, 10122, 10047, 10023)  # stream full, resources exceeded, storage exceeded
+_NO_ANSWER = "no answer from JetStream"
 _CLUSTER_REPLICAS = 3
 _RETRY_SECONDS = (0.002, 1.0)
 _MOST_BYTES = 4 * 1024 * 1024
@@ -140,7 +141,7 @@ class _Acks:
 
 def _expire(answer: "asyncio.Future[Msg]") -> None:
     if not answer.done():
-        answer.set_exception(TimeoutError("no answer from JetStream"))
+        answer.set_exception(TimeoutError(_NO_ANSWER))
 
 
 def _refuse(answer: "asyncio.Future[Msg]", reason: str) -> None:
@@ -210,6 +211,8 @@ class Broker:
             left = deadline - time.monotonic()
             if left <= 0:
                 kind = PublishRefused if refused else Unavailable
+                if _NO_ANSWER in problem and self.client.is_connected:
+                    problem += "; its disk may be full: after a failed write nats-server answers no message"
                 raise kind(f"NATS did not store a message on {subject} within {deadline_seconds:g} s: {problem}")
             seconds = min(left, _TRY_SECONDS + len(data) / _TRY_BYTES_PER_SECOND)
             try:
