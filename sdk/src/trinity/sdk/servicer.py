@@ -21,6 +21,9 @@ SERVER_OPTIONS = [
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.so_reuseport", 0),
+    # Connections without a call hold file descriptors.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 60_000),
 ]
 # An episode ends if its client sends nothing for so long.
 IDLE_SECONDS = 3600.0

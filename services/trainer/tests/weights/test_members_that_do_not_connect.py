@@ -25,6 +25,28 @@ def formed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return tried
 
 
+def test_a_member_that_comes_again_under_new_names_costs_few_deadlines() -> None:
+    """A leaked identity may join as often as it likes, and an honest member is in the group beside it."""
+    number, asked = 0, []
+
+    def form(call: Call[Epoch | None]) -> Epoch | None:
+        nonlocal number
+        number += 1
+        asked.append(number)
+        names = ["honest", f"phantom-{number}"]
+        Store.connect(call.request.store_address, call.request.store_secret, 5).say(f"here/{number}/honest")
+        members = tuple(EpochMember(name, rank, 1) for rank, name in enumerate(names, 1))
+        return Epoch(number, "gloo", call.request.store_address, members)
+
+    sender = CollectiveSender(form, "127.0.0.1", torch.device("cpu"), 1000, 0.2)
+    tried = []
+    for _ in range(16):
+        assert sender.offer("lease") is None
+        tried.append(len(asked))
+    sender.close()
+    assert tried == [2, 4, 4, 6, 6, 6, 6, 8, 8, 8, 8, 8, 8, 8, 8, 10]
+
+
 def test_they_are_left_out_for_one_version_then_for_two(formed: list[int]) -> None:
     number = 0
 

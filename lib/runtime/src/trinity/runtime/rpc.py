@@ -68,6 +68,8 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.so_reuseport", 0),
     # A connection that says nothing holds a file descriptor; gRPC's own limit is two minutes.
     ("grpc.server_handshake_timeout_ms", 10_000),
+    # So does one that says only the preface, and answers pings. A channel of the run connects again for its next call.
+    ("grpc.max_connection_idle_ms", 60_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     # Above 1,000 calls that wait gRPC cancels some at random: a thousand explorers that report at once are no attack.
     ("grpc.server.max_pending_requests", 20_000),

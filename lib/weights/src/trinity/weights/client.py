@@ -24,6 +24,7 @@ from trinity.weights.manifest import Manifest
 from trinity.weights.pointer import Epoch, Rollback
 from trinity.weights.wire import VersionState, manifest_from_proto, manifest_to_proto
 
+_FIRST_NAMESPACE = 0xEFFFFFFC  # of PIDs, of the machine itself (Linux)
 _SECONDS = 60.0
 _SHORT_SECONDS = 10.0
 _PUBLISH_SECONDS = 600.0  # the service reads the files
@@ -136,7 +137,7 @@ class Call(Generic[T]):
 
 def claim(trainer_id: str, lease_id: str = "") -> Call[Claimed]:
     """Takes the run for this process, or renews the claim."""
-    request = pb.ClaimRequest(trainer_id=trainer_id, pid=os.getpid(), host=socket.gethostname(), lease_id=lease_id)
+    request = pb.ClaimRequest(trainer_id=trainer_id, pid=os.getpid(), host=host_name(), lease_id=lease_id)
     return Call("Claim", request, _claimed, seconds=5.0)
 
 
@@ -215,11 +216,24 @@ def join(me: Membership) -> Call[tuple[str, float]]:
         explorer_id=me.explorer_id,
         capabilities=able,
         pid=os.getpid(),
-        host=socket.gethostname(),
+        host=host_name(),
         address=me.address,
         base_model=me.base_model,
     )
     return Call("Join", request, lambda answer: (answer.lease_id, answer.lease_seconds), _SHORT_SECONDS)
+
+
+def host_name() -> str:
+    """Returns the host on which this process id is unique: also the container, in a PID namespace of its own.
+
+    Containers that share the network of their machine have its name, and each of them has a process 1.
+    """
+    name = socket.gethostname()
+    try:
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return name
+    return name if namespace == _FIRST_NAMESPACE else f"{name} (PID namespace {namespace})"
 
 
 def report(lease_id: str, found: Report) -> Call[None]:

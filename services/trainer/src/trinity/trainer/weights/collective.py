@@ -22,7 +22,9 @@ class CollectiveSender:
     """Offers each version to the explorers that are ready. Logs errors and silence of members, and lack of memory.
 
     ask: sends a call to the sync service. A member that misses a deadline is excluded from one version, then from twice
-    as many each time.
+    as many each time. After the second failure in a row all members are left out of one version, then of three, and so
+    on, and get these by storage: whoever joins under new names and never answers, or breaks each broadcast, cannot cost
+    each version a deadline.
     """
 
     def __init__(
@@ -43,10 +45,15 @@ class CollectiveSender:
         self._group: Group | None = None
         self._left_out: Counter[str] = Counter()  # number of further versions
         self._missed: Counter[str] = Counter()
+        self._failures = self._pause = 0  # in a row; further versions without a group
 
     def offer(self, lease_id: str) -> CollectiveOffer | None:
         """Returns the group for the next version, formed again if members joined or left; None if it has no members."""
         self._left_out -= Counter(dict.fromkeys(self._left_out, 1))
+        if self._pause:
+            self._pause -= 1
+            return None
+        missed = self._missed.total()
         for _ in range(_FORM_ATTEMPTS):
             renew = self._group is None and self._epoch is not None
             store, excluded = self._store, list(self._left_out)
@@ -60,7 +67,17 @@ class CollectiveSender:
             self._epoch = epoch
             if self._enter(epoch):
                 return CollectiveOffer(epoch.number, self._bucket_bytes)
+        self._note_failure(missed)
         return None
+
+    def _note_failure(self, missed: int) -> None:
+        """Pauses the group if members were excluded since `missed` counted them."""
+        if self._missed.total() == missed:
+            return
+        self._failures += 1
+        self._pause = min(2 ** (self._failures - 1), _MOST_PUBLISHES_LEFT_OUT) - 1
+        if self._pause:
+            log.warning("trainer.epoch.paused", versions=self._pause, failures=self._failures)
 
     def _enter(self, epoch: Epoch) -> bool:
         if not self._all_answer_yes(epoch, f"here/{epoch.number}"):
@@ -82,9 +99,10 @@ class CollectiveSender:
         """Broadcasts a version when all members are ready; returns False if it was cancelled or failed."""
         epoch, group = self._epoch, self._group
         assert epoch is not None and group is not None
-        prefix = f"{epoch.number}/{manifest.version}"
+        prefix, missed = f"{epoch.number}/{manifest.version}", self._missed.total()
         if not self._all_answer_yes(epoch, f"ready/{prefix}"):
             self._store.say(f"go/{prefix}", yes=False)
+            self._note_failure(missed)
             return False
         self._store.say(f"go/{prefix}")
         try:
@@ -92,7 +110,9 @@ class CollectiveSender:
         except _FAILURES as error:
             log.warning("trainer.epoch.broken", epoch=epoch.number, version=manifest.version, reason=str(error))
             self._break_epoch()
+            self._note_failure(-1)  # the member that broke it is unknown
             return False
+        self._failures = 0
         for member in epoch.members:
             del self._missed[member.explorer_id]
         return True
