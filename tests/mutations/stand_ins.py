@@ -14,7 +14,7 @@ _REPLAY = "tests/e2e/test_replay_and_dead_letters.py"
 MUTATIONS = [
     Mutation(
         f"{_TRAINER}/engine/engine.py",
-        'self._critic.model.save(folder.with_name("critic"), {})',
+        'writes.append(self._critic.model.snapshot(folder.with_name("critic"), {}))',
         "pass",
         f"{_ALGORITHMS}[ppo]",
     ),
