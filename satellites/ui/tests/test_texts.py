@@ -148,3 +148,15 @@ def test_numbers_and_names_of_an_alarm_stay() -> None:
     assert of_alarm(evil) == "探索器 <b>\n{why}：no"
     assert texts.functions("zh")["_"]("dropped (stale)") == "丢弃（stale）"
     assert texts.functions("en")["_"]("dropped (stale)") == "dropped (stale)"
+
+
+def test_punctuation_of_templates_is_chinese_on_chinese_pages() -> None:
+    template = '<p>{{ a }}, <b>{{ a }}</b>: {{ a }}. <a href="/x,y?z={{ a }}">{{ a }}</a>; 1.5 {{ a }}.</p>'
+    found = Environment(extensions=[texts.ChinesePunctuation]).from_string(template).render(a="组")
+    assert found == '<p>组，<b>组</b>：组。<a href="/x,y?z=组">组</a>；1.5 组。</p>'
+
+
+def test_the_chinese_pages_use_chinese_punctuation(client: TestClient) -> None:
+    for path in ("/run/one", "/run/one/step/4", "/run/one/dead", "/run/one/waste?price=2"):
+        page = client.get(path, headers={"accept-language": "zh"}).text
+        assert re.findall("[\u4e00-\u9fff](?:</[a-z]+>)?[,;:](?=[ <])", page) == [], path
