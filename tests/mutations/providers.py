@@ -59,7 +59,7 @@ MUTATIONS = [
     ),
     Mutation(
         "services/buffer/src/trinity/buffer/log/wire.py",
-        "check_certainties([_sampled(experience) for experience in message.experiences])",
+        "check_certainties(message.task.sampling, [_sampled(experience) for experience in message.experiences])",
         "pass",
         "services/buffer/tests/test_entries_are_validated.py"
         "::test_two_rollouts_that_are_certain_of_different_tokens_in_one_place_are_refused",

@@ -127,6 +127,13 @@ def test_certainty_of_every_token_is_no_contradiction(group: Group) -> None:
     group.check()
 
 
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.01}, {"top_k": 1}, {"top_p": 0.2}])
+def test_sampling_of_one_token_makes_any_token_certain(sampling: dict[str, float]) -> None:
+    group = sampled([7, 8, 9], [7, 7])
+    params = SamplingParams(**sampling)  # type: ignore[arg-type]
+    replace(group, task=replace(group.task, sampling=params)).check()
+
+
 @pytest.mark.parametrize(
     ("field", "tensor"),
     [

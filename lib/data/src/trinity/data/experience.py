@@ -319,7 +319,8 @@ class Group:
         check_rollouts(self.task.repeat_times, self.experiences)
         for index, experience in enumerate(self.experiences):
             experience.check(f"group.experiences[{index}]", limits)
-        check_certainties([experience.sampled for experience in self.experiences if not experience.images])
+        sampled = [experience.sampled for experience in self.experiences if not experience.images]
+        check_certainties(self.task.sampling, sampled)
 
     def as_kept(self, kept: Iterable[KeptExperience]) -> "Group":
         """The group with the ledger's experiences and rewards. No token of a masked experience is trained.

@@ -61,6 +61,23 @@ def check_rollouts(repeat_times: int, experiences: Iterable[Numbered]) -> None:
         seen.add(key)
 
 
+# Below these, rounding in another batch can make certain of one token what was certain of another.
+_LEAST_TEMPERATURE, _LEAST_TOP_P = 0.1, 0.6
+
+
+class Spread(Protocol):
+    """SamplingParams or its message."""
+
+    @property
+    def temperature(self) -> float: ...
+
+    @property
+    def top_p(self) -> float: ...
+
+    @property
+    def top_k(self) -> int: ...
+
+
 class Sampled(NamedTuple):
     """The tokens of an experience: int32 [P + R], P, float32 [R], bool [R], and version and end of the first span."""
 
@@ -72,12 +89,15 @@ class Sampled(NamedTuple):
     version_end: int
 
 
-def check_certainties(group: Sequence[Sampled]) -> None:
+def check_certainties(sampling: Spread, group: Sequence[Sampled]) -> None:
     """Raise InvalidInput if two rollouts sampled different tokens after the same ones, both with a probability of 1.
 
     A log-probability of 0 is real where the model is certain (0.0 in float32 from 1 - 6e-8 on), for a token or for all.
-    Two such tokens in one place are not: their probabilities add up to more than 1.
+    Two such tokens in one place are not: their probabilities add up to more than 1. Sampling that leaves one token, as
+    top_k 1 does, makes any token certain, so that nothing is checked.
     """
+    if sampling.temperature < _LEAST_TEMPERATURE or sampling.top_p < _LEAST_TOP_P or sampling.top_k == 1:
+        return
     order = sorted(range(len(group)), key=lambda index: (group[index].prompt_length, group[index].token_ids.tobytes()))
     for before, after in pairwise(order):  # neighbours have the longest common beginnings
         one, other = group[before], group[after]

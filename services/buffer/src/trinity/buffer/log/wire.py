@@ -273,7 +273,7 @@ def summarise(
     check_header(message)
     check_rollouts(message.task.repeat_times, message.experiences)
     if _plausible(message, limits):
-        check_certainties([_sampled(experience) for experience in message.experiences])
+        check_certainties(message.task.sampling, [_sampled(experience) for experience in message.experiences])
     else:
         group_from_proto(message).check(limits)
     return without_check(sequence, message)
