@@ -40,7 +40,8 @@ class Packing:
     @cached_property
     def rows(self) -> Rows:
         """Returns the rows of layers that carry a state."""
-        return rows_of(self.lengths, self.shared and self.shared.prompts, self.boundaries.device)
+        prompts = None if self.shared is None else self.shared.prompts
+        return rows_of(self.lengths, prompts, self.boundaries.device)
 
 
 def packed_attention(

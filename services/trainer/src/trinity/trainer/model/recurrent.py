@@ -5,7 +5,7 @@ sequence in each row, padded at its end, which no earlier token sees. The length
 of two. A response reads its shared prompt again.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -70,7 +70,9 @@ def begin_anew_at_sequences(model: torch.nn.Module) -> None:
         layer.forward = partial(_by_sequence, layer.forward)
 
 
-def _by_sequence(forward: Any, hidden_states: torch.Tensor, *, packing: Any = None, **others: Any) -> torch.Tensor:
+def _by_sequence(
+    forward: Callable[..., torch.Tensor], hidden_states: torch.Tensor, *, packing: Any = None, **others: Any
+) -> torch.Tensor:
     if packing is None:
         return forward(hidden_states, **others)
     rows, others = packing.rows, others | {"attention_mask": None}
