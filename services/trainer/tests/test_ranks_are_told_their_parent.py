@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from trinity.trainer import rank_main, service
 from trinity.trainer.process.ranks import Ranks, launch, launch_others
+from trinity.trainer.settings import TrainerSettings
 
 pytestmark = pytest.mark.core
 
@@ -43,3 +45,16 @@ def test_a_rank_that_a_signal_has_stopped_is_killed_and_a_busy_one_is_not(monkey
     finally:
         busy.kill()
     assert deaths.get(timeout=20) == (4, -signal.SIGKILL)
+
+
+def test_a_launchers_further_ranks_train_and_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train() -> None:
+        raise SystemExit("trains")
+
+    monkeypatch.setattr(rank_main, "main", train)
+    monkeypatch.setattr(service, "TrainerService", lambda settings: "serves")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit, match="trains"):
+        service.make_service(TrainerSettings())
+    monkeypatch.setenv("RANK", "0")
+    assert service.make_service(TrainerSettings()) == "serves"  # type: ignore[comparison-overlap]
