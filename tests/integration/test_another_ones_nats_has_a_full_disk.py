@@ -34,7 +34,8 @@ async def test_a_run_waits_for_room_and_says_where(
     small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filled_mb: float
 ) -> None:
     monkeypatch.setattr(disk, "_NATS_AGAIN_SECONDS", 0.01)
-    server, filler, said = NatsServer(small_disk), small_disk / "filler", []
+    server, filler = NatsServer(small_disk), small_disk / "filler"
+    said: list[str] = []
     server.start()
     try:
         async with await connect(server.url, "tests") as broker:

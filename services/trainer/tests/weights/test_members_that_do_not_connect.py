@@ -27,7 +27,8 @@ def formed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_a_member_that_comes_again_under_new_names_costs_few_deadlines() -> None:
     """A leaked identity may join as often as it likes, and an honest member is in the group beside it."""
-    number, asked = 0, []
+    number = 0
+    asked: list[int] = []
 
     def form(call: Call[Epoch | None]) -> Epoch | None:
         nonlocal number
