@@ -216,7 +216,7 @@ def version_of(number: int, text: str) -> dict[str, Any]:
     return {
         "version": number, "step": number, "state": "REJECTED", "explorers": [text], "reason": text, "pinned": True,
         "made_at_seconds": 1.7e9, "offers": [offer], "base_version": number - 1, "base_model": text, "tensors": 12,
-        "files": 1, "canary": canary,
+        "files": 1, "files_gone": False, "canary": canary,
     }  # fmt: skip
 
 
