@@ -7,8 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from support.programs.trainer.engine_actions import run_module
+from support.programs.trainer.training import BASE, make_model
 from support.servers.s3 import S3Server
 from trinity.runtime.errors import InvalidInput, Unavailable
 from trinity.trainer.engine.checkpoint_store import CheckpointStore, TrainerState
@@ -87,6 +90,14 @@ def test_a_machine_with_an_empty_disk_resumes(url: str, tmp_path: Path) -> None:
         store.load(6, engine, Rank(), unverified=False)  # type: ignore[arg-type]
         assert engine.loaded == store.path(6) / "actor"
         verify(store.path(6))
+
+
+def test_a_bucket_that_is_made_by_the_first_object_has_no_checkpoints(url: str, tmp_path: Path) -> None:
+    bucket = CheckpointBucket(url.replace("s3://checkpoints", "s3://not-made-yet"), "run")
+    store = CheckpointStore(tmp_path / "job", [bucket])
+    assert store.newest() is None
+    save(store, 2)
+    assert bucket.steps() == [2]
 
 
 def test_what_was_not_finished_is_no_checkpoint_and_goes(url: str, tmp_path: Path) -> None:
@@ -173,3 +184,32 @@ def test_a_bucket_that_does_not_answer_stops_only_those_without_a_folder(
     with pytest.raises(Unavailable):
         only.put(2, ATTEMPT, [path], True)
     assert only.steps() == []
+
+
+def run_apart(folder: Path, model: Path, url: str, *, ranks: int, zero: int, steps: int) -> tuple[list[Any], Any]:
+    """What each rank found, and weights and moments of the whole model."""
+    folder.mkdir()
+    config = json.loads(json.dumps(BASE))
+    config["model"]["model_path"] = str(model)
+    config["trainer"] |= {"deepspeed": {"zero_stage": zero, "dtype": "float32"}, "checkpoint_storage": ["folder", url]}
+    config["trainer"] |= {"save_hf_checkpoint": "never"}
+    (folder / "job.json").write_text(json.dumps({"config": config, "folder": str(folder), "steps": steps}))
+    run_module("support.programs.trainer.apart_ranks", folder / "job.json", ranks, 250)
+    found = [json.loads((folder / f"found{rank}.json").read_text()) for rank in range(ranks)]
+    return found, dict(np.load(folder / "state.npz"))
+
+
+@pytest.mark.slow
+def test_machines_that_share_no_folder_save_and_others_resume(url: str, tmp_path: Path) -> None:
+    """Two machines train and go; one of three resumes what each of the two wrote. The step after is not in it."""
+    model = make_model(tmp_path / "model")
+    found, before = run_apart(tmp_path / "two", model, url, ranks=2, zero=3, steps=2)
+    assert [one["apart"] for one in found] == [[1], [1]]
+    assert found[0]["steps"] == [2] and not found[1]["slices"], "the other machine keeps none"
+    assert all(name.startswith(("rank_00000", "slices")) for name in found[0]["slices"])
+    found, after = run_apart(tmp_path / "three", model, url, ranks=3, zero=2, steps=0)
+    assert [one["begin"] for one in found] == [2, 2, 2]
+    assert [one["apart"] for one in found] == [[1, 2]] * 3
+    assert len({len(one["slices"]) for one in found}) == 1, "each machine fetched all"
+    assert before.keys() == after.keys()
+    assert all(value.tobytes() == after[name].tobytes() for name, value in before.items())

@@ -38,8 +38,11 @@ class CheckpointBucket:
         return self._bucket.where
 
     def steps(self) -> list[int]:
-        """Returns the steps of all complete checkpoints, ascending."""
-        found = [step_of(Path(name)) for name in self._bucket.folders()]
+        """Returns the steps of all complete checkpoints, ascending; none without the bucket."""
+        try:
+            found = [step_of(Path(name)) for name in self._bucket.folders()]
+        except NotFound:
+            return []
         return sorted(step for step in found if step is not None and self._bucket.size(_manifest(step)) is not None)
 
     def upload(self, step: int, attempt: str, folder: Path, names: Collection[str]) -> None:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -109,7 +109,7 @@ class Bucket:
             os.close(handle)
 
     def names(self, below: str) -> list[str]:
-        """Returns the names of all objects whose names begin with `below`, a folder."""
+        """Returns the names of all objects whose names begin with `below`, a folder. NotFound without a bucket."""
         cut = len(self._root) + 1 if self._root else 0
         with self._translated(below):
             return [
@@ -117,7 +117,7 @@ class Bucket:
             ]
 
     def folders(self) -> list[str]:
-        """Returns the names of the folders at the root."""
+        """Returns the names of the folders at the root. NotFound without a bucket."""
         cut = len(self._root) + 1 if self._root else 0
         with self._translated(self.where):
             found = obstore.list_with_delimiter(self._objects, self._root or None)
@@ -144,6 +144,8 @@ class Bucket:
         except exceptions.AlreadyExistsError:
             raise
         except exceptions.BaseError as error:
+            if "NoSuchBucket" in str(error):  # of a request that lists; some servers make a bucket at its first object
+                raise NotFound(f"{self.where} has no bucket") from None
             raise Unavailable(f"{self.where} does not answer for {what}: {_first_line(error)}") from None
 
 
@@ -165,8 +167,9 @@ class S3Store(Store):
         return S3Offer(bucket.bucket, bucket.key(f"v{version}"), bucket.endpoint, delta)
 
     def delete(self, version: int) -> None:
-        self._bucket.remove([f"v{version}/{MANIFEST}"])
-        self._bucket.remove(self._bucket.names(f"v{version}"))
+        with suppress(NotFound):  # without a bucket there are none
+            self._bucket.remove([f"v{version}/{MANIFEST}"])
+            self._bucket.remove(self._bucket.names(f"v{version}"))
 
     def _size(self, version: int, name: str) -> int | None:
         return self._bucket.size(f"v{version}/{name}")
