@@ -117,6 +117,7 @@ def test_a_mapping_with_a_score_is_read_as_verl_does() -> None:
         (b"1", "reward"),
         (np.str_("7"), "reward"),
         (None, "reward"),
+        ({}, "reward"),
         (np.zeros(2), "reward"),
         (10**400, "reward"),
         ({"score": "43", "acc": 1.0}, "score"),

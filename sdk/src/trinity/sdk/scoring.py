@@ -67,12 +67,13 @@ def as_result(value: Any) -> ScoreResult:
     """Converts the return value of a scoring function.
 
     A number is the reward. A mapping's numbers sum to the reward, unless it has a `score`: then `score` is the reward,
-    as in veRL, and other entries that are finite numbers are metrics. Raises InvalidInput for text and other types.
+    as in veRL, and other entries that are finite numbers are metrics. Raises InvalidInput for text, other types and an
+    empty mapping.
     """
     if isinstance(value, ScoreResult):
         metrics = {str(name): real_number(part, str(name)) for name, part in value.metrics.items()}
         return ScoreResult(real_number(value.reward, "reward"), metrics)
-    if not isinstance(value, Mapping):
+    if not isinstance(value, Mapping) or not value:  # an empty mapping scored nothing
         return ScoreResult(real_number(value, "reward"))
     if "score" in value:
         noted = {str(name): number for name, part in value.items() if (number := _finite(part)) is not None}
