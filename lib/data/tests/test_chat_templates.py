@@ -82,6 +82,37 @@ def test_a_conversation_that_is_not_rewritten_grows_by_tokens(family: Family) ->
         assert after[0] == template.turn_end
 
 
+_CALL = "{% if m.tool_calls %}<tool_call>{{ m.tool_calls[0].function.name }}</tool_call>{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("name", "turn", "call_end", "answer_end"),
+    [
+        ("GLM-4.5", "<|{{ 'observation' if m.role == 'tool' else m.role }}|>\n{{ m.content or '' }}" + _CALL,
+         "<|observation|>", "<|user|>"),
+        ("gpt-oss", "<|start|>{{ m.role }}<|message|>{{ m.content or '' }}" + _CALL
+         + "{{ '<|call|>' if m.tool_calls else '<|return|>' if loop.last else '<|end|>' }}", "<|call|>", "<|return|>"),
+        ("Qwen2.5", "<|im_start|>{{ m.role }}\n{{ m.content or '' }}" + _CALL + "<|im_end|>\n",
+         "<|im_end|>", "<|im_end|>"),
+        ("GLM-4.5", "<|{{ m.role }}|>\n{{ m.content or '' }}{% if m.role == 'tool' %}{{ raise_exception('no') }}"
+         "{% endif %}" + _CALL, "<|user|>", "<|user|>"),
+    ],
+)  # fmt: skip
+def test_a_call_of_tools_ends_as_before_its_result(name: str, turn: str, call_end: str, answer_end: str) -> None:
+    family = next(one for one in FAMILIES if one.name == name)
+    begin = {"GLM-4.5": "<|assistant|>\n", "gpt-oss": "<|start|>assistant<|message|>"}.get(
+        name, "<|im_start|>assistant\n"
+    )
+    asks = f"{{% if add_generation_prompt %}}{begin}{{% endif %}}"
+    tokenizer, template = load(family, f"{{% for m in messages %}}{turn}{{% endfor %}}{asks}")
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    for content in ("", None, "I add."):
+        message = {"role": "assistant", "content": content, "tool_calls": [call]}
+        trained = tokenizer.decode(template.example([ASKED, message])[1])
+        assert trained == f"{content or ''}<tool_call>add</tool_call>{call_end}"
+    assert tokenizer.decode(template.example([ASKED, said("4")])[1]) == f"4{answer_end}"
+
+
 def test_a_system_prompt_is_folded_where_the_template_refuses_or_drops_it() -> None:
     gemma = next(family for family in FAMILIES if family.name == "Gemma 2")
     drops = "{% for m in messages if m.role != 'system' %}<start_of_turn>{{ m.content }}<end_of_turn>{% endfor %}"

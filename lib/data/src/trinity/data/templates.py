@@ -200,7 +200,7 @@ class ChatTemplate:
             _, found, after = marked.partition(_MARK)
             text = content if isinstance(content, str) else ""
             response = self._encode(_continued(text, tag) + (after if found else ""))
-        return prompt, self._up_to_end(response)
+        return prompt, _up_to(self._end_of(messages), response)
 
     @cached_property
     def _last_tag(self) -> re.Match[str] | None:
@@ -209,12 +209,24 @@ class ChatTemplate:
         except InvalidInput:
             return None
 
-    def _up_to_end(self, response: list[int]) -> list[int]:
-        """Cuts off the text that a template writes after the last end of a turn (Qwen's newline), or adds the end."""
-        end = self.turn_end if self.turn_end is not None else end_of_text(self._tokenizer)
-        if end in response:
-            return response[: len(response) - response[::-1].index(end)]
-        return [*response, end]
+    def _end_of(self, messages: Sequence[Message]) -> int:
+        """The token that ends the last message. A call of tools may end otherwise than an answer.
+
+        gpt-oss writes another token there, and GLM nothing: its calls end with the token that begins the tool's turn.
+        """
+        usual = self.turn_end if self.turn_end is not None else end_of_text(self._tokenizer)
+        if not messages[-1].get("tool_calls"):
+            return usual
+        whole = self.render(messages, ask=False)
+        last = self._encode(whole.rstrip())[-1:]
+        if last and last[0] in self._tokenizer.all_special_ids:
+            return last[0]
+        try:
+            after = self.render([*messages, {"role": "tool", "content": _MARK}], ask=False)
+        except InvalidInput:
+            return usual
+        found = self._first_special(after.removeprefix(whole)) if after.startswith(whole) else None
+        return usual if found is None else found
 
     def _around_reply(self, messages: Sequence[Message] = ()) -> tuple[str, str]:
         """The text before a reply of a finished conversation, and the text after it."""
@@ -231,6 +243,13 @@ class ChatTemplate:
 
     def _encode(self, text: str) -> list[int]:
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
+
+
+def _up_to(end: int, response: list[int]) -> list[int]:
+    """Cuts off the text that a template writes after the last end of a turn (Qwen's newline), or adds the end."""
+    if end in response:
+        return response[: len(response) - response[::-1].index(end)]
+    return [*response, end]
 
 
 def end_of_text(tokenizer: Any) -> int:
