@@ -114,7 +114,7 @@ def test_checkpoints_of_former_versions_are_loaded_by_their_ranks_and_stage(
     ranks: int, zero: int, model: Path, tmp_path: Path
 ) -> None:
     begun = [["train", 1], ["train", 2], ["save as before", str(tmp_path / "old/actor")]]
-    seen = [["masters", "masters"], ["moments", "moments"]]
+    seen: list[list[Any]] = [["masters", "masters"], ["moments", "moments"]]
     one, _ = act(tmp_path / "a", model, [*begun, *seen], ranks=ranks, zero=zero)
     assert list((tmp_path / "old/actor/deepspeed").iterdir())
     resumed = [["resume", str(tmp_path / "old/actor")], *seen, ["save", str(tmp_path / "new/actor")]]

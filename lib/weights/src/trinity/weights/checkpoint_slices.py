@@ -119,6 +119,8 @@ class SliceReader:
 def _index(path: Path) -> SliceIndex:
     value = files.read_json(path)
     try:
+        if not isinstance(value, dict):
+            raise ValueError("it is no object")
         index = SliceIndex(**value)
         shapes = [*index.parameters.values(), *index.buffers.values()]
         numbers = [index.ranks, *(size for shape in shapes for size in shape)]

@@ -9,24 +9,19 @@ import asyncio
 import contextlib
 import subprocess
 import time
-from collections.abc import AsyncIterator
 
 import grpc.aio
 import structlog
 
-from trinity.api.trainer.v1 import trainer_pb2 as pb
-from trinity.api.trainer.v1 import trainer_pb2_grpc
 from trinity.config.service import load_plan
 from trinity.runtime import rpc, waits
-from trinity.runtime.errors import TimedOut, Unavailable
+from trinity.runtime.errors import Unavailable
 from trinity.runtime.process import interface_to
 from trinity.runtime.settings import split_address
 from trinity.runtime.waits import START_SECONDS
-from trinity.trainer import wire
 from trinity.trainer.build import run_id_of
+from trinity.trainer.client import join_node
 from trinity.trainer.process.nodes import (
-    BEAT_SECONDS,
-    Beat,
     Finished,
     FromNode,
     Leaving,
@@ -100,29 +95,21 @@ class NodeService:
         self._outbox = asyncio.Queue()
         self._outbox.put_nowait(node)
         silent_seconds = self._plan.config.cluster.node_timeout
-        async with rpc.channel(self._settings.first_address) as channel:
-            method = trainer_pb2_grpc.TrainerServiceStub(channel).JoinNode
-            call = method(_requests(self._outbox))
-            try:
-                with rpc.translate(method):
-                    while True:
-                        async with asyncio.timeout(silent_seconds):
-                            answer = await call.read()
-                        if answer is grpc.aio.EOF:
-                            return False
-                        match wire.from_first(answer):
-                            case Waiting(text):
-                                log.info(waits.WAITS, whom="the other nodes", reason=text, limit_seconds=None)
-                            case RankGroup() as group:
-                                log.info(waits.WENT_ON, whom="the other nodes")
-                                self._start_ranks(group)
-                                ready.set()
-                            case Finished():
-                                return True
-            except TimeoutError:
-                raise TimedOut(f"the first node has been silent for {silent_seconds:g} s") from None
-            finally:
-                call.cancel()
+        async with (
+            rpc.channel(self._settings.first_address) as channel,
+            contextlib.aclosing(join_node(channel, self._outbox, silent_seconds)) as messages,
+        ):
+            async for message in messages:
+                match message:
+                    case Waiting(text):
+                        log.info(waits.WAITS, whom="the other nodes", reason=text, limit_seconds=None)
+                    case RankGroup() as group:
+                        log.info(waits.WENT_ON, whom="the other nodes")
+                        self._start_ranks(group)
+                        ready.set()
+                    case Finished():
+                        return True
+        return False
 
     def _start_ranks(self, group: RankGroup) -> None:
         interface = self._plan.config.cluster.network_interface or interface_to(self._host)
@@ -144,12 +131,3 @@ class NodeService:
         while any(child.poll() is None for child in self._children) and time.monotonic() < end:
             await asyncio.sleep(0.05)
         self._children = []
-
-
-async def _requests(outbox: "asyncio.Queue[FromNode]") -> AsyncIterator[pb.JoinNodeRequest]:
-    while True:
-        message: FromNode = Beat()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(BEAT_SECONDS):
-                message = await outbox.get()
-        yield wire.to_first(message)
