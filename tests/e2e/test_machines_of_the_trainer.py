@@ -175,6 +175,20 @@ def rft(model: Path, data: Path, steps: int, nodes: int) -> dict[str, Any]:
     }
 
 
+def alone(folder: Path, values: dict[str, Any], step: int) -> dict[str, Any]:
+    """Weights of one machine's run."""
+    folder.mkdir(exist_ok=True)
+    config = folder / "run.yaml"
+    config.write_text(yaml.safe_dump(values))
+    run = TrinityRun(config, folder, OMP_NUM_THREADS="1")
+    run.start()
+    try:
+        assert run.finish(START) == 0, run.tail()
+    finally:
+        run.end()
+    return load_file(run.job / f"global_step_{step}/actor/huggingface/model.safetensors")
+
+
 def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
     """Tensors differ by at most 1e-5, relative to the norm."""
     for name, tensor in expected.items():
@@ -207,11 +221,7 @@ def test_two_machines_train_as_one_would_in_any_order_and_others_are_refused(
     assert {line["ranks"] for line in site.batches()} == {2}
     assert refused in (site.job / "log/trainer.log").read_text()
     together = site.weights(12)
-
-    site.config.write_text(yaml.safe_dump({**values, "name": "alone", "cluster": {}}))
-    alone = site.first()
-    assert alone.finish(START) == 0, site.said(alone)
-    assert_equal(together, site.weights(12))
+    assert_equal(together, alone(site.folder / "alone", {**values, "cluster": {}}, 12))
 
 
 def ranks_of(command: Command) -> list[Any]:
@@ -275,14 +285,7 @@ STEPS = 120
 @pytest.fixture(scope="module")
 def undisturbed(quickstart_model: Path, quickstart_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Weights of one machine's run."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    run = TrinityRun(_write(folder, long_sft(quickstart_model, quickstart_data, {})), folder, OMP_NUM_THREADS="1")
-    run.start()
-    try:
-        assert run.finish(START) == 0, run.tail()
-    finally:
-        run.end()
-    return load_file(run.job / f"global_step_{STEPS}/actor/huggingface/model.safetensors")
+    return alone(tmp_path_factory.mktemp("alone"), long_sft(quickstart_model, quickstart_data, {}), STEPS)
 
 
 def long_sft(model: Path, data: Path, cluster: dict[str, Any]) -> dict[str, Any]:
