@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(bool(containers.missing()), reason=containers.missing() or "-"),
 ]
 
-START = 240.0  # seconds for a group to form, on a machine with other work
+START = 400.0  # seconds for a group to form, on a machine with other work
 SUMS = {"prompt_key": "question", "response_key": "answer"}
 
 
@@ -277,9 +277,9 @@ def the_first_is_killed(site: Site, first: Command, two: Command) -> Command:
 
 
 ACCIDENTS = [
-    a_rank_is_killed, a_rank_is_stopped, a_machine_is_killed, a_cable_is_pulled, a_machine_leaves, the_first_is_killed,
+    a_machine_leaves, a_rank_is_killed, a_rank_is_stopped, a_machine_is_killed, a_cable_is_pulled, the_first_is_killed,
 ]  # fmt: skip
-STEPS = 120
+STEPS = 40
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +291,7 @@ def undisturbed(quickstart_model: Path, quickstart_data: Path, tmp_path_factory:
 def long_sft(model: Path, data: Path, cluster: dict[str, Any]) -> dict[str, Any]:
     values = sft(model, data, cluster=cluster)
     values["buffer"] |= {"train_batch_size": 128, "total_steps": STEPS}
-    values["trainer"]["save_interval"] = 10
+    values["trainer"]["save_interval"] = 4
     return values
 
 
@@ -316,7 +316,7 @@ def test_an_accident_costs_time_and_changes_no_weight(
     _write(site.folder, long_sft(quickstart_model, quickstart_data, cluster))
     site.prepare()
     first, two = site.first(), site.further(2)
-    site.until_step(5, first, two, ranks=2)
+    site.until_step(3, first, two, ranks=2)
     began = time.monotonic()
     first = accident(site, first, two)
     site.until_step(site.step(), first, ranks=2)
