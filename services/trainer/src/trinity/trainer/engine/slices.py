@@ -63,7 +63,6 @@ class SlicedState:
     ) -> None:
         self._engine, self._optimizer, self._zero_stage, self._dtype = engine, optimizer, zero_stage, dtype
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
-        self._device = device
         self._held = Snapshot(device)
 
     def snapshot(self, folder: Path, state: dict[str, Any]) -> Write:
@@ -81,9 +80,7 @@ class SlicedState:
         if not self._held.fits(layout):
             written = self._write(folder, layout, tensors, documents)
             return lambda: written
-        copies = list(self._held.take(layout, tensors))
-        if self._device.type == "cpu":
-            self._held = Snapshot(self._device)  # pinned memory takes long to allocate: it is kept for the next time
+        copies = list(self._held.take(layout, tensors))  # in memory that is kept: new pages take longer than the copy
         return lambda: self._write(folder, layout, copies, documents)
 
     @property
