@@ -113,7 +113,7 @@ def test_training_goes_on_as_if_nothing_had_changed(
 def test_checkpoints_of_former_versions_are_loaded_by_their_ranks_and_stage(
     ranks: int, zero: int, model: Path, tmp_path: Path
 ) -> None:
-    begun = [["train", 1], ["train", 2], ["save as before", str(tmp_path / "old/actor")]]
+    begun: list[list[Any]] = [["train", 1], ["train", 2], ["save as before", str(tmp_path / "old/actor")]]
     seen: list[list[Any]] = [["masters", "masters"], ["moments", "moments"]]
     one, _ = act(tmp_path / "a", model, [*begun, *seen], ranks=ranks, zero=zero)
     assert list((tmp_path / "old/actor/deepspeed").iterdir())
