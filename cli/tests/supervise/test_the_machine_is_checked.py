@@ -169,7 +169,7 @@ def test_a_disk_that_takes_no_checkpoint_is_refused_and_one_that_fills_is_warned
     assert wanted in done.stdout and ("the disk of" in done.stdout) is bool(wanted)
     if code == 2:
         assert (
-            "has 30.0 GiB free, and a checkpoint (104.3 GiB), two versions of the weights (13.0 GiB each) and the"
+            "has 30.0 GiB free, and a checkpoint (91.3 GiB), two versions of the weights (13.0 GiB each) and the"
             in (done.stdout)
         )
         run = CliRunner().invoke(app, ["run", str(config)])
