@@ -30,6 +30,7 @@ def test_ctrl_c_before_anything_started_is_one_sentence(capsys: pytest.CaptureFi
     assert capsys.readouterr().err == "trinity: ended by SIGINT\n"
 
 
+NO_NOHUP = "signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # the tests themselves may run under it
 ENDED_BY_SIGNAL = """
 import asyncio, os, signal
 from trinity.cli.supervise.stage.ending import Ending, Interrupted, ended_by_signals
@@ -51,7 +52,7 @@ except Interrupted as error:
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_run_that_a_script_started_in_the_background_ends_by_signals(signum: signal.Signals) -> None:
     """Such a shell starts it with SIGINT ignored; the supervisor obeys it nevertheless."""
-    before = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    before = f"signal.signal(signal.SIGINT, signal.SIG_IGN); {NO_NOHUP}"
     code = ENDED_BY_SIGNAL.format(signal=f"os.kill(os.getpid(), {int(signum)})", before=before)
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 128 + signum
 
@@ -65,7 +66,7 @@ def test_under_nohup_the_end_of_the_terminal_is_ignored() -> None:
 def test_a_run_whose_terminal_is_closed_drains() -> None:
     """A write to a terminal that hung up is an error."""
     terminal, shown = pty.openpty()
-    code = ENDED_BY_SIGNAL.format(signal="", before="")
+    code = ENDED_BY_SIGNAL.format(signal="", before=NO_NOHUP)
     run = subprocess.Popen([sys.executable, "-c", code], stdin=shown, stdout=shown, stderr=shown)
     os.close(shown)
     assert b"supervising" in os.read(terminal, 100)

@@ -13,7 +13,7 @@ import yaml
 from support.servers.helm import EXAMPLES, of_kind, pods, render
 from trinity.cluster.certs import certs
 from trinity.cluster.certs.certs import Form
-from trinity.runtime.errors import EXIT_FOR_GOOD
+from trinity.runtime.errors import EXIT_AGAIN, EXIT_FOR_GOOD
 from trinity.runtime.names import run_id
 from trinity.runtime.settings import ServiceSettings
 from trinity.runtime.trust.roles import METHODS
@@ -177,6 +177,7 @@ def callers_by_roles(names: Iterable[str]) -> dict[str, set[str]]:
         service = re.match(r"/trinity\.api\.(\w+)\.", method)
         if service is not None:
             found.setdefault(service[1], set()).update(map(str, roles & there))
+    found["trainer"].discard("trainer")  # its further machines are pods trainer-node
     # Trainers publish weights in JetStream, if the YAML says so.
     found["nats"] = {role for role in map(str, table()) if role in there}
     return {name: {"observe" if role == "reader" else role for role in roles} for name, roles in found.items()}
@@ -213,6 +214,7 @@ def test_a_trainer_that_was_stopped_is_started_again_and_one_that_cannot_run_is_
                for code in rule.get("onExitCodes", {}).get("values", ())}  # fmt: skip
     assert actions == {
         EXIT_FOR_GOOD: "FailJob",
+        EXIT_AGAIN: "Ignore",
         int(variables(manifests, "trainer")["EXIT_CODE_WHEN_STOPPED"]): "Ignore",
     }
     assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"

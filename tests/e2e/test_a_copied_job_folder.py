@@ -28,7 +28,7 @@ def run(repository: Path, quickstart_model: Path, tmp_path: Path) -> Iterator[Fo
     short = {
         "stages": [],
         "buffer": {"batch_size": 4, "total_steps": STEPS, "explorer_input": {"eval_tasksets": []}},
-        "trainer": {"save_interval": 1, "save_hf_checkpoint": "always"},
+        "trainer": {"save_interval": 1, "save_hf_checkpoint": "last"},
     }
     config = write_config(repository / "examples/quickstart/arithmetic.yaml", tmp_path / "run.yaml", short)
     environment = {"TRINITY_MODEL_PATH": str(quickstart_model), "TRINITY_TASKSET_PATH": str(data)}
@@ -57,8 +57,10 @@ def test_it_is_read_and_resumed_without_the_original(run: ForkedRun, tmp_path: P
         assert json.loads(shown("status", *by, "--json"))["state"] == "finished"
         assert "reward" in shown("view", *by, "--limit", "2")
     assert json.loads(shown("batch", "show", str(STEPS), "--job", str(job), "--json"))
-    shown("convert", "--checkpoint-dir", str(job), "--steps", str(STEPS))
-    assert (tmp_path / "converted" / "config.json").exists()
+    model = job / f"global_step_{STEPS - 1}/actor/huggingface/model.safetensors"
+    assert not model.exists()
+    shown("convert", "--checkpoint-dir", str(job), "--steps", str(STEPS - 1))
+    assert model.exists()
 
     again = ForkedRun(run.config, run.folder, **{**moved})
     again.job, again.environment = job, moved

@@ -174,7 +174,10 @@ def _travel(run: TrinityRun, extra: TrinityRun, collector: Collector) -> Journey
         again_output=again_output,
         longer_code=longer_code,
         longer_summary=_summary(job),
-        longer_logs={path.name: path.read_text(errors="replace")[sizes.get(path, 0) :] for path in job.rglob("log/*")},
+        longer_logs={
+            str(path.relative_to(job)): path.read_text(errors="replace")[sizes.get(path, 0) :]
+            for path in job.rglob("log/*")
+        },
         run=run,
         collector=collector,
     )
@@ -387,7 +390,7 @@ def test_more_steps_go_on_where_it_stopped(journey: Journey) -> None:
 def test_a_healthy_run_logs_nothing_that_looks_like_a_failure(journey: Journey) -> None:
     """Of the last command, in which nothing was killed. Its screen has no color, and its logs no red one."""
     shown = {"screen": journey.run.output.read_text(errors="replace"), **journey.longer_logs}
-    assert {f"{name}.log" for name in SERVICES - {"nats"}} <= {name for name, text in shown.items() if text}
+    assert {f"rft/log/{name}.log" for name in SERVICES - {"nats"}} <= {name for name, text in shown.items() if text}
     alarming = {name: found for name, text in shown.items() if (found := [*FAILURE.finditer(text)])}
     lines = {name: [shown[name][m.start() - 200 : m.end() + 200] for m in found] for name, found in alarming.items()}
     assert not lines, lines
