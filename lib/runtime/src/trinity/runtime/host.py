@@ -164,6 +164,7 @@ async def _serve(service: Service, settings: ServiceSettings) -> bool:
         work.cancel()
         await asyncio.wait([work], timeout=2)
         await server.stop(grace=1.0)
+        await cancelled_handlers_end()
     if work.done() and not work.cancelled():
         work.result()
     finished = not stop.is_set()
@@ -219,6 +220,16 @@ def _gate(settings: ServiceSettings, host: str) -> Gate | None:
 async def _set_health(checks: Any, names: list[str], status: int) -> None:
     for name in ["", *names]:
         await checks.set(name, status)
+
+
+async def cancelled_handlers_end() -> None:
+    """Waits until the handlers have ended that the server cancelled.
+
+    gRPC prints a traceback of each that is still ending when asyncio.run cancels what is left.
+    """
+    handlers = [task for task in asyncio.all_tasks() if task.get_name().startswith("HandleExceptions[")]
+    if handlers:
+        await asyncio.wait(handlers, timeout=1.0)
 
 
 async def _first_of(*waits: "Coroutine[Any, Any, Any] | asyncio.Task[Any]") -> None:
