@@ -76,14 +76,12 @@ def streams(run: Any) -> dict[str, dict[str, float]]:
 def disk(folder: Path) -> dict[str, float]:
     """Megabytes by the first folder below the job's and its stage's."""
     found: dict[str, float] = {}
-    for path in folder.rglob("*"):
-        try:
-            if path.is_file() and not path.is_symlink():
-                part = path.relative_to(folder).parts[0]
-                part = re.sub(r"global_step_\d+", "global_step", part)
-                found[part] = found.get(part, 0.0) + path.stat().st_blocks * 512 / 1e6
-        except OSError:  # removed meanwhile
-            continue
+    for place, _, names in os.walk(folder):  # ignores folders that were removed meanwhile
+        for path in (Path(place) / name for name in names):
+            with contextlib.suppress(OSError):
+                if not path.is_symlink():
+                    part = re.sub(r"global_step_\d+", "global_step", path.relative_to(folder).parts[0])
+                    found[part] = found.get(part, 0.0) + path.stat().st_blocks * 512 / 1e6
     return found
 
 
