@@ -1,6 +1,6 @@
 """A run that is left alone for hours: what it holds by the minute, and whether that stays flat. Or
 
-    python tests/chaos/long_run.py [--hours 2] [--folder build/long] [--vllm] [--groups 4]
+    python tests/chaos/long_run.py [--hours 2] [--folder build/long] [--vllm] [--groups 4] [--grader-seconds 0.5]
 
 Processes, protocols and files are those of `trinity run` with the quickstart's model. Without --vllm, processes are
 forked with everything imported, and explorers sample with transformers (tests/support/programs/forked_run.py). A
@@ -28,6 +28,18 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 MINUTE = 60.0
+# A grader that takes time, as users' graders do: the run then leaves cores to others.
+_SLOW_GRADER = """
+import time
+
+from trinity.plugins import reward_function
+
+
+@reward_function("slow_sum")
+def slow_sum(item, args):
+    time.sleep({seconds})
+    return 1.0 if item.response.strip().endswith(str(item.truth)) else 0.0
+"""
 # What may grow between the second and the last quarter: by this part, and at least by so much.
 PART, LEAST = 0.05, {"MB": 4.0, "fds": 4.0, "threads": 2.0, "disk MB": 4.0}
 
@@ -150,6 +162,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("build/long"))
     parser.add_argument("--vllm", action="store_true", help="explorers with vLLM, as a user starts a run")
     parser.add_argument("--groups", type=int, default=4, help="of an optimizer step, of 4 rollouts each")
+    parser.add_argument("--grader-seconds", type=float, default=0.0, help="that grading a rollout takes")
     parser.add_argument("--report", type=Path, help="print the table of a long.jsonl, and run nothing")
     given = parser.parse_args()
     if given.report:
@@ -169,7 +182,7 @@ def main() -> int:
     quickstart = repository / "examples/quickstart"
     for script, name in (("make_model.py", "model"), ("make_data.py", "data")):
         subprocess.run([sys.executable, str(quickstart / script), str(folder / name)], check=True)
-    changes = {
+    changes: dict[str, Any] = {
         "name": "long",
         "model": {"max_response_tokens": 16},
         "algorithm": {"repeat_times": 4},
@@ -177,12 +190,17 @@ def main() -> int:
         "stages": [],
         "monitor": {"metrics_mib": 1, "experiences_mib": 2, "log_mib": 2},  # so small that they are reached
     }
+    if given.grader_seconds:
+        (folder / "plugins").mkdir()
+        (folder / "plugins/slow.py").write_text(_SLOW_GRADER.format(seconds=given.grader_seconds))
+        changes["buffer"]["explorer_input"] = {"taskset": {"default_reward_fn_type": "slow_sum"}}
     config = write_config(quickstart / "arithmetic.yaml", folder / "long.yaml", changes)
     paths = {
         "TRINITY_MODEL_PATH": str(folder / "model"),
         "TRINITY_TASKSET_PATH": str(folder / "data"),
         "TRINITY_BUFFER_LOG_KEEP_GIB": "0.002",
         "TRINITY_BUFFER_LINES_MIB": "1",
+        "TRINITY_PLUGIN_DIRS": str(folder / "plugins") if given.grader_seconds else "",
     }
     if given.vllm:
         run = TrinityRun(config, folder, **paths)
@@ -191,14 +209,14 @@ def main() -> int:
     run.start()
     lines, ui = [], None
     try:
-        run.until(lambda status: status["step"], 300, "the first step")
+        run.until(lambda status: status["step"], 900, "the first step")
         ui, address = pages(run, folder)
         begin = time.monotonic()
         while (seconds := time.monotonic() - begin) < 3600 * given.hours:
             status = run.poll_status()
             if status is None:
                 raise AssertionError(f"the run ended: {run.tail()}")
-            line = look(run, int(status["step"]), seconds)
+            line = look(run, int(status["step"] or 0), seconds)  # None: a restarted buffer does not answer yet
             line["processes"]["pages"] = held_by(psutil.Process(ui.pid))
             lines.append(line)
             with (folder / "long.jsonl").open("a") as out:
