@@ -17,6 +17,7 @@ from trinity.trainer.engine.critic import load_critic
 from trinity.trainer.engine.deepspeed import deepspeed_config, dtype_of, import_deepspeed
 from trinity.trainer.model.attention import check_sequence_parallel, check_shared_prompts
 from trinity.trainer.model.policy import load_policy
+from trinity.trainer.model.routers import routers_of
 from trinity.trainer.model.sequence_parallel import check_ranks
 from trinity.trainer.process import devices
 from trinity.trainer.process.ranks import Ranks
@@ -51,6 +52,7 @@ def _models(plan: Plan, settings: TrainerSettings) -> None:
     policy = load_policy(model, dtype, trainer.logprob_chunk_tokens, packed=packed, weights=False)
     if size > 1:
         check_sequence_parallel(policy.model, size)
+    routers_of(policy.model, plan.config.algorithm.router_aux_loss_coef, shared=size > 1)
     if trainer.shared_prompts:
         check_shared_prompts(policy.model, policy.packed, plan.lengths.model)
     if plan.algorithm.critic:

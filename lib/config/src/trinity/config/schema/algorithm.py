@@ -66,5 +66,8 @@ class AlgorithmConfig(Section):
         description="How groups become batches: default, staleness_control or mix (docs/experience.md)",
     )
     sample_strategy_args: dict[str, Any] | None = Field(None, description="Its arguments")
+    router_aux_loss_coef: float = Field(
+        0.0, ge=0, le=100, description="Weight of the loss that balances a mixture's experts; 0: none"
+    )
     loss_agg_mode: LossAggregation | None = Field(None, description="How token losses become one number")
     rollout_correction: RolloutCorrectionConfig = Field(default_factory=RolloutCorrectionConfig)

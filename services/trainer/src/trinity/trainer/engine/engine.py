@@ -2,7 +2,7 @@
 
 The loss of a micro-batch is its share of the global batch's loss, times the number of ranks because DeepSpeed averages
 over them. Backward passes only accumulate (managed_gradient_accumulation is off); `step` reduces and updates. So the
-gradient does not depend on the split into micro-batches and ranks.
+gradient does not depend on the split into micro-batches and ranks, but for the balance of experts (routers.py).
 """
 
 import contextlib
@@ -42,6 +42,7 @@ from trinity.trainer.model import activations
 from trinity.trainer.model.attention import check_shared_prompts
 from trinity.trainer.model.checkpointing import recompute_activations
 from trinity.trainer.model.policy import OffloadedReference, PolicyModel, TokenModel, disable_dropout, load_policy
+from trinity.trainer.model.routers import routers_of
 from trinity.trainer.model.sequence_parallel import make_groups
 from trinity.trainer.model.vision import freeze_all_but_text, has_vision
 from trinity.trainer.process import devices
@@ -90,6 +91,8 @@ class TrainEngine:
         policy = self._load()
         self._freeze(policy)
         disable_dropout(policy, "policy")
+        coefficient = plan.config.algorithm.router_aux_loss_coef
+        self._routers = routers_of(policy.model, coefficient, shared=self._group is not None)
         memory = devices.limit_memory(self.device, gpu_memory_gib) if on_gpu else None
         self._activations = activations.choose(plan, policy, ranks, self.device, memory)
         recompute_activations(policy.model, self._activations.recompute, self._activations.layers)
@@ -265,7 +268,9 @@ class TrainEngine:
 
         def loss_of(sequences: Sequence[TrainSequence], micro: MicroBatch) -> tuple[torch.Tensor, Report]:
             reference = self._preparer.reference_of(micro)  # before the policy: with LoRA both run the same module
-            logprobs, entropy = self._model(micro)
+            nothing = contextlib.nullcontext(list[torch.Tensor]())
+            with nothing if self._routers is None else self._routers.recording() as logits:
+                logprobs, entropy = self._model(micro)
             inputs = LossInputs(
                 logprobs=logprobs,
                 entropy=entropy if wants_entropy_gradient(plan) else entropy.detach(),
@@ -281,9 +286,15 @@ class TrainEngine:
                 peers_B=micro.peers,
                 step=batch.step,
             )
-            return compute_loss(
+            loss, report = compute_loss(
                 plan, inputs, totals, self._kl.loss, None if record is None else partial(record.add, sequences)
             )
+            if self._routers is not None:  # a micro-batch counts by its trained tokens
+                tokens, balance = micro.mask.sum(), self._routers.balance_loss(logits, micro)
+                weight = self._plan.config.algorithm.router_aux_loss_coef * tokens / max(totals.tokens, 1)
+                loss = loss + weight * balance
+                report["router_aux_loss"] = torch.stack([balance.detach() * tokens, tokens]).float()
+            return loss, report
 
         return loss_of
 
