@@ -1,6 +1,5 @@
 """structlog everywhere: JSON lines in a file, readable lines on the terminal. Standard logging goes the same way."""
 
-import asyncio
 import json
 import logging
 import logging.handlers
@@ -62,7 +61,6 @@ def configure(
     """
     # A stream that its client leaves is closed in another context than it was opened in; that is no error.
     logging.getLogger("opentelemetry.context").setLevel(logging.CRITICAL)
-    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_end_of_a_call)
     stream = stream or sys.stderr
     formatted: list[logging.Handler] = []
     console = logging.StreamHandler(stream)
@@ -88,11 +86,6 @@ def configure(
         cache_logger_on_first_use=False,
     )
     structlog.contextvars.bind_contextvars(service=service)
-
-
-def _is_no_end_of_a_call(record: logging.LogRecord) -> bool:
-    """Returns False for gRPC's error about a handler that was cancelled: its client has left, or the server ends."""
-    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 def json_formatter(**fields: str) -> logging.Formatter:

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from trinity.cli.supervise.checks.hub_models import fetch_models
@@ -59,35 +59,56 @@ def join(config: Config, source: str) -> None:
 
 
 async def _join(config: Config, job: Job, source: str) -> None:
-    """Explores until the run is finished. Waits for a run that disappears: it may come back elsewhere."""
+    async def explore(nats: NatsAccess, about: RunRecord, display: Display, stop: Ending) -> bool:
+        return await _explore(config, source, job, nats, about, display, stop)
+
+    left = f"explorer {config.explorer.name!r} was stopped; others get its tasks"
+    await join_stages(job, config.synchronizer.sync_timeout, explore, left)
+
+
+async def join_stages(
+    job: Job,
+    seconds: float,
+    stay: Callable[[NatsAccess, RunRecord, Display, Ending], Coroutine[Any, Any, bool]],
+    left: str,
+    *,
+    offline: bool = False,
+) -> None:
+    """Joins each stage until the run is finished.
+
+    A run that disappears may come back elsewhere within `seconds`. `stay` returns True once its stage is finished.
+    `left`: the text after a signal. `offline`: see `find_run`.
+    """
     stop = Ending("the same command joins the run again")
     with ended_by_signals(stop), make_display() as display:
         while not stop.is_set():
-            url, about = await find_run(job, display, stop, config.synchronizer.sync_timeout)
+            nats, about = await find_run(job, display, stop, seconds, offline=offline)
             if about is None:
                 return
-            finished = await _explore(config, source, job, url, about, display, stop)
+            finished = await stay(nats, about, display, stop)
             if stop.is_set():
-                display.say(f"explorer {config.explorer.name!r} was stopped; others get its tasks")
+                display.say(left)
                 return
             if finished and about.last:
                 display.say("the run has ended")
                 return
             display.say("the stage has ended" if finished else "the run is gone")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _POLL_SECONDS)
 
 
 async def find_run(
-    job: Job, display: Display, stop: asyncio.Event, seconds: float, joins: str = "an explorer"
+    job: Job, display: Display, stop: asyncio.Event, seconds: float, *, offline: bool = False
 ) -> tuple[NatsAccess, RunRecord | None]:
     """Waits for the run to join. Returns its NATS and record; None after `stop`. Raises RunError after the time.
 
-    `joins`: what this command adds to the run. A node of the trainer joins stages without explorers too.
+    `offline`: stages without explorers count too, which a machine of the trainer joins.
     """
-    display.say(f"looking for the run of {job.folder}; {joins} may be started before it")
+    display.say(f"looking for the run of {job.folder}; this command may be started before it")
     deadline = asyncio.get_running_loop().time() + seconds
     finished_deadline = min(deadline, asyncio.get_running_loop().time() + _FINISHED_SECONDS)
     while not stop.is_set():
-        nats, about = await look_for_run(job, offline=joins != "an explorer")
+        nats, about = await look_for_run(job, offline=offline)
         if about is not None:
             return nats, about
         now = asyncio.get_running_loop().time()

@@ -9,9 +9,9 @@ import socket
 from trinity.cli.supervise.processes import services
 from trinity.cli.supervise.processes.devices import place
 from trinity.cli.supervise.stage.disk import DiskWatch
-from trinity.cli.supervise.stage.display import Display, make_display
-from trinity.cli.supervise.stage.ending import Ending, ended_by_signals
-from trinity.cli.supervise.stage.join import find_run, until_run_ends
+from trinity.cli.supervise.stage.display import Display
+from trinity.cli.supervise.stage.ending import Ending
+from trinity.cli.supervise.stage.join import join_stages, until_run_ends
 from trinity.cli.supervise.stage.join_config import check_identity, own_model
 from trinity.config import Config, dump, expand, make_plan
 from trinity.config.run_record import Addresses, RunRecord
@@ -26,7 +26,7 @@ from trinity.runtime import files
 from trinity.runtime.devices import visible_gpus
 from trinity.runtime.trust.roles import Role
 
-_AGAIN_SECONDS, _STOP_SECONDS = 1.0, 2.0
+_STOP_SECONDS = 2.0
 
 
 def join_as_node(config: Config, source: str) -> None:
@@ -46,22 +46,11 @@ def join_as_node(config: Config, source: str) -> None:
 
 
 async def _join(config: Config, job: Job, name: str) -> None:
-    """Trains until the run is finished. Waits for a run that disappears: it may come back elsewhere."""
-    stop = Ending("the same command joins the run again")
-    with ended_by_signals(stop), make_display() as display:
-        while not stop.is_set():
-            nats, about = await find_run(job, display, stop, config.synchronizer.sync_timeout, "a node")
-            if about is None:
-                return
-            finished = await _train(config, job, name, nats, about, display, stop)
-            if stop.is_set():
-                display.say(f"node {name!r} has left; the others continue at the newest checkpoint")
-                return
-            if finished and about.last:
-                display.say("the run has ended")
-                return
-            display.say("the stage has ended" if finished else "the run is gone")
-            await asyncio.sleep(_AGAIN_SECONDS)
+    async def train(nats: NatsAccess, about: RunRecord, display: Display, stop: Ending) -> bool:
+        return await _train(config, job, name, nats, about, display, stop)
+
+    left = f"node {name!r} has left; the others continue at the newest checkpoint"
+    await join_stages(job, config.synchronizer.sync_timeout, train, left, offline=True)
 
 
 async def _train(

@@ -118,7 +118,7 @@ class ClusterConfig(Section):
     )
     gpu_per_node: int = Field(0, ge=0, le=1_000, description="GPUs of each; 0: all that are there")
     least_nodes: int | None = Field(
-        None, ge=1, le=10_000, description="Fewest machines on which training goes on; null: node_num"
+        None, ge=1, le=10_000, description="Fewest machines that continue the training; null: node_num"
     )
     node_wait: float = Field(
         600, ge=0, le=1_000_000, description="Seconds to wait for further machines beyond least_nodes"
@@ -142,7 +142,7 @@ class ClusterConfig(Section):
 
     @property
     def fewest_nodes(self) -> int:
-        """Fewest machines on which training goes on."""
+        """Fewest machines that continue the training."""
         return min(self.least_nodes or self.nodes, self.nodes)
 
     @property
