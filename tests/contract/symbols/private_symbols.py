@@ -216,6 +216,13 @@ OTHERS = (
         ),
     ),
     Border(
+        "transformers: routers of experts",
+        ("trinity.trainer.model.routers",),
+        "Which modules give a model's `router_logits`, and at which place of their outputs.",
+        ("services/trainer/tests/model/test_routers.py",),
+        ("transformers.models.qwen3_moe.modeling_qwen3_moe:Qwen3MoePreTrainedModel._can_record_outputs",),
+    ),
+    Border(
         "peft: adapters",
         ("trinity.trainer.model.lora",),
         "The names of adapter parameters (`<module>.lora_A.default.weight`), from which those in peft's files "
