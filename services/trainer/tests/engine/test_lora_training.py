@@ -102,7 +102,8 @@ def test_only_adapters_have_optimizer_states_and_lie_in_checkpoints(journey: Any
     assert all("lora_" in name for name in saved.index.parameters)
     assert adapters == sum(len(piece) for name, shape in saved.index.parameters.items()
                            for piece in saved.whole("exp_avg", name, shape))  # fmt: skip
-    assert sum(path.stat().st_size for path in (folder / "one/slices").iterdir()) < base
+    size = sum(path.stat().st_size for path in (folder / "one/slices").iterdir())
+    assert 12 * adapters <= size < 4 * base, "a checkpoint holds a float32 master and two moments of adapters alone"
 
 
 def test_the_reference_is_the_base(journey: Any) -> None:
