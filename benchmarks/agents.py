@@ -94,7 +94,7 @@ async def measure(model: str, args: argparse.Namespace) -> tuple[dict[str, list[
 
     tokenizer = ChatTokenizer(ModelConfig(model_path=model))
     length = args.prompt + args.response + 64
-    pool = await EnginePool.start(EngineOptions(model=model, device=args.device, max_model_len=length), 1, [None])
+    pool = await EnginePool.start(EngineOptions(model=model, device=args.device, max_model_len=length), [None])
     keys = Path(model) / "keys"
     keys.write_text(KEY)
     open_to = OpenTo(f"127.0.0.1:{free_port()}", KeyFile(keys, "keys"), "plain")

@@ -52,7 +52,7 @@ async def measure(folder: Path, args: argparse.Namespace) -> dict[str, list[floa
     nats, environment = NatsServer(folder / "nats"), ServiceProcess("environment", folder).start()
     nats.start()
     tokenizer, names = ChatTokenizer(ModelConfig(model_path=model)), RunNames("tests-run-000000")
-    pool = await EnginePool.start(EngineOptions(model=model, device=args.device, max_model_len=4096), 1, [None])
+    pool = await EnginePool.start(EngineOptions(model=model, device=args.device, max_model_len=4096), [None])
     tools = ExplorerTools(pool, tokenizer, EnvironmentClient(environment.address), AuxiliaryModels({}), 1024, 4096)
     seconds: dict[str, list[float]] = {"without": [], "with": [], "waits": []}
     sampling = SamplingParams(max_tokens=args.response, n=args.rollouts, ignore_eos=True)

@@ -102,7 +102,7 @@ async def ours(model: str, args: argparse.Namespace) -> dict[str, float]:
     environment = ServiceProcess("environment", Path(model)).start()
     tokenizer = ChatTokenizer(ModelConfig(model_path=model))
     length = args.prompt + args.response + 64
-    pool = await EnginePool.start(EngineOptions(model=model, device=args.device, max_model_len=length), 1, [None])
+    pool = await EnginePool.start(EngineOptions(model=model, device=args.device, max_model_len=length), [None])
     tools = ExplorerTools(pool, tokenizer, EnvironmentClient(environment.address), AuxiliaryModels({}), length, length)
     sampling = SamplingParams(max_tokens=args.response, n=args.group, ignore_eos=True)
     form = FormatConfig(prompt_key="question", response_key="answer").model_dump_json()

@@ -280,7 +280,7 @@ async def test_a_canary_catches_tied_embeddings_that_are_not_reloaded(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(start, "_WORKER", "unrepaired_worker.WorkerExtension")
     options = EngineOptions(str(base.folder), "cpu", 256, max_num_seqs=SEQUENCES)
-    tied = await EnginePool.start(options, 1, [None])
+    tied = await EnginePool.start(options, [None])
     try:
         assert "lm_head.weight" not in [name for name, _ in new.update_info["tensors"]]
         assert (await tied.measure(base.canary)).within(base.canary)

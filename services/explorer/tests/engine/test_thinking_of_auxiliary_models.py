@@ -51,7 +51,7 @@ async def test_enable_thinking_reaches_the_template_of_an_auxiliary_model(
         return engine
 
     monkeypatch.setattr(auxiliary.EnginePool, "start", start)
-    monkeypatch.setattr(auxiliary, "start_vllm", lambda *_: engine)
+    monkeypatch.setattr(auxiliary, "start_vllm", lambda *_: [engine])
     config = AuxiliaryModelConfig(model_path=str(tmp_path), name="one", kind=kind, enable_thinking=value)
     options = EngineOptions(model="policy", device="cpu", max_model_len=64)
     models = await AuxiliaryModels.start([config], options, [])

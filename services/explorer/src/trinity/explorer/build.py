@@ -82,8 +82,7 @@ class ExplorerBuilder:
         )
 
     async def pool(self, options: EngineOptions) -> EnginePool:
-        devices = self._devices(options)
-        return await EnginePool.start(options, len(devices), devices)
+        return await EnginePool.start(options, self._devices(options))
 
     def _devices(self, options: EngineOptions) -> list[str | None]:
         """CUDA_VISIBLE_DEVICES of each engine."""

@@ -176,9 +176,9 @@ async def _start(config: AuxiliaryModelConfig, policy: EngineOptions, cards: Ite
     if policy.device == "cuda":
         devices = [",".join(next(cards) for _ in range(size)) for _ in range(config.engine_num)]
     if options.pooling:
-        engines = [start_vllm(options, device) for device in devices]
+        engines = await asyncio.to_thread(start_vllm, options, devices)
         return RewardModel(engines, tokenizer, options.max_model_len)
-    return Judge(await EnginePool.start(options, len(devices), devices), tokenizer)
+    return Judge(await EnginePool.start(options, devices), tokenizer)
 
 
 def prepare(config: AuxiliaryModelConfig, policy: EngineOptions) -> tuple[EngineOptions, ChatTokenizer]:

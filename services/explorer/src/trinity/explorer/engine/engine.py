@@ -15,6 +15,7 @@ import uuid
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import asdict, dataclass, replace
+from multiprocessing import active_children
 from typing import Any
 
 import numpy as np
@@ -67,16 +68,12 @@ class Engine:
         self._decoded = DecodedImages()
 
     @classmethod
-    async def start(cls, options: EngineOptions, devices: str | None = None) -> "Engine":
-        """Start vLLM, which takes 30 to 60 seconds. `devices`: CUDA_VISIBLE_DEVICES of this engine."""
-        begin = time.monotonic()
-        llm = start_vllm(options, devices)
-        engine = cls(llm, options)
-        llm.output_processor.update_scheduler_stats = engine._note_usage
-        log.info("explorer.engine.started", model=options.model, seconds=round(time.monotonic() - begin, 1))
+    async def start(cls, options: EngineOptions) -> "Engine":
+        """Start one engine on the devices that this process sees, which takes 30 to 60 seconds."""
+        (engine,) = await start_engines(options, [None])
         return engine
 
-    def _note_usage(self, stats: Any) -> None:
+    def note_usage(self, stats: Any) -> None:
         """Called for every message of the engine core; few have statistics."""
         if stats is not None:
             self.usage = EngineUsage(stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage)
@@ -255,6 +252,19 @@ class Engine:
         self.llm.shutdown = lambda timeout=None: None
 
 
+async def start_engines(options: EngineOptions, devices: Sequence[str | None]) -> list[Engine]:
+    """start.start_vllm in a thread. If this is cancelled, the engines' processes are ended, and so is the thread."""
+    try:
+        engines = [Engine(llm, options) for llm in await asyncio.to_thread(start_vllm, options, devices)]
+    except asyncio.CancelledError:
+        for core in active_children():
+            core.kill()
+        raise
+    for engine in engines:
+        engine.llm.output_processor.update_scheduler_stats = engine.note_usage
+    return engines
+
+
 async def _within(seconds: float, what: str, call: Awaitable[Any]) -> None:
     """Raises EngineFailed after the limit."""
     try:
@@ -333,17 +343,9 @@ class EnginePool:
         self._recent: deque[tuple[float, int]] = deque()
 
     @classmethod
-    async def start(cls, options: EngineOptions, count: int, devices: Sequence[str | None]) -> "EnginePool":
-        """Start the engines one after the other, because each reads its devices from the process environment."""
-        engines = []
-        try:
-            for index in range(count):
-                engines.append(await Engine.start(options, devices[index] if devices else None))
-        except BaseException:
-            for engine in engines:
-                engine.close()
-            raise
-        return cls(engines)
+    async def start(cls, options: EngineOptions, devices: Sequence[str | None]) -> "EnginePool":
+        """Start an engine on each of these devices (values of CUDA_VISIBLE_DEVICES), all at once."""
+        return cls(await start_engines(options, devices))
 
     @property
     def tokens_generated(self) -> int:

@@ -1,10 +1,16 @@
-"""Starts vLLM in this process, with its core in a child process."""
+"""Starts vLLM in this process, with the core of each engine in a child process."""
 
 import importlib.util
 import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields
+from multiprocessing import active_children
 from typing import Any
+
+import structlog
 
 from trinity.data.images import MOST_IMAGES
 from trinity.data.rope import rope_parameters
@@ -15,29 +21,58 @@ from trinity.runtime.errors import InvalidInput
 from trinity.runtime.process import environment
 from trinity.weights import nccl
 
+log = structlog.get_logger(__name__)
+
 _WORKER = "trinity.explorer.engine.worker.WorkerExtension"
 _SCHEDULER = "trinity.explorer.engine.scheduler.make_scheduler"
 
 
-def start_vllm(options: EngineOptions, devices: str | None) -> Any:
-    """Start an AsyncLLM. Raises InvalidInput if vLLM refuses its configuration, EngineFailed if it fails later."""
+def start_vllm(options: EngineOptions, devices: Sequence[str | None]) -> list[Any]:
+    """Start an AsyncLLM on each of these devices (values of CUDA_VISIBLE_DEVICES), all at once.
+
+    Raises InvalidInput if vLLM refuses its configuration, EngineFailed if it fails later; then no engine is left.
+    """
     check_packages(options)
-    memory = room_of(options, devices)
-    with _environment(options, devices):
-        from vllm.v1.engine import output_processor
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        from trinity.explorer.engine.scheduler import WholeLogprobs
-
-        setattr(output_processor, "LogprobsProcessor", WholeLogprobs)  # noqa: B010 (it is a type there)
+    with ThreadPoolExecutor(len(devices), "engine") as threads:
+        starting: list[Future[Any]] = []
         try:
-            llm = AsyncLLM.from_vllm_config(config_of(options, **memory), disable_log_stats=True)
-        except (OSError, ValueError) as error:
-            raise _refusal(options, error) from error
-        except RuntimeError as error:
-            raise EngineFailed(f"vLLM did not start with {options.model}: {error}") from error
+            for device in devices:
+                memory = room_of(options, device)
+                with _environment(options, device):
+                    starting.append(threads.submit(_start_one, options, memory))
+                    _wait_for_core(starting[-1])
+            return [one.result() for one in starting]
+        except BaseException:
+            for one in starting:
+                if one.exception() is None:
+                    one.result().shutdown()
+            raise
+
+
+def _wait_for_core(starting: "Future[Any]") -> None:
+    """Wait until the engine's core process has taken over this process's environment."""
+    before = {child.pid for child in active_children()}
+    while not starting.done() and before >= {child.pid for child in active_children()}:
+        time.sleep(0.01)
+
+
+def _start_one(options: EngineOptions, memory: dict[str, float | int]) -> Any:
+    from vllm.v1.engine import output_processor
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from trinity.explorer.engine.scheduler import WholeLogprobs
+
+    begin = time.monotonic()
+    setattr(output_processor, "LogprobsProcessor", WholeLogprobs)  # noqa: B010 (it is a type there)
+    try:
+        llm = AsyncLLM.from_vllm_config(config_of(options, **memory), disable_log_stats=True)
+    except (OSError, ValueError) as error:
+        raise _refusal(options, error) from error
+    except RuntimeError as error:
+        raise EngineFailed(f"vLLM did not start with {options.model}: {error}") from error
     if options.turn_end is not None:
         also_stop_at(options.turn_end, llm.input_processor.generation_config_fields)
+    log.info("explorer.engine.started", model=options.model, seconds=round(time.monotonic() - begin, 1))
     return llm
 
 
