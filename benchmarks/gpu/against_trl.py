@@ -1,4 +1,4 @@
-"""The same work by TRL's GRPO and by Trinity, on one and two GPUs: 32 x 8 responses of 512 tokens, one update a step.
+"""The same work by TRL's GRPO and by Trinity, on one to four GPUs: 32 x 8 responses of 512 tokens, one update a step.
 
     python benchmarks/gpu/against_trl.py                 a 1.5 B shape, two GPUs; about 22 minutes
     python benchmarks/gpu/against_trl.py --only 1 2      the first two rows; about 5 minutes
@@ -21,6 +21,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,13 @@ ROWS = (
     Row("1 + 1, one step ahead", 2, offset=1),
     Row("shared, sync", 2, engines=2),
     Row("shared, one step ahead", 2, offset=1, engines=2),
+    Row("shared, sync", 4, engines=4),
+    Row("shared, one step ahead", 4, offset=1, engines=4),
+    Row("shared, two steps ahead", 4, offset=2, engines=4),
+    Row("2 + 2, one step ahead", 4, offset=1, engines=2),
+    Row("2 + 2, two steps ahead", 4, offset=2, engines=2),
+    Row("3 + 1, one step ahead", 4, offset=1, engines=3),
+    Row("shared, two steps ahead", 1, offset=2),
 )
 
 
@@ -96,6 +104,7 @@ def play(args: argparse.Namespace, folder: Path, row: Row, name: str) -> dict[st
     path = whole_run.write_yaml(folder / f"{name}.yaml", config(args, folder, row, name))
     plugins = str(Path(__file__).parent / "workflows")
     run = TrinityRun(path, folder, **whole_run.environment(args, _cards(row)), TRINITY_PLUGIN_DIRS=plugins)
+    began = time.time()
     with whole_run.started(run, *args.set):
         steps = whole_run.until_trained(run, args.steps, RUN_SECONDS)
     counted = steps[args.unmeasured :]
@@ -103,7 +112,7 @@ def play(args: argparse.Namespace, folder: Path, row: Row, name: str) -> dict[st
     for left in [run.job / "weights", *run.job.glob("global_step_*")]:
         shutil.rmtree(left, ignore_errors=True)
     parts = {part: statistics.mean(line[f"time/{part}"] for line in counted) for part in _PARTS}
-    return {"seconds": seconds, **parts}
+    return {"seconds": seconds, "first": steps[0]["time"] - began, **parts}
 
 
 def play_trl(args: argparse.Namespace, folder: Path, row: Row, name: str) -> dict[str, Any]:
@@ -154,7 +163,7 @@ def main() -> None:
     args = parsed()
     made = Table(
         f"{args.tasks} x {args.group} responses of {args.tokens} tokens, one update a step, {args.size}",
-        ("", "GPUs", "s/step", "samples/s", "waits", "trains", "publishes", "of TRL"),
+        ("", "GPUs", "s/step", "samples/s", "waits", "trains", "publishes", "first step", "of TRL"),
         [f"the first {args.unmeasured} of {args.steps} steps are not measured"],
     )
     wanted = [ROWS[number - 1] for number in args.only]
@@ -164,12 +173,12 @@ def main() -> None:
         for row in (row for row in wanted if not (args.cpu and row.gpus > 1)):
             found = found_by(args, folder, row)
             if "missing" in found:
-                made.rows.append((f"{row.name}: {found['missing'].splitlines()[0][:60]}", str(row.gpus), *[""] * 6))
+                made.rows.append((f"{row.name}: {found['missing'].splitlines()[0][:60]}", str(row.gpus), *[""] * 7))
                 continue
             speed = args.tasks * args.group / found["seconds"]
             if row.trl:
                 peers[row.gpus] = speed
-            parts = tuple(f"{found[part]:.2f}" if part in found else "" for part in _PARTS)
+            parts = tuple(f"{found[part]:.2f}" if part in found else "" for part in (*_PARTS, "first"))
             ratio = f"{speed / peers[row.gpus]:.2f}" if row.gpus in peers else ""
             made.rows.append((row.name, str(row.gpus), f"{found['seconds']:.2f}", f"{speed:.1f}", *parts, ratio))
     made.show()
