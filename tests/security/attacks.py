@@ -291,6 +291,16 @@ async def _garbage(target: Target) -> Counted:
     return Counted("refused", 4)
 
 
+async def _headers(target: Target) -> Counted:
+    await forgeries.with_headers(target.broker, target.names.experience(OWNER, 0, "sums"), b"")
+    return Counted("refused", len(forgeries.HEADERS))
+
+
+async def _turns(target: Target) -> None:
+    for ordinal in ("9" * 5000, "-1", "x", "00"):
+        await target.send(f"trinity.{target.names.run}.turns.{ordinal}.{ordinal}.{OWNER}", b"a turn")
+
+
 async def _evaluation(target: Target) -> None:
     outcome = experience_pb2.Outcome()
     outcome.failure.task.CopyFrom(await target.task())
@@ -320,6 +330,7 @@ ATTACKS: dict[str, Attack] = {
     "a blob of 3,000,000 chunks": lambda t: t.blob(chunks=3_000_000),
     "a blob of 2^31-1 chunks": lambda t: t.blob(chunks=2**31 - 1, size_bytes=2**50),
     "any bytes on tasks, batches and experience": _garbage,
+    "headers that NATS itself uses in answers": _headers,
     "an evaluation with an unknown cause": _evaluation,
     "garbage in the live key": _live_key,
     "a group in another explorer's name": lambda t: t.group(lambda group: None, owner=names.owner_of("mallory")),
@@ -347,6 +358,7 @@ ATTACKS: dict[str, Attack] = {
 OF_OWN_NATS: dict[str, Attack] = {  # of a run that has users on a NATS of its own
     "a group of a stranger to NATS": lambda t: forgeries.without_a_user(t.record.nats_url),
     "a group below another explorer's subject": Target.below_another_explorer,
+    "turns of tasks that no number names": _turns,
     "ids of other explorers' messages": Target.by_ids,
     **{f"replies to others' subjects as {role}": partial(Target.by_replies, role=role) for role in replies.ROLES},
 }

@@ -15,8 +15,24 @@ from trinity.api.buffer.v1 import buffer_pb2
 from trinity.api.common.v1 import experience_pb2
 from trinity.api.sync.v1 import sync_pb2
 from trinity.config import Config
+from trinity.runtime.broker import Broker
 from trinity.runtime.trust import nats_users
 from trinity.runtime.trust.subjects import Grants
+
+# What a publisher may write before its message. NATS checks nothing of it.
+_STATUSES = [b"Status: %d" % code for code in (100, 404, 408, 409, 503)]
+HEADERS = [
+    *(b"NATS/1.0\r\n" + line + b"\r\nDescription: No Messages\r\n\r\n" for line in _STATUSES),
+    b"NATS/1.0 404 No Messages\r\n\r\n",
+    b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Stream: 5\r\n\r\n",
+    b"NATS/1.0 \xff\xfe\xff\r\n\r\n",
+    b"NATS/1.0\r\nNats-Sequence: 9\r\nNats-Subject: trinity.a-run.experiences.control\r\nNats-Num-Pending: x\r\n\r\n",
+    b"NATS/1.0\r\nEnds: here\r\n\r\nNats-Sequence: 9\r\n\r\n",
+    b"NATS/1.0\r\nKV-Operation: PURGE\r\nNats-Time-Stamp: never\r\n\r\n",
+    b"NATS/1.0\r\n no name\r\n\xff: \xff\r\n: \r\n\r\n",
+    b"NATS/1.0",
+    b"garbage",
+]
 
 
 def long(group: experience_pb2.Group) -> None:
@@ -104,3 +120,11 @@ def may_do_everything(accounts: Path, folder: Path) -> Path:
     path = folder / "attacker.creds"
     path.write_text(nats_users.issue(accounts, "attacker", Grants((">",), (">",))))
     return path
+
+
+async def with_headers(broker: Broker, subject: str, body: bytes) -> None:
+    """Publish one message with each of HEADERS. Their bytes go to NATS as they are, which a usual client prevents."""
+    for header in HEADERS:
+        line = f"HPUB {subject} {len(header)} {len(header) + len(body)}\r\n".encode()
+        await broker.client._send_command(line + header + body + b"\r\n")
+    await broker.client.flush()

@@ -17,7 +17,6 @@ from support.fakes.peers import explorer
 from support.servers.buffer_run import BufferRun
 from support.servers.nats import NatsServer
 from support.servers.service import ServiceProcess
-from trinity.api.sync.v1 import sync_pb2
 from trinity.reading.job import ProcessRecord, SupervisorRecord
 from trinity.runtime.trust.roles import Role
 from trinity.runtime.trust.tokens import make_tokens
@@ -29,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import attacks  # noqa: E402
 
 STEPS = 2000
+INTERVAL = 100  # steps between versions
 # After a kill -9 of buffer, sync and nats-server, which read the streams again.
 AGAIN = ["replies to others' subjects as explorer", "replies to others' subjects as reader"]
 
@@ -47,9 +47,8 @@ async def test_a_run_under_attack_goes_on(server: NatsServer, tmp_path: Path, mo
     monkeypatch.setenv("TRINITY_SYNC_CLAIM_SECONDS", "3600")  # this trainer does not renew its claim
     identities = tmp_path / "job/identity"
     make_tokens(identities)
-    run = BufferRun(
-        tmp_path, server, steps=STEPS, identities=identities, explorer={"max_dead_letters_in_a_row": 0}
-    ).start()
+    changes = {"explorer": {"max_dead_letters_in_a_row": 0}, "synchronizer": {"sync_interval": INTERVAL}}
+    run = BufferRun(tmp_path, server, steps=STEPS, identities=identities, **changes).start()
     environment = ServiceProcess("environment", tmp_path, IDENTITY_FOLDER=str(identities)).start()
     trainer = run.trainer()
     services = {"buffer": run.buffer, "sync": run.sync, "environment": environment}
@@ -59,17 +58,12 @@ async def test_a_run_under_attack_goes_on(server: NatsServer, tmp_path: Path, mo
     (tmp_path / "job/run.yaml").write_text(run.config_file.read_text())
     (tmp_path / "job/run/main.json").write_text(json.dumps(asdict(record)))
 
-    async def train() -> None:
-        for step in range(1, STEPS + 1):
-            await trainer.batch(step, seconds=150)
-
     try:
         await trainer.begin()
-        claim = sync_pb2.ClaimRequest(run=run.run, trainer_id="trainer", pid=1, host="here")
-        await trainer.sync.Claim(claim, timeout=20)
+        await trainer.claim()
         # So slowly that tasks are outstanding until the attacks end.
         async with explorer(run.nats.url, run.run, tasks_at_once=1, seconds=0.05):
-            training = asyncio.create_task(train())
+            training = asyncio.create_task(trainer.train(STEPS, INTERVAL, tmp_path))
             rows = await attacks.attack(tmp_path / "job")
             for process in (run.buffer, run.sync, server):
                 process.kill()

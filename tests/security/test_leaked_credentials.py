@@ -20,7 +20,7 @@ from trinity.data.wire import encode_outcome
 from trinity.explorer.journal.journal import Journals
 from trinity.explorer.rollout import attempt
 from trinity.runtime import names
-from trinity.runtime.broker import Broker, Bucket, StreamSpec, blobs, connect, ensure_consumer, ensure_streams
+from trinity.runtime.broker import Broker, Bucket, StreamSpec, blobs, connect, ensure_consumer, ensure_streams, tail
 from trinity.runtime.names import RunNames, owner_of
 from trinity.runtime.trust import nats_users
 from trinity.runtime.trust.roles import Role
@@ -29,6 +29,7 @@ pytestmark = pytest.mark.core
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import forgeries  # noqa: E402
 import replies  # noqa: E402
 
 RUN = RunNames("a-run")
@@ -84,6 +85,30 @@ async def test_no_answer_is_stored_under_anothers_subject(
     assert {what: after[one] for what, one in targets.items() if after.get(one, 0) > before.get(one, 0)} == {}
     own = [one for one in after if after[one] > before.get(one, 0)]
     assert own or role is Role.READER, "what the role itself may publish was not stored"
+
+
+@pytest.mark.parametrize("body", [b"", b"a payload"])
+async def test_no_header_hides_a_message_from_its_readers(body: bytes, server: NatsServer, admin: Broker) -> None:
+    """Headers that NATS itself uses in answers: a reader that took one for an answer would miss the message."""
+    assert server.users is not None
+    creds = nats_users.user_file(server.users, Role.EXPLORER, "mallory", RUN.run)
+    subject = RUN.experience(owner_of("mallory"), 0, "sums")
+    stream, before = RUN.experiences_stream, (await admin.state(RUN.experiences_stream)).last_sequence
+    async with await connect(server.url, "mallory", creds=creds) as forger:
+        await forgeries.with_headers(forger, subject, body)
+        await forger.publish(subject, b"the last", message_id=f"{time.time()}")
+    wanted = [(before + 1 + number, body) for number in range(len(forgeries.HEADERS))]
+    read: list[tuple[int, bytes]] = []
+    async with asyncio.timeout(20):
+        async for message in tail(admin, stream, before):
+            if message.data == b"the last":
+                break
+            read.append((message.sequence, message.data))
+    assert read == wanted
+    assert [(one.sequence, one.data) for one in await admin.several(stream, before + 1, len(wanted))] == wanted
+    for sequence, _ in wanted:
+        one = await admin.get(stream, sequence)
+        assert (one.sequence, one.subject, one.data) == (sequence, subject, body)
 
 
 async def test_no_message_id_drops_anothers_message(server: NatsServer, admin: Broker) -> None:

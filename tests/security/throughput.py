@@ -32,12 +32,12 @@ from support.fakes.peers import explorer
 from support.servers.buffer_run import BufferRun
 from support.servers.nats import NatsServer
 from support.servers.service import ServiceProcess
-from trinity.api.sync.v1 import sync_pb2
 from trinity.reading.job import ProcessRecord, SupervisorRecord
 from trinity.runtime.broker import connect
 from trinity.runtime.trust.tokens import make_tokens
 
 STEPS = 100_000
+INTERVAL = 100  # steps between versions
 # Attacks that start an explorer of their own, or keep a task from the run's explorer for many seconds.
 LEFT_OUT = {name for name in attacks.ATTACKS if "record" in name}
 WARM_SECONDS = 10.0
@@ -97,8 +97,8 @@ async def measure(folder: Path, pairs: int, seconds: float, pause: float) -> lis
     server.start()
     os.environ |= {"TRINITY_NATS_CREDS": str(server.admin()), "TRINITY_SYNC_CLAIM_SECONDS": "3600"}
     make_tokens(identities)
-    letters = {"max_dead_letters_in_a_row": 0}
-    run = BufferRun(folder, server, steps=STEPS, identities=identities, explorer=letters).start()
+    changes = {"explorer": {"max_dead_letters_in_a_row": 0}, "synchronizer": {"sync_interval": INTERVAL}}
+    run = BufferRun(folder, server, steps=STEPS, identities=identities, **changes).start()
     environment = ServiceProcess("environment", folder, IDENTITY_FOLDER=str(identities)).start()
     trainer = run.trainer()
     services = {"buffer": run.buffer, "sync": run.sync, "environment": environment}
@@ -108,20 +108,15 @@ async def measure(folder: Path, pairs: int, seconds: float, pause: float) -> lis
     (folder / "job/run.yaml").write_text(run.config_file.read_text())
     (folder / "job/run/main.json").write_text(json.dumps(asdict(record)))
 
-    async def train() -> None:
-        for step in range(1, STEPS + 1):
-            await trainer.batch(step, seconds=150)
-
     found = []
     try:
         await trainer.begin()
-        claim = sync_pb2.ClaimRequest(run=run.run, trainer_id="trainer", pid=1, host="here")
-        await trainer.sync.Claim(claim, timeout=20)
+        await trainer.claim()
         async with (
             explorer(server.url, run.run, seconds=0.02),
             await connect(server.url, "outsider", creds=server.admin()) as broker,
         ):
-            training = asyncio.create_task(train())
+            training = asyncio.create_task(trainer.train(STEPS, INTERVAL, folder))
             measured = Measured(attacks.Target(folder / "job", broker, server.admin()), [run.buffer.pid, server.pid])
             await asyncio.sleep(WARM_SECONDS)
             for number in range(pairs):

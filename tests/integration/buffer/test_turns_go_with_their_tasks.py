@@ -44,3 +44,11 @@ async def test_turns_stay_until_their_task_has_ended(started: Started) -> None:
             await until({OPEN})
             stats = await trainer.stats()
             assert stats.outstanding >= 1
+
+
+@pytest.mark.parametrize("ordinal", ["9" * 5000, "9" * 16, "-1", "01", "x", "²"])
+def test_no_number_in_a_forged_subject_ends_the_buffer(ordinal: str) -> None:
+    """An explorer chooses the numbers in its subjects. Python reads no number of more than 4,300 digits."""
+    run = RunNames("r")
+    assert run.turn_of(run.turn(7, 2, "a")) == (7, 2, "a")
+    assert run.turn_of(f"trinity.r.turns.{ordinal}.1.a") == run.turn_of(f"trinity.r.turns.1.{ordinal}.a") == (0, 0, "")

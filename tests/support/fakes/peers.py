@@ -103,6 +103,7 @@ class FakeTrainer:
 
     def __init__(self, run: str, buffer: str, sync: str, identity: rpc.Shown = "own") -> None:
         self.run = run
+        self._lease_id = ""
         self._channels = [rpc.channel(buffer, identity=identity), rpc.channel(sync, identity=identity)]
         self.buffer = buffer_pb2_grpc.BufferServiceStub(self._channels[0])
         self.sync = sync_pb2_grpc.SyncServiceStub(self._channels[1])
@@ -110,6 +111,11 @@ class FakeTrainer:
     async def close(self) -> None:
         for channel in self._channels:
             await channel.close()
+
+    async def claim(self) -> None:
+        """From now on, only this trainer makes versions."""
+        asked = sync_pb2.ClaimRequest(run=self.run, trainer_id="trainer", pid=1, host="here")
+        self._lease_id = (await self.sync.Claim(asked, timeout=20)).lease_id
 
     async def begin(self) -> None:
         """Version 0, the base model, goes LIVE."""
@@ -124,7 +130,8 @@ class FakeTrainer:
 
     async def _commit(self, manifest: Manifest) -> None:
         try:
-            await self.sync.Publish(sync_pb2.PublishRequest(manifest=manifest_to_proto(manifest)), timeout=20)
+            asked = sync_pb2.PublishRequest(manifest=manifest_to_proto(manifest), lease_id=self._lease_id)
+            await self.sync.Publish(asked, timeout=20)
         except grpc.aio.AioRpcError as error:  # it may have been rejected meanwhile
             if manifest.canary is None or error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
                 raise
@@ -139,6 +146,13 @@ class FakeTrainer:
                     if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
                         raise
                     await asyncio.sleep(0.1)
+
+    async def train(self, steps: int, interval: int, folder: Path) -> None:
+        """Takes the batches of steps 1 to `steps`, and publishes a version after every `interval` steps."""
+        for step in range(1, steps + 1):
+            await self.batch(step, seconds=150)
+            if step % interval == 0:
+                await self.publish(step, folder / f"version-{step}")
 
     async def _batch(self, step: int) -> list[bytes]:
         parts: list[bytes] = []

@@ -19,6 +19,7 @@ TASKS_CONSUMER = "explorers"
 TASK_LEASE_SECONDS = 30.0
 
 IS_RUN = re.compile(r"[A-Za-z0-9_-]{1,200}")  # what a run id looks like
+_NUMBER = "(0|[1-9][0-9]{0,14})"  # an explorer writes any digits into its subjects
 _UNSAFE = re.compile(r"[^A-Za-z0-9_]+")
 
 
@@ -168,7 +169,7 @@ class RunNames:
 
     def turn_of(self, subject: str) -> tuple[int, int, str]:
         """Ordinal, attempt and owner by the subject of a turn; (0, 0, "") for any other."""
-        found = re.fullmatch(rf"trinity\.{re.escape(self.run)}\.turns\.([0-9]+)\.([0-9]+)\.([^.]+)", subject)
+        found = re.fullmatch(rf"trinity\.{re.escape(self.run)}\.turns\.{_NUMBER}\.{_NUMBER}\.([^.]+)", subject)
         return (int(found[1]), int(found[2]), found[3]) if found else (0, 0, "")
 
     def line(self, service: str, owner: str) -> str:

@@ -14,6 +14,7 @@ import nats.aio.client
 import nats.errors
 import structlog
 from nats.aio.msg import Msg
+from nats.js.api import Header
 
 from trinity.runtime.errors import PermissionDenied, Unauthenticated
 from trinity.runtime.logs import without_credentials
@@ -23,8 +24,28 @@ log = structlog.get_logger(__name__)
 # What the server says of a user that it will not know later either.
 _REFUSED = re.compile(r"authorization violation|authentication (expired|revoked)", re.IGNORECASE)
 _FORBIDDEN = re.compile(r'permissions violation for (?P<verb>\w+)\D* "(?P<subject>[^"]+)"')
+_FIRST_LINE = "NATS/1.0"
+_OF_THE_SERVER = (Header.STATUS.value, Header.DESCRIPTION.value)
 
 Refuse = Callable[[str], None]
+
+
+def parse_headers(raw: bytes | None) -> dict[str, str] | None:
+    """Returns the headers of a message; of several with one name the last, which is the server's.
+
+    A publisher chooses its message's headers, and NATS does not check them. nats-py would take `Status: 404` for an
+    answer of the server, ignore what follows an empty line, and end the connection at a status that is no text. Only
+    the first line tells a status here, because JetStream removes that of a publisher.
+    """
+    if not raw:
+        return None
+    first, *lines = raw.decode(errors="replace").split("\r\n")
+    pairs = (line.partition(":") for line in lines)
+    found = {name: value.strip() for name, colon, value in pairs if colon and name not in _OF_THE_SERVER}
+    status, _, description = first.removeprefix(_FIRST_LINE).strip().partition(" ")
+    if status.isascii() and status.isdigit():
+        found |= {Header.STATUS.value: status, Header.DESCRIPTION.value: description}
+    return found or None
 
 
 class Client(nats.aio.client.Client):
@@ -97,6 +118,9 @@ class Client(nats.aio.client.Client):
         lost = list(self._waiting) if subject.startswith(self._own_inbox) else [subject]
         for refuse in [refuse for one in lost for refuse in self._waiting.get(one, ())]:
             refuse(reason)
+
+    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+        return parse_headers(headers)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if self._needs_tls and not info.get("tls_required"):
