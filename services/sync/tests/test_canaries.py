@@ -311,6 +311,20 @@ async def test_a_failure_of_an_explorer_that_was_not_asked_does_not_count(run: R
     assert await state(run, 1) is VersionState.LIVE, "but who reproduces it proves that the weights are right"
 
 
+async def test_members_that_only_report_are_asked_once_each(nats_url: str, tmp_path: Path) -> None:
+    """Two phantoms, replaced by each other, would keep every version from an explorer that judges."""
+    async with instance(nats_url, lease_seconds=30.0, canary_seconds=0.5) as run:
+        await run.versions.publish(base_manifest())
+        members = [await run.members.join(make_member(name)) for name in ("a/1", "a/2", "b", "honest")]
+        for version, names in ((1, ("a/1", "b", "honest")), (2, ("honest",))):
+            await publish(run, tmp_path, version)
+            for name in names:
+                await until(lambda version=version: run.state.candidate.version == version)
+                assert await asked(run, version, *names[names.index(name) :]) == name
+            await run.canaries.measured(members[-1], measured(version, explorer_id="honest"))
+            assert await state(run, version) is VersionState.LIVE
+
+
 async def test_a_slow_explorer_is_replaced_if_there_is_another(nats_url: str, tmp_path: Path) -> None:
     async with instance(nats_url, canary_seconds=0.5) as run:
         await run.members.join(make_member("a"))

@@ -12,13 +12,14 @@ discard what they sampled since, while docs/weights.md promises that the others 
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
 
 from trinity.runtime.broker import SequenceConflict, is_cancelled
 from trinity.runtime.errors import NotFound, TrinityError, Unavailable
+from trinity.runtime.names import owner_of
 from trinity.sync.lifecycle import Versions
 from trinity.sync.members import Members
 from trinity.sync.store import records
@@ -82,27 +83,38 @@ def can_load(member: Member, manifest: Manifest, epoch: Epoch) -> bool:
 
 
 def choose(
-    record: Record, manifest: Manifest, members: Sequence[Member], epoch: Epoch, before: Candidate
+    record: Record,
+    manifest: Manifest,
+    members: Sequence[Member],
+    epoch: Epoch,
+    before: Candidate,
+    silences: Mapping[str, int],
 ) -> Member | None:
     """Returns the explorer that shall measure; None if none can load the version.
 
-    Prefers explorers that have not failed with it and were not the last candidate. Among these, members of the
-    collective group come first if the version is sent to them, and evaluating explorers last.
+    Prefers explorers that have not failed with it and were not the last candidate. Among these, explorers with fewer
+    `silences` (by owner) come first, then members of the collective group if the version is sent to them, and
+    evaluating explorers last.
     """
     failed = {failure.explorer_id for failure in record.failures}
     last = before.explorer_id if before.version == record.version else ""
     collective = record.epoch == epoch.number and bool(epoch.members)
 
-    def rank(member: Member) -> tuple[bool, bool, bool, bool, str]:
+    def rank(member: Member) -> tuple[bool, bool, int, bool, bool, str]:
         return (
             member.explorer_id in failed,
             member.explorer_id == last,
+            silences.get(owner_of(member.explorer_id), 0),
             collective and not epoch.has(member.lease_id),
             member.state in (ExplorerState.EVALUATING, ExplorerState.DRAINING),
             member.explorer_id,
         )
 
     return min((m for m in members if can_load(m, manifest, epoch)), key=rank, default=None)
+
+
+def _has_failed(record: Record, candidate: Candidate) -> bool:
+    return any(failure.attempt == candidate.attempt for failure in record.failures)
 
 
 class Canaries:
@@ -117,6 +129,9 @@ class Canaries:
         self._manifests = manifests
         self._key = state.names.candidate_key
         self._seconds = seconds
+        # By owner: how often its explorers were asked in vain; -1 if the last answer came. Members that only report
+        # would else be asked in turn for ever.
+        self._silences: dict[str, int] = {}
 
     async def run(self) -> None:
         """Names a candidate whenever a version waits and no explorer works on it."""
@@ -143,7 +158,9 @@ class Canaries:
         with_explorer = await self._is_with_its_explorer(current)
         if record is None or (with_explorer and state.mirror.age_seconds(self._key) < self._seconds):
             return
-        member = choose(record, await self._manifests.get(record), self._members.all(), state.epoch, current)
+        member = choose(
+            record, await self._manifests.get(record), self._members.all(), state.epoch, current, self._silences
+        )
         same = member is not None and (current.version, current.lease_id) == (record.version, member.lease_id)
         if member is None or (with_explorer and same):  # a slow explorer without a replacement continues
             return
@@ -155,6 +172,9 @@ class Canaries:
             await state.mirror.put_if(self._key, records.encode(chosen), entry.revision)
         except SequenceConflict:
             return  # another instance was faster
+        if current.version == record.version and current.lease_id and not _has_failed(record, current):
+            silent = owner_of(current.explorer_id)
+            self._silences[silent] = self._silences.get(silent, 0) + 1
         log.info("sync.canary.asked", version=chosen.version, explorer=chosen.explorer_id, attempt=chosen.attempt)
 
     async def _is_with_its_explorer(self, candidate: Candidate) -> bool:
@@ -162,7 +182,7 @@ class Canaries:
         record, live = self._state.records.get(candidate.version), self._state.live
         if record is None or record.version <= live.version or current(record, live).state is not VersionState.STAGED:
             return False
-        if any(failure.attempt == candidate.attempt for failure in record.failures):
+        if _has_failed(record, candidate):
             return False
         try:
             await self._members.find(candidate.lease_id)  # it may just have joined at another instance
@@ -182,8 +202,10 @@ class Canaries:
         if problem and (not staged or not await self._was_asked(member, measured.version)):
             log.warning("sync.canary.failed_elsewhere", version=measured.version, reason=problem)
         elif problem:
+            self._silences[owner_of(member.explorer_id)] = -1
             await self._versions.apply(measured.version, Reject(problem, measured))
         elif staged and await self._has_right_files(manifest):
+            self._silences[owner_of(member.explorer_id)] = -1
             await self._versions.apply(measured.version, Verify(measured))
 
     async def _has_right_files(self, manifest: Manifest) -> bool:
