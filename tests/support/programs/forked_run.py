@@ -116,11 +116,9 @@ def _service(
     module: str, arguments: list[str], environment: dict[str, str], output: Path, engine: type[TorchEngine], run: int
 ) -> None:
     """Main function in the process of a service."""
-    from trinity.explorer.engine import engine as engines
-
     os.setsid()
     _end_with(run)
-    engines.Engine = engine  # type: ignore[assignment,misc]
+    engine.take_over()
     run_module(module, arguments, environment, output)
 
 

@@ -22,7 +22,6 @@ ENGINE = "support.fakes.explorers.member_engine:MemberEngine"
 def serve(settings: dict[str, Any], environment: dict[str, str], folder: Path, engine: str) -> None:
     """Main function of the process. `engine` is module:class."""
     from support.fakes.explorers.member_engine import Marks, MemberEngine
-    from trinity.explorer.engine import engine as engines
     from trinity.explorer.service import ExplorerService
     from trinity.explorer.settings import ExplorerSettings
     from trinity.explorer.weights import loader
@@ -32,7 +31,7 @@ def serve(settings: dict[str, Any], environment: dict[str, str], folder: Path, e
     write_to(folder / "explorer.out")
     marks = MemberEngine.marks = Marks(folder / "marks.jsonl")
     module, _, name = engine.partition(":")
-    engines.Engine = getattr(importlib.import_module(module), name)  # type: ignore[assignment,misc]
+    getattr(importlib.import_module(module), name).take_over()
     fetch = loader.fetch
 
     def noted(cache: Any, manifest: Any, base_model: str) -> Any:

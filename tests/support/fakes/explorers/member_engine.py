@@ -19,6 +19,7 @@ import torch
 from safetensors import safe_open
 
 from trinity.data.experience import SamplingParams
+from trinity.explorer.engine import engine
 from trinity.explorer.engine.engine import spans_from
 from trinity.explorer.types import Completion, EngineFailed, EngineOptions, EngineUsage
 from trinity.explorer.weights.loader import base_folder
@@ -78,8 +79,13 @@ class MemberEngine:
         self._membership: _Membership | None = None
 
     @classmethod
-    async def start(cls, options: EngineOptions, devices: str | None = None) -> "MemberEngine":
-        return cls(options)
+    def take_over(cls) -> None:
+        """Every explorer that starts in this process has engines of this class."""
+
+        async def start(options: EngineOptions, devices: Sequence[str | None]) -> list[Any]:
+            return [cls(options) for _ in devices]
+
+        engine.start_engines = start
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Any = ()
