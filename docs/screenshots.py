@@ -1,4 +1,4 @@
-"""Writes the pictures of docs/ui.md from the recorded run: `python docs/screenshots.py [FOLDER]`.
+"""Writes the pictures of docs/ui.md from the recorded runs: `python docs/screenshots.py [FOLDER]`.
 
 Needs Debian's chromium: apt-get install chromium. FOLDER is docs/images unless given.
 """
@@ -14,14 +14,16 @@ from playwright.sync_api import sync_playwright
 
 IMAGES = Path(__file__).parent / "images"
 WIDTH, MOST_HEIGHT = 1000, 620
+HEIGHTS = {"ui_run": 1030}  # with the first curves
 COLOURS = 48  # a picture with all colours is four times as large
-# In the recorded run task 15 died, was retried, and is the first sample of step 4.
+RUN, OTHER = "demo~lr-2e-4", "demo~lr-1e-4"
 PAGES = {
     "ui_run": "",
-    "ui_step": "/step/4",
-    "ui_sample": "/step/4/sample/0?by=logprob",
-    "ui_lanes": "/step/2/lanes",
-    "ui_trace": "/step/4/sample/0/trace",
+    "ui_step": "/step/36",
+    "ui_sample": "/step/36/sample/0?by=logprob",
+    "ui_compare": f"/overlay?run={RUN}&run={OTHER}",
+    "ui_lanes": "/step/35/lanes",
+    "ui_trace": "/step/16/sample/0/trace",
     "ui_waste": "/waste?price=2.5",
 }
 
@@ -44,9 +46,9 @@ def _write(address: str, folder: Path) -> None:
         page = browser.new_page(viewport={"width": WIDTH, "height": MOST_HEIGHT})
         page.goto(address)
         for name, path in PAGES.items():
-            page.goto(address.partition("?")[0] + path)
+            page.goto(f"{address.partition('?')[0]}run/{RUN}{path}")
             page.evaluate("document.querySelector('.command')?.remove()")  # the element shows a folder of this machine
-            height = min(MOST_HEIGHT, int(page.evaluate("document.body.offsetHeight")))
+            height = min(HEIGHTS.get(name, MOST_HEIGHT), int(page.evaluate("document.body.offsetHeight")))
             clip = {"x": 0, "y": 0, "width": WIDTH, "height": height}
             taken = page.screenshot(clip=clip, full_page=True)  # type: ignore[arg-type]
             Image.open(io.BytesIO(taken)).quantize(COLOURS).save(folder / f"{name}.png", optimize=True)

@@ -19,7 +19,7 @@ from trinity.reading.errors import RunError, ending_well
 
 pytestmark = pytest.mark.core
 
-DEMO = Path(__file__).parents[2] / "satellites/ui/src/trinity/ui/demo/quickstart"
+RECORDED = Path(__file__).parents[2] / "tests/support/fakes/pages/recorded"
 
 
 def test_ctrl_c_before_anything_started_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,8 +114,8 @@ def test_a_time_that_is_over_keeps_its_traceback() -> None:
         (["run", "x.yaml", "--dry-run", "--stage", "nosuch"], "--dry-run shows the plan of all stages"),
         (["run", "x.yaml", "--dry-run", "--wait", "0"], "--dry-run shows the plan of all stages"),
         (["run", "x.yaml", "--wait", "0"], "--wait 0: it is --stage that waits"),
-        (["ui", "--demo", "--config", "x.yaml"], "--demo shows a recorded run"),
-        (["ui", "--demo", "--job", "jobs/a"], "--demo shows a recorded run"),
+        (["ui", "--demo", "--config", "x.yaml"], "--demo shows recorded runs"),
+        (["ui", "--demo", "--job", "jobs/a"], "--demo shows recorded runs"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options: list[str], said: str) -> None:
@@ -139,7 +139,7 @@ def test_a_command_of_a_distribution_that_is_not_installed_names_it() -> None:
     assert done.stderr == "trinity: this command is in trinity-ui, which is not installed: pip install trinity-ui\n"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["status", "--job", str(DEMO)]], ids=["help", "a finished run"])
+@pytest.mark.parametrize("arguments", [["--help"], ["status", "--job", str(RECORDED)]], ids=["help", "a finished run"])
 def test_what_reads_no_service_imports_no_client(arguments: list[str]) -> None:
     heavy = ("nats", "numpy", "omegaconf", "torch")
     code = f"""import sys

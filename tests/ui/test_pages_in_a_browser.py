@@ -15,6 +15,7 @@ import pytest
 
 from support.fakes.pages.alarms import STATUS
 from support.fakes.pages.recorded_run import (
+    RECORDED,
     Doctored,
     dead_letter,
     ledger,
@@ -27,7 +28,6 @@ from support.fakes.pages.recorded_run import (
 )
 from trinity.reading.errors import RunError
 from trinity.ui import screens
-from trinity.ui.recorded import DEMO
 
 pytestmark = pytest.mark.extended
 
@@ -226,7 +226,7 @@ def test_a_long_response_comes_as_one_scrolls_and_after_a_failure(pages: Any, mo
 
 
 def test_the_demo_as_a_bundle_opens_from_disk(watch: Any, tmp_path: Path) -> None:
-    command = ["-m", "trinity.cli.main", "ui", "--demo", "--bundle", str(tmp_path / "out"), "--pages", "300"]
+    command = ["-m", "trinity.cli.main", "ui", "--demo", "--bundle", str(tmp_path / "out"), "--pages", "700"]
     first = subprocess.check_output([sys.executable, *command], text=True).splitlines()[0]
     watched = watch(Path(first).as_uri())
     page = watched.page
@@ -251,7 +251,7 @@ def test_a_letter_is_dropped_by_two_clicks(pages: Any) -> None:
 
 
 def test_lanes_take_most_of_the_page(served: Any, watch: Any, tmp_path: Path) -> None:
-    job = Path(shutil.copytree(DEMO / "quickstart", tmp_path / "job"))
+    job = Path(shutil.copytree(RECORDED, tmp_path / "job"))
     watched = watch(served(job))
     for path in ("step/2/lanes", "step/4/sample/0/trace"):
         page = watched.open(f"/run/{tmp_path.name}~job/{path}")

@@ -17,7 +17,7 @@ def test_the_script_makes_every_picture_of_the_docs(repository: Path, browser: A
     made = {path.name: path for path in tmp_path.iterdir()}
     named = re.findall(r"images/(ui_\w+\.png)", (repository / "docs/ui.md").read_text())
     assert sorted(named) == sorted(made) == sorted(path.name for path in (repository / "docs/images").glob("ui_*"))
-    assert len(made) == 6
+    assert len(made) == 7
     assert "docs/images/ui_run.png" in (repository / "README.md").read_text()
     for path in made.values():
         assert path.stat().st_size < 40_000, path

@@ -8,14 +8,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from support.fakes.pages.recorded_run import RECORDED
 from trinity.cli.supervise.stage.display import Pages
 from trinity.config import Config
 from trinity.runtime.process import is_alive
-from trinity.ui.recorded import DEMO
 
 pytestmark = pytest.mark.core
-
-RECORDED = DEMO / "quickstart"
 
 
 def pages(monkeypatch: pytest.MonkeyPatch, said: list[str], folder: Path, *, ui: bool, terminal: bool = True) -> Pages:

@@ -1,4 +1,4 @@
-"""Lanes, tasks, traces, two runs compared, and the bundle: on the recorded run of the demo."""
+"""Lanes, tasks, traces, two runs compared, and the bundle: on a recorded run."""
 
 import asyncio
 import json
@@ -14,13 +14,13 @@ import pytest
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
+from support.fakes.pages.recorded_run import RECORDED
 from trinity.cli.commands.ledger.replay_report import Report, Step, Weights
 from trinity.cli.main import app as trinity
 from trinity.ui import main
 from trinity.ui.app import make_app
 from trinity.ui.bundle import write
 from trinity.ui.places import Places
-from trinity.ui.recorded import DEMO
 
 pytestmark = pytest.mark.core
 
@@ -31,11 +31,11 @@ Get = Callable[..., str]
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of runs that holds the demo twice: as `one` and as `two`."""
+    """A folder of runs that holds the recorded run twice: as `one` and as `two`."""
     monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path))
     monkeypatch.delenv("TRINITY_NATS_URL", raising=False)
     for name in ("one", "two"):
-        shutil.copytree(DEMO / "quickstart", tmp_path / name)
+        shutil.copytree(RECORDED, tmp_path / name)
         (tmp_path / name / ".lock").touch()
     return tmp_path
 
@@ -225,7 +225,7 @@ def test_the_command_writes_a_bundle_of_the_demo_once(tmp_path: Path) -> None:
 
 def test_a_bundle_of_a_job_with_stages_is_of_its_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for age, stage in enumerate(("rft", "sft")):
-        shutil.copytree(DEMO / "quickstart", tmp_path / "job" / stage)
+        shutil.copytree(RECORDED, tmp_path / "job" / stage)
         os.utime(tmp_path / "job" / stage / "config.json", (1e9 - age, 1e9 - age))
     first: list[str] = []
 

@@ -11,12 +11,11 @@ import pytest
 from jinja2 import Environment
 from starlette.testclient import TestClient
 
-from support.fakes.pages.recorded_run import counts_of, ledger
+from support.fakes.pages.recorded_run import RECORDED, counts_of, ledger
 from trinity.reading.alarms import RULES, Alarm, Known, alarms
 from trinity.ui import screens, texts
 from trinity.ui.app import make_app
 from trinity.ui.places import Places
-from trinity.ui.recorded import DEMO
 
 pytestmark = pytest.mark.core
 
@@ -36,7 +35,7 @@ PAGES = ("", "/versions", "/fleet", "/waste?price=2", "/dead", "/dead/7", "/comp
          "/step/3/sample/0/trace", "/task/11", "/task/7",
          "/task/99")  # fmt: skip
 # Words of the recorded run in cells of tables: a metric, and what of a sample was cut.
-RECORDED = {"reward", "response"}
+CELLS = {"reward", "response"}
 
 
 def own_words() -> set[str]:
@@ -92,7 +91,7 @@ class _Texts(HTMLParser):
         tags = {tag for tag, _ in self._path}
         is_token = any("block" in css.split() for _, css in self._path)
         text = data.strip(" \n\t,;:.()")
-        is_recorded = bool(tags & {"pre", "code", "kbd", "dl", "button"}) or (text in RECORDED and "td" in tags)
+        is_recorded = bool(tags & {"pre", "code", "kbd", "dl", "button"}) or (text in CELLS and "td" in tags)
         if text and not is_token and not is_recorded:
             self.found.append(text)
 
@@ -101,7 +100,7 @@ class _Texts(HTMLParser):
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path))
     for name in ("one", "two"):
-        shutil.copytree(DEMO / "quickstart", tmp_path / name)
+        shutil.copytree(RECORDED, tmp_path / name)
         (tmp_path / name / ".lock").touch()
     with TestClient(make_app(Places(None), KEY), base_url="http://127.0.0.1") as found:
         found.get(f"/?key={KEY}")

@@ -1,4 +1,4 @@
-"""The recorded run of the demo with what raises one alarm of the pages and no other, for each of them."""
+"""The recorded run with what raises one alarm of the pages and no other, for each of them."""
 
 import dataclasses
 import json
@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from support.fakes.pages.recorded_run import serve_status
+from support.fakes.pages.recorded_run import RECORDED, serve_status
 from trinity.reading.wire import Member
 from trinity.ui import screens
-from trinity.ui.recorded import DEMO
 
-STEP, RETRIED = 8, 11  # the newest of the demo; its task that died once
+STEP, RETRIED = 8, 11  # the newest of the recorded run; its task that died once
 EXPLORER = Member(
     name="explorer", state="serving", version=8, lag=0, transport="folder", transports=["folder"], dtype="float32",
     engines=1, tensor_parallel_size=1, tokens_per_second=9.0, tokens_generated=9, last_pause_seconds=0.1,
@@ -50,7 +49,7 @@ QUIET = {"group_advantages/skipped_group_ratio": 0.0, "rollout/response_truncate
 
 def prepare(job: Path, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorded run, with what raises this alarm and no other."""
-    shutil.copytree(DEMO / "quickstart", job)
+    shutil.copytree(RECORDED, job)
     (job / ".lock").touch()
     file = job / "recorded.json"
     found = json.loads(file.read_text())

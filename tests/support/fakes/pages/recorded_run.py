@@ -24,6 +24,9 @@ from trinity.reading.reader import JobStage
 from trinity.ui import source
 
 STEPS, GROUPS, ROLLOUTS = 3, 4, 2
+# A real run of 8 steps of 4 groups, one step ahead. While the trainer paused before step 1, rows 2 and 6 could not be
+# scored, and row 2 was retried. At step 4 the explorer was killed.
+RECORDED = Path(__file__).parent / "recorded"
 
 
 @dataclass

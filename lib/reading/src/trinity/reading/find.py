@@ -152,9 +152,9 @@ def _is_called(about: "RunRecord", wanted: str) -> bool:
     return not wanted or wanted in known
 
 
-def jobs_here() -> list[Path]:
-    """Returns job folders below the root, live ones first."""
-    root = jobs_root()
+def jobs_here(root: Path | None = None) -> list[Path]:
+    """Returns job folders below `root`, else below that of this machine's runs; live ones first."""
+    root = root or jobs_root()
     return [*jobs.live_jobs(root), *jobs.known_jobs(root)]
 
 

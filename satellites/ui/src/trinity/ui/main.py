@@ -1,6 +1,7 @@
 """`trinity ui`: pages on runs, on a port of this machine that only its user can open."""
 
 import asyncio
+import contextlib
 import secrets
 import socket
 import sys
@@ -17,8 +18,8 @@ from trinity.reading.reader import find_job_stage
 from trinity.runtime import logs
 from trinity.ui.app import make_app
 from trinity.ui.bundle import write
+from trinity.ui.demo import unpacked
 from trinity.ui.places import Places
-from trinity.ui.recorded import DEMO
 
 app = group()
 image = group("The pages in an image that has no `trinity`: `trinity-ui ui`.")
@@ -39,7 +40,7 @@ def ui(
     nats: NatsOption = "",
     run: RunName = "",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Else a free one")] = 0,
-    demo: Annotated[bool, typer.Option("--demo", help="A recorded run of the quickstart")] = False,
+    demo: Annotated[bool, typer.Option("--demo", help="Two recorded runs of the quickstart")] = False,
     bundle: Annotated[
         Path | None, typer.Option("--bundle", help="Write the run's pages into this folder, to open from disk")
     ] = None,
@@ -52,17 +53,18 @@ def ui(
     if writes and (demo or bundle is not None):
         raise RunError("--writes: recorded pages have no buttons", 2)
     if demo and (config or job or nats or run):
-        raise RunError("--demo shows a recorded run; leave --config, --job, --nats and --run out", 2)
-    if demo:
-        job = DEMO / "quickstart"
+        raise RunError("--demo shows recorded runs; leave --config, --job, --nats and --run out", 2)
     logs.configure("look", level="ERROR")
-    place = find_run(config, job, nats, run) if config or job or nats or run else None
-    places = Places(place.absolute() if isinstance(place, Path) else place)
-    if bundle is not None:
-        stage = find_job_stage(job=place).folder if isinstance(place, Path) and not demo else None
-        print(asyncio.run(_write_bundle(places, stage, bundle, pages)))
-    else:
-        serve(places, port, writes)
+    with unpacked() if demo else contextlib.nullcontext() as root:
+        place = find_run(config, job, nats, run) if config or job or nats or run else None
+        places = Places(place.absolute() if isinstance(place, Path) else place, root)
+        if bundle is not None:
+            first = find_job_stage(job=place).folder if isinstance(place, Path) else None
+            if root is not None:
+                first = next(iter(places.find().values())).folder
+            print(asyncio.run(_write_bundle(places, first, bundle, pages)))
+        else:
+            serve(places, port, writes)
     return 0
 
 

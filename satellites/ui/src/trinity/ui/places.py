@@ -22,10 +22,10 @@ class Unreadable:
 
 
 class Places:
-    """`place`: a job folder, a run that its NATS knows, or None for all runs of this machine."""
+    """`place`: a job folder, a run that its NATS knows, or None for all runs below `root`, else of this machine."""
 
-    def __init__(self, place: Path | AnnouncedRun | None) -> None:
-        self._place = place
+    def __init__(self, place: Path | AnnouncedRun | None, root: Path | None = None) -> None:
+        self._place, self._root = place, root
         self._sources: dict[str, Source] = {}
         self.unreadable: list[Unreadable] = []
 
@@ -38,9 +38,9 @@ class Places:
             return self._sources
         self.unreadable = []
         found: dict[str, Source] = {}
-        for folder in dict.fromkeys([self._place] if self._place is not None else jobs_here()):
+        for folder in dict.fromkeys([self._place] if self._place is not None else jobs_here(self._root)):
             for config in self._stages(folder.absolute()):
-                key = _key(config.parent)
+                key = _key(config.parent, (self._root or jobs_root()).absolute())
                 source = self._sources.get(key) or self._open(folder.absolute(), config)
                 if source is not None and len(found) < _MOST:
                     found[key] = source
@@ -70,8 +70,7 @@ class Places:
             await source.close()
 
 
-def _key(folder: Path) -> str:
+def _key(folder: Path, root: Path) -> str:
     """Returns the path of a stage below the folder of runs, or its last two names."""
-    root = jobs_root().absolute()
     parts = folder.relative_to(root).parts if folder.is_relative_to(root) else folder.parts[-2:]
     return "~".join(parts)

@@ -1,4 +1,4 @@
-"""The ledger of a run as a file, recorded.json: `trinity ui --demo` shows it without NATS and services."""
+"""The ledger of a run as a file, recorded.json: the runs of `trinity ui --demo` have no NATS and no services."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,6 @@ from trinity.runtime import files
 
 Facts = dict[str, Any]
 
-DEMO = Path(__file__).parent / "demo"
 _FILE = "recorded.json"
 _MOST_LETTERS = 2000
 
