@@ -168,3 +168,43 @@ async def _lease(client: Client, run: RunNames) -> list[tuple[str, bytes]]:
             leased.append(await tasks.next_msg(1))
     await tasks.unsubscribe()
     return [(one.reply, word) for one, word in zip(leased, _WORDS, strict=False)]
+
+
+# Verbs of JetStream's API that change something, or hand it out. The name of a stream follows, then a consumer's.
+_OF_STREAMS = ("CREATE", "UPDATE", "DELETE", "PURGE", "MSG.DELETE", "MSG.GET", "SNAPSHOT", "RESTORE", "LEADER.STEPDOWN",
+               "PEER.REMOVE")  # fmt: skip
+_OF_CONSUMERS = ("CREATE", "DURABLE.CREATE", "DELETE", "PAUSE", "UNPIN", "RESET", "LEADER.STEPDOWN")
+
+
+async def misuse(url: str, creds: Path, role: Role, run: RunNames) -> int:
+    """Every request that changes streams or consumers, mirrors them, or has them deliver to others' subjects.
+
+    Returns how many were sent. NATS answers none that its permissions refuse.
+    """
+    own_run = (run.experiences_stream, run.tasks_stream, run.batches_stream, run.turns_stream, run.dead_letters_stream)
+    buckets = (f"KV_{names.VERSIONS_BUCKET}", f"KV_{names.RUNS_BUCKET}", f"KV_{names.MEMBERS_BUCKET}")
+    delivers = {"deliver_subject": run.control, "durable_name": "evil", "ack_policy": "none", "deliver_policy": "all"}
+    requests: list[tuple[str, dict[str, Any]]] = []
+    for stream in (*own_run, *buckets):
+        changed = {"name": stream, "subjects": [f"{stream}.evil"], "max_msgs": 1, "storage": "file",
+                   "republish": {"src": ">", "dest": run.control}, "allow_rollup_hdrs": True}  # fmt: skip
+        body = {**changed, "seq": 1, "deliver_subject": run.control, "config": changed, "peer": "x"}
+        requests += [(f"STREAM.{verb}.{stream}", body) for verb in _OF_STREAMS]
+        asked = {"stream_name": stream, "config": delivers, "pause_until": "2100-01-01T00:00:00Z", "group": "x"}
+        for verb in _OF_CONSUMERS:
+            requests += [(f"CONSUMER.{verb}.{stream}.{name}", asked) for name in (names.TASKS_CONSUMER, "evil")]
+        requests += [(f"CONSUMER.CREATE.{stream}", asked), (f"CONSUMER.CREATE.{stream}.evil.{run.control}", asked)]
+        for copied in ({"mirror": {"name": stream}}, {"sources": [{"name": stream}]}, {"subjects": [run.control]}):
+            requests.append(("STREAM.CREATE.EVIL", {"name": "EVIL", "storage": "file", **copied}))
+    requests += [("ACCOUNT.PURGE.x", {}), ("META.LEADER.STEPDOWN", {}), ("SERVER.REMOVE", {"peer": "x"})]
+    client = await nats.connect(
+        url, user_credentials=str(creds), inbox_prefix=f"_INBOX_{role}_{names.token(NAME)}", error_cb=_ignore
+    )
+    try:
+        for subject, about in requests:
+            await client.publish(f"$JS.API.{subject}", json.dumps(about).encode(), reply=client.new_inbox())
+        await client.flush()
+        await asyncio.sleep(0.2)
+    finally:
+        await client.close()
+    return len(requests)

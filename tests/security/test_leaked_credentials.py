@@ -50,17 +50,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
 
 @pytest.fixture
 async def admin(server: NatsServer) -> AsyncIterator[Broker]:
-    """With every stream and bucket of a run, and tasks in the queue."""
     async with await connect(server.url, "admin", creds=server.admin()) as broker:
-        streams = [StreamSpec(f"TRINITY_{kind.upper()}_{RUN.run}", (RUN.subjects(kind),)) for kind in _KINDS]
-        await ensure_streams(broker, [*streams, StreamSpec(RUN.experiences_stream, RUN.log_subjects)])
-        for bucket in _BUCKETS:
-            await Bucket.open(broker, bucket)
-        for queue in (RUN.tasks_stream, RUN.evaluation_tasks_stream):
-            await ensure_consumer(broker, queue, names.TASKS_CONSUMER, lease_seconds=5)
-        for ordinal in range(1, 41):
-            await broker.publish(RUN.task("sums", ordinal), b"a task", message_id=f"{time.time()}")
+        await fill(broker)
         yield broker
+
+
+async def fill(broker: Broker) -> None:
+    """Makes every stream and bucket of a run, and tasks in the queue."""
+    streams = [StreamSpec(f"TRINITY_{kind.upper()}_{RUN.run}", (RUN.subjects(kind),)) for kind in _KINDS]
+    await ensure_streams(broker, [*streams, StreamSpec(RUN.experiences_stream, RUN.log_subjects)])
+    for bucket in _BUCKETS:
+        await Bucket.open(broker, bucket)
+    for queue in (RUN.tasks_stream, RUN.evaluation_tasks_stream):
+        await ensure_consumer(broker, queue, names.TASKS_CONSUMER, lease_seconds=5)
+    for ordinal in range(1, 41):
+        await broker.publish(RUN.task("sums", ordinal), b"a task", message_id=f"{time.time()}")
 
 
 async def counts(broker: Broker) -> dict[str, int]:
@@ -85,6 +89,39 @@ async def test_no_answer_is_stored_under_anothers_subject(
     assert {what: after[one] for what, one in targets.items() if after.get(one, 0) > before.get(one, 0)} == {}
     own = [one for one in after if after[one] > before.get(one, 0)]
     assert own or role is Role.READER, "what the role itself may publish was not stored"
+
+
+async def shapes(broker: Broker) -> dict[str, object]:
+    """Settings of each stream and its consumers, and how many messages were stored and removed."""
+    found: dict[str, object] = {}
+    for info in await broker.js.streams_info():
+        name = str(info.config.name)
+        consumers = [(one.name, one.config, one.paused) for one in await broker.js.consumers_info(name)]
+        found[name] = info.config, info.state.first_seq, info.state.last_seq, info.state.messages, consumers
+    return found
+
+
+@pytest.mark.parametrize("role", replies.ROLES)
+async def test_no_role_changes_streams_or_consumers(
+    role: Role, server: NatsServer, admin: Broker, tmp_path: Path
+) -> None:
+    assert server.users is not None
+    before = await shapes(admin)
+    assert await replies.misuse(server.url, replies.credentials(server.users, role, RUN, tmp_path), role, RUN) > 100
+    assert await shapes(admin) == before
+
+
+async def test_the_requests_of_that_test_change_something(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path, users=tmp_path / "identity")
+    server.start()
+    try:
+        async with await connect(server.url, "admin", creds=server.admin()) as broker:
+            await fill(broker)
+            before = await shapes(broker)
+            await replies.misuse(server.url, server.admin(), Role.BUFFER, RUN)
+            assert await shapes(broker) != before
+    finally:
+        server.kill()
 
 
 @pytest.mark.parametrize("body", [b"", b"a payload"])
