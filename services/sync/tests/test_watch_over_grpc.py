@@ -242,3 +242,21 @@ async def test_a_run_that_cannot_be_one_is_refused(nats_url: str, run: str) -> N
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.ListMembers(pb.ListMembersRequest(run=run), timeout=20)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("field", ["host", "address", "base_model", "zone"])
+async def test_a_member_says_little_of_itself(nats_url: str, field: str) -> None:
+    """64 MiB, the limit of a message, would go into logs, and not into KV."""
+    long, named, told = "x" * 70_000, {"run": RUN, "explorer_id": "a", "pid": 1, "host": "h"}, "request: has 7"
+    able = pb.Capabilities(zone=long if field == "zone" else "")
+    async with served(nats_url) as stub:
+        with pytest.raises(grpc.aio.AioRpcError, match=told) as refused:
+            request = pb.JoinRequest(**{**named, "capabilities": able} | ({} if field == "zone" else {field: long}))
+            await stub.Join(request, timeout=20)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        explorer = await Explorer(stub, "a").join()
+        with pytest.raises(grpc.aio.AioRpcError, match=told):
+            await explorer.report(0, transport=long)
+        await explorer.report(0, failed_version=1, failure="f" * 30_000_000)
+        (member,) = (await stub.ListMembers(pb.ListMembersRequest(run=RUN), timeout=20)).members
+        assert 4096 <= len(member.failure) < 5000

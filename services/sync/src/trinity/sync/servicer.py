@@ -21,6 +21,8 @@ from trinity.weights import manifest_from_proto
 log = structlog.get_logger(__name__)
 
 _DEFAULT_LIMIT = 100
+_MOST_BYTES = 64 * 1024  # of what an explorer says of itself: it goes into KV, other members' screens and logs
+_LONGEST_FAILURE = 4096  # characters
 
 
 class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
@@ -56,6 +58,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         return run
 
     async def Join(self, request: pb.JoinRequest, context: grpc.aio.ServicerContext) -> pb.JoinResponse:
+        _check_size(request)
         member = wire.member_from_join(request)
         check_new(member)
         check_name("explorer_id", member.explorer_id)
@@ -72,6 +75,8 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             yield wire.announcement_to_proto(news)
 
     async def Report(self, request: pb.ReportRequest, context: grpc.aio.ServicerContext) -> pb.ReportResponse:
+        request.failure = request.failure[:_LONGEST_FAILURE]
+        _check_size(request)
         run = await self._existing(request.run)
         before = await run.members.find(request.lease_id)
         canaries = [wire.measured_from_proto(canary, before.explorer_id) for canary in request.canaries]
@@ -180,6 +185,12 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         return pb.ListMembersResponse(
             members=[wire.member_to_proto(m, live, members.seconds_since_report(m)) for m in members.all()]
         )
+
+
+def _check_size(request: pb.JoinRequest | pb.ReportRequest) -> None:
+    """Raises InvalidInput for a request that is too large."""
+    if (size := request.ByteSize()) > _MOST_BYTES:
+        raise InvalidInput("request", f"has {size} bytes, must have at most {_MOST_BYTES}; shorten its texts and lists")
 
 
 def _reported(request: pb.ReportRequest, before: Member) -> dict[str, object]:
