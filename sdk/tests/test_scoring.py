@@ -4,14 +4,17 @@ import asyncio
 import math
 import threading
 from collections.abc import AsyncIterator
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 
-from trinity.sdk import InvalidInput, ScoreItem, scoring
+from trinity.sdk import InvalidInput, Observation, ScoreItem, scoring, wire
 from trinity.sdk.arena import Arena
-from trinity.sdk.contract import Response, ScoreRequest
+from trinity.sdk.contract import Answer, Response, ScoreRequest
+from trinity.sdk.errors import Broken
 
 pytestmark = pytest.mark.core
 
@@ -120,6 +123,11 @@ def test_a_mapping_with_a_score_is_read_as_verl_does() -> None:
         ({}, "reward"),
         (np.zeros(2), "reward"),
         (10**400, "reward"),
+        (np.array("43"), "reward"),
+        (np.array(["43"], dtype=object), "reward"),
+        (np.complex64(1 + 2j), "reward"),
+        (np.timedelta64(3, "s"), "reward"),
+        ({"right": 1.0, "pred": np.array("43")}, "pred"),
         ({"score": "43", "acc": 1.0}, "score"),
         ({"right": 1.0, "pred": "43"}, "pred"),
         ({"right": 1.0, "parts": [1, 2]}, "parts"),
@@ -131,3 +139,18 @@ def test_only_real_numbers_count(given: Any, field: str) -> None:
     with pytest.raises(InvalidInput, match=rf"^{field}: is .*must be a number") as raised:
         scoring.results(lambda item, args: given, [ScoreItem("", "", "")], {})
     assert raised.value.field == field
+
+
+@pytest.mark.parametrize("given", [True, np.float32(1), np.array(1.0), np.array([1]), Decimal(1), Fraction(2, 2)])
+def test_an_environments_reward_may_be_any_real_number(given: Any) -> None:
+    assert wire.answer(Observation("", reward=given, metrics={"won": given}), 1) == Answer(
+        reward=1.0, metrics={"won": 1.0}, turn=1
+    )
+
+
+@pytest.mark.parametrize("given", [None, "43", np.array("43"), [1.0], 10**400, 1j, {"score": 1.0}])
+def test_an_environments_other_rewards_are_its_fault(given: Any) -> None:
+    with pytest.raises(Broken, match=r"cannot be sent: reward: is .*must be a number"):
+        wire.answer(Observation("", reward=given), 1)
+    with pytest.raises(Broken, match=r"cannot be sent: metrics.won: is .*must be a number"):
+        wire.answer(Observation("", metrics={"won": given}), 1)

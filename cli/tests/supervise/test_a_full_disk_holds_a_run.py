@@ -99,8 +99,10 @@ async def test_the_disk_of_the_path_in_an_error_is_named(
 
 
 @pytest.fixture
-def broken_nats(tmp_path: Path) -> Iterator[Child]:
-    """A process whose /healthz tells a write error."""
+def broken_nats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Child]:
+    """A process whose /healthz tells a write error. It is near, so a proxy of the shell is not asked."""
+    for name in ("http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -167,7 +167,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatc
     )
     environment = {**os.environ, "HF_ENDPOINT": address}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
-    assert f"the hub at {address} (HF_ENDPOINT) does not answer; give a local path" in done.stdout, done.stderr
+    assert f"the hub at {address} (HF_ENDPOINT) does not answer (" in done.stdout, done.stderr
     assert "Retrying" not in done.stderr
 
 

@@ -281,7 +281,7 @@ def test_a_dataset_of_the_hub_has_the_files_of_its_images(monkeypatch: pytest.Mo
     file = {"bytes": WHITE, "path": None}
     found = hub.Dataset.from_dict({"q": ["?"], "i": [[file, file]], "s": [file]}, features=kinds)
     monkeypatch.setattr(hub, "load_dataset", lambda *_, **__: found)
-    monkeypatch.setattr(datasets, "_hub_answers", lambda _: True)
+    monkeypatch.setattr(datasets, "_hub_silence", lambda _: "")
     (row,) = datasets.read("some/pictures")
     assert row["q"] == "?"
     assert images.of_row(row, "i", Path()) == (WHITE, WHITE)

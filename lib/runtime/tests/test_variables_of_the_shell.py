@@ -58,9 +58,11 @@ async def test_a_loop_reaches_a_service_past_the_proxy(address: str, proxied: so
 
 def test_children_get_no_variable_of_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     given = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
-    for name in (*given, "TORCHELASTIC_RUN_ID", "PET_NNODES", "RANKING"):
+    more = ("TORCHELASTIC_RUN_ID", "PET_NNODES", "GROUP_RANK", "ROLE_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_SIZE")
+    of_accelerate = ("ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION", "FSDP_CPU_RAM_EFFICIENT_LOADING")
+    for name in (*given, *more, *of_accelerate, "RANKING"):
         monkeypatch.setenv(name, "3")
-    assert {"RANKING"} == {"RANKING", *given, "TORCHELASTIC_RUN_ID", "PET_NNODES"} & process.inherited().keys()
+    assert {"RANKING"} == {"RANKING", *given, *more, *of_accelerate} & process.inherited().keys()
 
 
 def test_a_long_folder_of_temporary_files_has_a_short_name_in_children(

@@ -11,10 +11,11 @@ def real_number(value: Any, field: str) -> float:
     Raises InvalidInput, which names `field`, for everything else. Text is refused also where it spells a number: a
     reward must not grow with the number that a policy writes.
     """
-    is_number = hasattr(value, "__float__") and not isinstance(value, str | bytes)
     try:
-        if is_number:
+        if callable(item := getattr(value, "item", None)):  # of numpy or torch; an array of text holds a str
+            value = item()
+        if hasattr(value, "__float__") and not isinstance(value, str | bytes):
             return float(value)
-    except (TypeError, ValueError, OverflowError):  # an array of several elements; an integer beyond every float
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # several elements; an integer beyond every float
         pass
     raise InvalidInput(field, f"is {value!r:.100}, must be a number")

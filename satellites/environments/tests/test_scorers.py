@@ -227,3 +227,34 @@ async def test_a_pattern_that_takes_for_ever_ends_and_stops_nothing_else() -> No
     assert longest < 2
     assert [round(one.reward, 3) for one in await scoring] == [-0.1, -0.1, 0.1]
     await arena.drain(1)
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "right"),
+    [
+        ("The answer is 3½.", "3.5", True),
+        ("The answer is 3½.", "31/2", False),
+        ("\\boxed{¾}", "\\frac{3}{4}", True),
+        ("\\boxed{½}", "2", False),
+        ("\\boxed{5√2}", "\\sqrt{50}", True),
+        ("\\boxed{√(x+1)}", "\\sqrt{1+x}", True),
+        ("\\boxed{√2}", "2", False),
+        ("\\boxed{4π/2}", "2\\pi", True),
+        ("\\boxed{x³ − x²}", "x^3-x^2", True),
+        ("\\boxed{x²}", "x^3", False),
+        ("\\boxed{x⁻¹}", "1/x", True),
+        ("\\boxed{x ≤ 5}", "x \\leq 5", True),
+        ("\\boxed{x ≤ 5}", "x \\geq 5", False),
+        ("\\boxed{(−∞, 4)}", "(-\\infty,4)", True),
+        ("\\boxed{\\log_3 81}", "4", True),
+        ("\\boxed{2 8}", "10", False),
+        ("\\boxed{\\color{blue}{17}}", "17", True),
+        ("\\boxed{\\textcolor{red}{-4}}", "-4", True),
+        ("\\boxed{\\underline{9}}", "9", True),
+        ("\\boxed{\\boldsymbol{k+1}}", "1+k", True),
+        ("\\boxed{\\varnothing}", "\\emptyset", True),
+        ("\\boxed{∅}", "\\varnothing", True),
+    ],
+)
+def test_signs_of_unicode_and_colours_mean_what_latex_writes(response: str, truth: str, right: bool) -> None:
+    assert score("accuracy_reward", response, truth).reward == right

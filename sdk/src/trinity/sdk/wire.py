@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.api.numbers import real_number
 from trinity.sdk.contract import (
     MAX_STATE_BYTES,
     Action,
@@ -243,17 +244,20 @@ def answer(observation: Any, turn: int, state: bytes = b"") -> Answer:
     if not isinstance(observation.info, dict):
         raise Broken(f"the info of its observation is {type(observation.info).__name__}, must be a dict")
     try:
+        metrics = {
+            str(name): real_number(value, f"metrics.{name}") for name, value in dict(observation.metrics).items()
+        }
         message = pb.EpisodeResponse(  # checks the types of what the environment's author gave
             observation=observation.text,
-            reward=observation.reward,
+            reward=real_number(observation.reward, "reward"),
             done=bool(observation.done),
             info_json=json.dumps(observation.info) if observation.info else "",
-            metrics=observation.metrics,
+            metrics=metrics,
             turn=turn,
             state=state,
             images=observation.images,
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, InvalidInput) as error:
         raise Broken(f"its observation cannot be sent: {error}") from None
-    metrics, images = dict(observation.metrics), tuple(observation.images)
+    images = tuple(observation.images)
     return Answer(message.observation, message.reward, message.done, message.info_json, metrics, turn, state, images)

@@ -43,7 +43,10 @@ async def test_a_server_of_an_unknown_authority_is_sent_nothing(kind: str, tmp_p
     await agent.close()
 
 
-async def test_the_gateway_is_reached_past_a_proxy_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9", "socks4://127.0.0.1:9", "http://[::1"])
+async def test_the_gateway_is_reached_past_a_proxy_of_the_shell(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also past a proxy that the client's library cannot use."""
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
@@ -53,7 +56,7 @@ async def test_the_gateway_is_reached_past_a_proxy_of_the_shell(monkeypatch: pyt
         raise AssertionError("a thread's client has a socket")
 
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
+        monkeypatch.setenv(name, proxy)
     monkeypatch.setenv("no_proxy", "models.example")
     session: Any = None
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
@@ -61,5 +64,6 @@ async def test_the_gateway_is_reached_past_a_proxy_of_the_shell(monkeypatch: pyt
         agent = AgentSession(session, url, "key", 10, app)
         with pytest.raises(openai.NotFoundError):
             await asyncio.to_thread(agent.sync.with_options(max_retries=0).models.list)
+        assert agent.asynchronous
         await agent.close()
     assert agent.environment["no_proxy"] == agent.environment["NO_PROXY"] == "models.example,127.0.0.1"

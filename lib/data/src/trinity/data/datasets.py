@@ -273,8 +273,8 @@ def _read_hub(path: str, split: str, subset: str | None) -> list[Row]:
         from huggingface_hub import constants
 
         whom = f"the hub at {constants.ENDPOINT}"
-        reached = hub.bounded(lambda: _hub_answers(constants.ENDPOINT), whom, "an answer")
-        constants.HF_HUB_OFFLINE = not reached  # otherwise each request is tried six times, in 25 s
+        silence = hub.bounded(lambda: _hub_silence(constants.ENDPOINT), whom, "an answer")
+        constants.HF_HUB_OFFLINE = bool(silence)  # otherwise each request is tried six times, in 25 s
         import datasets
     except Unavailable as error:
         raise DatasetError(f"{path!r} is no file or folder here, and {error}; give a local path") from None
@@ -290,18 +290,18 @@ def _read_hub(path: str, split: str, subset: str | None) -> list[Row]:
             return rows
         return [dict(row) for row in found]
     except Exception as error:  # datasets raises many types, from ConnectionError to ValueError
-        if not reached:
+        if silence:
             what = f"is no file or folder here, and the hub at {constants.ENDPOINT} (HF_ENDPOINT) does not answer"
-            raise DatasetError(f"{path!r} {what}; give a local path") from None
+            raise DatasetError(f"{path!r} {what} ({silence}); give a local path") from None
         raise DatasetError(f"{path!r}: the datasets library cannot load it: {error}") from None
 
 
-def _hub_answers(endpoint: str, seconds: float = 5) -> bool:
-    """Returns True if the hub answers. Its client honours proxies and HF_HUB_OFFLINE."""
+def _hub_silence(endpoint: str, seconds: float = 5) -> str:
+    """Returns the reason why the hub does not answer; empty if it does. Its client honours proxies, HF_HUB_OFFLINE."""
     from huggingface_hub import get_session
 
     try:
         get_session().head(endpoint, timeout=seconds)
-    except Exception:  # the client's library, and so its errors, may change
-        return False
-    return True
+    except Exception as error:  # the client's library, and so its errors, may change
+        return str(error) or type(error).__name__
+    return ""

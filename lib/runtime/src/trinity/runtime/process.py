@@ -45,9 +45,11 @@ def die_with_parent(parent: int | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-# What torchrun, MPI's launchers and clusters' operators set for the process that they start.
+# What torchrun, accelerate, MPI's launchers and clusters' operators set for the process that they start. With
+# FSDP_CPU_RAM_EFFICIENT_LOADING transformers would leave the weights of further ranks empty.
 _OF_LAUNCHERS = re.compile(
-    r"(LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MASTER_(ADDR|PORT)|TORCHELASTIC_.*|PET_.*"
+    r"(LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MASTER_(ADDR|PORT)|"
+    r"(TORCHELASTIC|PET|ACCELERATE|FSDP|OMPI|PMI|PMIX)_.*"
 )
 # An address of a Unix socket has 107 bytes; vLLM and multiprocessing add at most 40 to the folder of temporary files.
 _LONGEST_TEMPORARY_FOLDER = 64

@@ -13,10 +13,10 @@ from trinity.common.models.auxiliary import AuxiliaryModel
 from trinity.common.refusals import NotMapped
 from trinity.compat_rft.trajectories import Reply
 from trinity.data.experience import Experience, SamplingParams, Task
+from trinity.explorer.sessions.agents import http_client
 from trinity.explorer.types import Completion
 from trinity.explorer.workflows.base import Toolbox, as_text
 from trinity.explorer.workflows.conversation import Conversation
-from trinity.runtime.trust.tls import public_authorities
 
 Messages = Sequence[dict[str, Any]]
 # Trinity-RFT's options of a call that Trinity has not as sampling parameters; logprobs are always there.
@@ -130,9 +130,7 @@ class PolicySampler:
         kind: Any = openai.AsyncOpenAI if asynchronous else openai.OpenAI
         http: Any = openai.DefaultAsyncHttpxClient if asynchronous else openai.DefaultHttpxClient
         (base_url, key), seconds = endpoint, self._task.timeout_seconds
-        # None: no proxy of the shell lies between it and the explorer.
-        direct = http(verify=public_authorities(), mounts={base_url.removesuffix("/v1"): None})
-        made = kind(base_url=base_url, api_key=key, timeout=seconds, http_client=direct)
+        made = kind(base_url=base_url, api_key=key, timeout=seconds, http_client=http_client(http, base_url))
         made.model_path = self.model_path
         return made
 

@@ -13,13 +13,15 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import ProxyHandler, build_opener
 
 import structlog
 
 from trinity.reading.children import Child
 
 log = structlog.get_logger(__name__)
+
+_open = build_opener(ProxyHandler({})).open  # a proxy of the shell would answer for nats-server
 
 _LOOK_SECONDS, _HEALTH_SECONDS, _ASK_SECONDS, _AGAIN_SECONDS = 0.2, 2.0, 5.0, 0.5
 _RECENT_SECONDS = 30.0  # a process may need so long to notice that it could not write
@@ -183,7 +185,7 @@ class DiskWatch:
 def _storage(address: str) -> tuple[float, float]:
     """Returns the bytes that JetStream holds in files, and their limit; (0, 1) without an answer."""
     try:
-        with urlopen(f"http://{address}/jsz", timeout=_ASK_SECONDS) as answer:
+        with _open(f"http://{address}/jsz", timeout=_ASK_SECONDS) as answer:
             told = json.loads(answer.read())
         return float(told["storage"]), float(told["config"]["max_storage"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -193,7 +195,7 @@ def _storage(address: str) -> tuple[float, float]:
 def _health_error(address: str) -> str:
     """Returns the error of a nats-server's /healthz; empty for a healthy one, and without an answer."""
     try:
-        with urlopen(f"http://{address}/healthz", timeout=_ASK_SECONDS):
+        with _open(f"http://{address}/healthz", timeout=_ASK_SECONDS):
             return ""
     except HTTPError as error:
         try:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from trinity.api.numbers import real_number
 from trinity.environments.allowed import check_module
 from trinity.environments.arguments import Arguments
 from trinity.environments.extras import needs, require
@@ -150,9 +151,9 @@ class Gymnasium(TextGame):
     def play(self, action: str) -> Turn:
         chosen = self._names.get(action, action)
         observation, reward, terminated, truncated, _ = self.game.step(chosen)
-        done = bool(terminated or truncated)
-        success = done and self.total_reward + float(reward) >= self.success_reward
-        return Turn(self._text(observation), float(reward), done, success)
+        done, gained = bool(terminated or truncated), real_number(reward, "the reward of step")
+        success = done and self.total_reward + gained >= self.success_reward
+        return Turn(self._text(observation), gained, done, success)
 
     def _text(self, observation: Any) -> str:
         if isinstance(observation, str):

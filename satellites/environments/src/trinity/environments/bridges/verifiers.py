@@ -15,6 +15,7 @@ from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
+from trinity.api.numbers import real_number
 from trinity.environments.allowed import check_module
 from trinity.environments.arguments import Arguments
 from trinity.environments.bridges.messages import assistant, has_replied, news, shown, split_system, until_stop
@@ -118,10 +119,9 @@ class Verifiers(TextGame):
     def _end(self, output: Any) -> Turn:
         if (problem := _fault(output)) is not None:
             raise Unavailable(f"verifiers: {problem}")
-        reward = float(output["reward"] or 0.0)
-        found = {
-            f"rubric_{name}": float(value) for name, value in list((output["metrics"] or {}).items())[:_MAX_METRICS]
-        }
+        reward = real_number(output["reward"] or 0.0, "the rubric's reward")
+        metrics = list((output["metrics"] or {}).items())[:_MAX_METRICS]
+        found = {f"rubric_{name}": real_number(value, f"the rubric's {name}") for name, value in metrics}
         text = shown(has_replied(output.get("completion"))) or "The episode is over."
         return Turn(text, reward, True, reward >= self.success_reward, found)
 

@@ -1,6 +1,7 @@
 """Compares an answer with the reference."""
 
 import re
+import unicodedata
 from fractions import Fraction
 
 from trinity.environments.scorers.extraction import FULL_WIDTH, last_boxed
@@ -17,12 +18,22 @@ _MIXED = re.compile(r"([-+]?)(\d+) (\d+/\d+)", re.ASCII)
 _LATEX_MIXED = re.compile(r"(?<![\d.}])(\d+) ?\\frac\s*(?:\{(\d+)\}\s*\{(\d+)\}|(\d)(\d))", re.ASCII)
 _LATEX_FRACTION = re.compile(r"([-+]?)\\frac\s*(?:\{([-+]?\d+)\}\s*\{(\d+)\}|(\d)(\d))", re.ASCII)
 _THREE_DIGITS = re.compile(r"(?<![\d./])\d{1,3}(?: \d{3})+(?![\d/])", re.ASCII)
-_TWO_NUMBERS = re.compile(r"\d \d", re.ASCII)
+_TWO_NUMBERS = re.compile(r"(?<![\d_])\d+ \d", re.ASCII)  # but the base of a logarithm: \log_2 8
 _IN_LATEX = re.compile(
-    r"\\(?:text|mathrm|mathbf|textbf|textit|textrm|mathit|mbox|operatorname|boxed|fbox)"
+    r"\\(?:text|mathrm|mathbf|textbf|textit|textrm|mathit|mathsf|texttt|textnormal|emph|underline|bm|boldsymbol|mbox"
+    r"|operatorname|boxed|fbox)"
     r"\s?\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
 )
 _SPACING = re.compile(r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-z])|\\displaystyle|\\(?:left|right)(?![a-z])|\\[()\[\]]")
+_COLOUR = re.compile(r"\\(?:text)?color\s?\{[a-zA-Z]{1,20}\}")
+_VULGAR = re.compile("(\\d?)([\u00bc-\u00be\u2150-\u215e])", re.ASCII)  # ¼ to ⅞
+_SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"
+_RAISED = re.compile(f"[{_SUPERSCRIPTS}]+")
+_ROOT = re.compile(r"√\s?(\d+|[a-zA-Z]|\([^()]{1,100}\)|\{[^{}]{1,100}\})", re.ASCII)
+_SYMBOLS = {
+    "π": "\\pi ", "∞": "\\infty ", "×": "\\times ", "·": "\\cdot ", "÷": "/", "±": "\\pm ", "≤": "\\le ", "≥": "\\ge ",
+    "≠": "\\ne ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ",
+}  # fmt: skip
 _DEGREES = re.compile(r"\^\s?\{?\s?\\circ\s?\}?|°|\\degree|(?<=\d) degrees?\b")
 _PERCENT = re.compile(r"\s?\bper ?cent\b|\\%")
 _BASE = re.compile(r"\d_")
@@ -66,6 +77,8 @@ def cleaned(text: str) -> str:
     """Removes markup: Markdown's emphasis, quotes, delimiters of formulas, LaTeX's fonts, boxes and spaces."""
     text = text.translate(FULL_WIDTH).replace("\\!", "").replace("{,}", ",").replace("\\$", "$")
     text = re.sub(r"(?<=\d)\\,(?=\d)", "", text)
+    text = _VULGAR.sub(lambda found: f"{found[1]} {unicodedata.normalize('NFKC', found[2])}".replace("⁄", "/"), text)
+    text = _COLOUR.sub(" ", text).replace("\\varnothing", "\\emptyset")
     for _ in range(4):
         text = _IN_LATEX.sub(lambda found: f" {found[1]}", text)
     text = re.sub(r"\\[dtc]frac", r"\\frac", _SPACING.sub(" ", text))
@@ -191,16 +204,19 @@ def _same(given: str, reference: str, verifier: Verifier | None) -> bool:
             return False
     if (wanted and not found and _PROSE.search(given)) or bool(_BASE.search(given)) != bool(_BASE.search(reference)):
         return False
-    if not _mathematical(given) or not _mathematical(reference):
-        return False
     asked, answered = _for_math_verify(reference), _for_math_verify(given)
+    if not _mathematical(asked) or not _mathematical(answered):
+        return False
     if _TWO_NUMBERS.search(asked) or _TWO_NUMBERS.search(answered):
         return False  # math-verify would add them up
     return (verifier or shared(Verifier)).same(asked, answered)
 
 
 def _for_math_verify(text: str) -> str:
-    """Rewrites a mixed number as a sum, which math-verify reads."""
+    """Rewrites signs of Unicode as LaTeX, and a mixed number as a sum, which math-verify reads."""
+    text = _ROOT.sub(r"\\sqrt{\1}", text)
+    text = _RAISED.sub(lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}".replace("−", "-"), text)
+    text = "".join(_SYMBOLS.get(character, character) for character in text)
     text = _LATEX_MIXED.sub(lambda found: f"{found[1]} {found[2] or found[4]}/{found[3] or found[5]}", text)
     return _MIXED.sub(r"\1(\2+\3)", _thousands_joined(text))
 

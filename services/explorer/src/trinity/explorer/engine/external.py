@@ -87,11 +87,15 @@ class ExternalJudge:
 
     @cached_property
     def _client(self) -> openai.AsyncOpenAI:
-        """Raises InvalidInput if the key's environment variable is not set."""
+        """Raises InvalidInput if the key's environment variable is not set, or a proxy of the shell is unusable."""
         key = os.environ.get(self._variable, "") if self._variable else "none"
         if not key:
             raise InvalidInput(f"{self._place}.external_model.api_key_env", f"{self._variable} is not set")
-        return openai.AsyncOpenAI(base_url=self._url, api_key=key, timeout=self._seconds)
+        try:
+            return openai.AsyncOpenAI(base_url=self._url, api_key=key, timeout=self._seconds)
+        except Exception as error:  # of any type, as the library chooses
+            what = f"the shell's proxies (ALL_PROXY, HTTPS_PROXY, HTTP_PROXY) are unusable: {error}; unset them"
+            raise InvalidInput(f"{self._place}.external_model.base_url", what) from None
 
     async def _ask(self, call: Awaitable[_Made]) -> _Made:
         """Await a call, with the client's retries. Errors are mapped by kind and do not repeat the request."""

@@ -24,6 +24,18 @@ def without_proxy(url: str) -> str:
     return ",".join(filter(None, [there, urlsplit(url).hostname]))
 
 
+def http_client(kind: Any, base_url: str, transport: Any = None) -> Any:
+    """An HTTP client of this class whose calls of `base_url` take this transport, by default a socket without a proxy.
+
+    Calls elsewhere use the shell's proxies. If one of these is unusable here, as SOCKS without a package, none does.
+    """
+    given = {"verify": public_authorities(), "mounts": {base_url.removesuffix("/v1"): transport}}
+    try:
+        return kind(**given)
+    except Exception:  # of any type, as the library chooses
+        return kind(**given, trust_env=False)
+
+
 @dataclass
 class AgentSession:
     """An agent's session: a base_url and a key, or one of OpenAI's clients with both.
@@ -46,9 +58,7 @@ class AgentSession:
         """A client for agents in a thread (asyncio.to_thread). The explorer's event loop answers it."""
         import openai
 
-        # None: no proxy lies between it and the gateway, as the shell's variables would have it.
-        direct = {self.base_url.removesuffix("/v1"): None}
-        http = openai.DefaultHttpxClient(verify=public_authorities(), mounts=direct)
+        http = http_client(openai.DefaultHttpxClient, self.base_url)
         return openai.OpenAI(http_client=http, **self._arguments)
 
     @cached_property
@@ -58,8 +68,7 @@ class AgentSession:
 
         from trinity.explorer.sessions.in_process import InProcess
 
-        mounts = {self.base_url.removesuffix("/v1"): InProcess(self.app)}
-        http = openai.DefaultAsyncHttpxClient(verify=public_authorities(), mounts=mounts)
+        http = http_client(openai.DefaultAsyncHttpxClient, self.base_url, InProcess(self.app))
         return openai.AsyncOpenAI(http_client=http, **self._arguments)
 
     @property
