@@ -116,3 +116,42 @@ def test_a_call_in_a_text_is_read(read: Importer, call: str) -> None:
 def test_no_option_at_all_is_a_failure(read: Importer, script: str) -> None:
     result = read(script)
     assert result.code in (1, 2) and not result.out, result.err
+
+
+IN_LINE = OPTIONS.replace("   # the small one", "").replace('"', "").replace(" mine", "_mine").split("\n")
+
+
+@pytest.mark.parametrize("command", [RUN, f"eval {RUN}", f"nohup {RUN}"])
+def test_options_in_a_text_are_words(read: Importer, command: str) -> None:
+    before, after = " ".join(IN_LINE[:5]), " ".join(IN_LINE[5:])
+    gains = 'if [ -n "$FAST" ]; then OPTS="$OPTS trainer.test_freq=7"; else OPTS+=" trainer.test_freq=9"; fi\n'
+    result = read(f'OPTS="{before}"\n{gains}OPTS+=" {after}"\n{command} $OPTS $MORE\n')
+    found = yaml.safe_load(result.out)
+    assert (found["model"]["model_path"], found["algorithm"]["algorithm_type"]) == ("/models/of_mine", "rloo")
+    assert (found["buffer"]["batch_size"], found["algorithm"]["repeat_times"]) == (96, 3)
+    assert result.err.count("what OPTS gains") == 2 and "not mapped: $MORE: only" in result.err
+
+
+def test_parts_of_arrays_and_arguments_are_read(read: Importer) -> None:
+    array = "PARTS=(\nfirst\n" + OPTIONS + "\nlast\n)\n"
+    run = f'run() {{ {RUN} "${{PARTS[@]:1:8}}" "${{@:3}}" ${{1:+trainer.project_name=$1}} ${{2:+a.b=1}}; }}\n'
+    result = read(f'{array}{run}run sums "" trainer.nnodes=2 $MORE\n')
+    found = certain(result.out)
+    assert (found["project"], found["cluster"]["node_num"]) == ("sums", 2)
+    assert "$MORE: only" in result.err and "\x00" not in result.out + result.err
+
+
+def test_the_default_of_an_option_that_is_not_known_is_no_fact(read: Importer) -> None:
+    result = read(
+        'case "$KIND" in\n  a) HOW=grpo ;;\n  *) HOW=rloo ;;\nesac\n'
+        f"{RUN} algorithm.adv_estimator=$HOW {' '.join(IN_LINE[1:])}\n"
+    )
+    assert "algorithm.adv_estimator: line 5 uses $HOW" in result.err
+    assert "algorithm_type: ppo  # algorithm.adv_estimator is NOT MAPPED (see above): veRL's default gae" in result.out
+
+
+def test_a_file_that_the_script_reads_is_named(read: Importer) -> None:
+    result = read(f"source conf/common.sh\n. .venv/bin/activate\n{ARRAY}{USE}")
+    certain(result.out)
+    assert "line 1: conf/common.sh is not read; what it sets is taken from the environment" in result.err
+    assert "activate" not in result.err

@@ -19,7 +19,11 @@ _PIECE = re.compile(
     rf"""'(?P<single>[^']*)'|"(?P<double>(?:\\.|[^"\\])*)"|\\(?P<escape>.)|{_DOLLAR}|(?P<text>.)""", re.S
 )
 _INSIDE_QUOTES = re.compile(rf'\\(?P<escape>["\\$`])|{_DOLLAR}|(?P<text>.)', re.S)
-_PARAMETER = re.compile(r"(\w+)(?:\[[@*]\])?(?:(:?[-=])(.*))?", re.S)
+_PARAMETER = re.compile(r"(\w+)(?:\[[@*]\])?(?:(:?[-=+])(.*))?", re.S)
+_SLICE = re.compile(r"([@*]|\w+)(?:\[[@*]\])?:\s?(\d{1,4})(?::(\d{1,4}))?")  # of the arguments, or of an array
+_WHOLE_ARRAY = re.compile(r"\$\{(?:\w+\[@\]|@)(?::\s?\d+){0,2}\}|\$@")
+# White space that splits a word is in no piece of these.
+_SPLITS = re.compile(rf"({MARK}.*?{MARK}|\$\{{oc\.env:(?:[^{{}}]|\$\{{[^{{}}]*\}})*\}})|\s+", re.S)
 _ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)(?:,(.*))?\}", re.S)
 _OPERATORS = {
     ast.Add: lambda a, b: a + b,
@@ -79,11 +83,16 @@ class Variables:
         """Assigns a value that only a running shell knows to be assigned. Words that stay in any case are kept."""
         name = self._named(name)
         old = self._values.get(name, "")
+        if not append and value == old:
+            return
         if append or (old and value.startswith(old)):
             added = " ".join((value if append else value.removeprefix(old)).replace(MARK, "").split(SPLIT)).strip()
             self._values[name] = f"{old}{SPLIT}{MARK}what {name} gains ({why}): {added}{MARK}"
-        elif value != old:
+        else:
             self.forget(name, why)
+
+    def note(self, text: str) -> None:
+        self._notes.append(text)
 
     def call(self, words: list[str]) -> list[str]:
         """Sets the arguments of a function, and returns those before it."""
@@ -94,6 +103,10 @@ class Variables:
         self._values |= {str(number): word for number, word in enumerate(words, 1)}
         self._values["@"] = self._values["*"] = SPLIT.join(words)
         return before
+
+    @property
+    def arguments(self) -> list[str]:
+        return self._arguments
 
     def shift(self, count: int) -> None:
         self.call(self._arguments[count:])
@@ -144,7 +157,7 @@ def expand(raw: str, variables: Variables, splitting: bool = True) -> list[str]:
 def _pieces(raw: str, variables: Variables) -> Iterator[str]:
     for piece in _PIECE.finditer(raw):
         if (quoted := piece["double"]) is not None:
-            whole_array = re.fullmatch(r"\$\{\w+\[@\]\}|\$@|\$\{@\}", quoted)
+            whole_array = _WHOLE_ARRAY.fullmatch(quoted)
             for inner in _INSIDE_QUOTES.finditer(quoted):
                 value = _value(inner, variables)
                 yield value if whole_array else value.replace(SPLIT, " ")
@@ -152,8 +165,8 @@ def _pieces(raw: str, variables: Variables) -> Iterator[str]:
             yield piece["single"]
         else:
             value = _value(piece, variables)
-            plain = piece["text"] or piece["escape"] or MARK in value or value.startswith("${oc.env:")
-            yield value if plain else re.sub(r"\s+", SPLIT, value)
+            plain = piece["text"] or piece["escape"]
+            yield value if plain else _SPLITS.sub(lambda found: found[1] or SPLIT, value)
 
 
 def _value(piece: re.Match[str], variables: Variables) -> str:
@@ -165,15 +178,34 @@ def _value(piece: re.Match[str], variables: Variables) -> str:
     if kind == "name":
         return _known(text[1:], None, True, text, variables)
     if kind == "brace":
+        if part := _SLICE.fullmatch(text[2:-1]):
+            return _slice(part, text, variables)
         if text[2] in "@*":
             given = variables.look_up("@", None)
             return given if len(text) == 4 or not given else f"{MARK}{text}{MARK}"
         found = _PARAMETER.fullmatch(text[2:-1])
         if found is None:
             return f"{MARK}{text}{MARK}"
+        if found[2] and found[2].endswith("+"):  # the word, where the variable is set
+            value = variables.look_up(found[1], None)
+            unsure = MARK in value or "${oc.env:" in value
+            return f"{MARK}{text}{MARK}" if unsure else "".join(_pieces(found[3], variables)) if value else ""
         default = None if found[2] is None else "".join(_pieces(found[3], variables))
         return _known(found[1], default, found[2] is None or found[2].startswith(":"), text, variables)
     return piece[kind] if kind else text
+
+
+def _slice(part: re.Match[str], text: str, variables: Variables) -> str:
+    """`${@:2}`, `${ARGS[@]:1:3}`: some of the words, where a running shell is not needed to count them."""
+    name, first, count = part[1], int(part[2]), part[3]
+    joined = "" if name in "@*" else variables.look_up(name, None)
+    words = variables.arguments if name in "@*" else [word for word in joined.split(SPLIT) if word]
+    begin = first - 1 if name in "@*" else first
+    counted = words if count else words[:begin]  # each may become several words, or none
+    uncountable = any(MARK in word or word.startswith("${oc.env:") for word in counted)
+    if begin < 0 or uncountable or (name not in "@*" and not joined.startswith(SPLIT)):
+        return f"{MARK}{text}{MARK}"
+    return "".join(SPLIT + word for word in words[begin : begin + int(count) if count else None])
 
 
 def _known(name: str, default: str | None, or_empty: bool, text: str, variables: Variables) -> str:

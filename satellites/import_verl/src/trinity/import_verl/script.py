@@ -169,11 +169,11 @@ class _Reader:
         names = [raw.strip("'\"") for raw, _ in tokens]
         if names[0] in self._functions and self._called.count(names[0]) < _MOST_CALLS:
             self._called.append(names[0])
-            before = variables.call([value for raw, _ in tokens[1:] for value in expand(raw, variables) if value])
+            before = variables.call([value for raw, _ in tokens[1:] for value in _argument(raw, variables)])
             self.read(self._functions[names[0]], unsure)
             variables.call(before)
         elif names[0] == "set" and "--" in names:
-            given = [value for raw, _ in tokens[names.index("--") + 1 :] for value in expand(raw, variables) if value]
+            given = [value for raw, _ in tokens[names.index("--") + 1 :] for value in _argument(raw, variables)]
             variables.call([f"{MARK}$@ ({why}){MARK}"] if unsure else given)
         elif names[0] == "unset":
             for name in names[1:]:
@@ -185,6 +185,9 @@ class _Reader:
             for name in names[1:]:
                 if name.isidentifier():
                     variables.forget(name, f"set by {names[0]}")
+        elif names[0] in ("source", ".") and len(names) > 1 and not names[1].endswith(("activate", "rc", "profile")):
+            file = names[1].replace('"', "")
+            variables.note(f"line {tokens[0][1]}: {file} is not read; what it sets is taken from the environment")
         elif names[0] == "shift":
             variables.shift(int(names[1]) if len(names) > 1 and names[1].isdigit() else 1)
         elif MODULE in names and names[0] not in ("echo", "printf"):
@@ -203,6 +206,11 @@ class _Reader:
         for value, line in words if self._texts < _MOST_CALLS else ():
             if value != MODULE and re.search(rf"\s{re.escape(MODULE)}(\s|$)", value):
                 self.read(list(_commands("\n" * (line - 1) + value)), unsure)
+
+
+def _argument(raw: str, variables: Variables) -> list[str]:
+    """The words of an argument; an empty one in quotes counts."""
+    return expand(raw, variables) or ([""] if raw in ('""', "''") else [])
 
 
 def _body(commands: list[_Command], start: int) -> tuple[list[_Command], int]:
@@ -251,7 +259,7 @@ def _call(line: int, words: list[tuple[str, int]], notes: list[str]) -> Call:
             key = word[1:].partition("=")[0]
             options.pop(key, None)
             removed.append(key)
-        elif found is None and (MARK in word or word.startswith("${oc.env:")):
+        elif (MARK in word and (found is None or MARK in found[2])) or (found is None and word.startswith("${oc.env:")):
             flags.append(re.sub(r"\$\{oc\.env:(\w+)\}", r"$\1", word).replace(MARK, ""))
         elif found is None:
             shown = word.replace(MARK, "").replace("\n", " ")

@@ -36,8 +36,12 @@ def imported(call: Call, source: str) -> Imported:
         for lines in (run.unmapped, run.unneeded, run.notes)
     )
     sections = (_lines({name: node}, 0) for name, node in tree.items())
-    heading = _heading(source, unmapped, unneeded, notes)
-    return Imported(heading + _text(list(sections)), unmapped, unneeded, notes)
+    text = _text(list(sections))
+    for option in (one for one in call.options.values() if one.unknown):
+        text = text.replace(
+            f"# {option.key}, veRL's default", f"# {option.key} is NOT MAPPED (see above): veRL's default"
+        )
+    return Imported(_heading(source, unmapped, unneeded, notes) + text, unmapped, unneeded, notes)
 
 
 def _of_row(row: Row, run: Run) -> Node | None:
