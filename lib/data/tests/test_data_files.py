@@ -212,6 +212,20 @@ def test_a_folder_without_data_is_named_with_what_it_holds(tmp_path: Path) -> No
         read(str(tmp_path / "images"))
 
 
+def test_a_split_without_all_its_files_is_refused(tmp_path: Path) -> None:
+    for part in (0, 1, 3):
+        (tmp_path / f"train-0000{part}-of-00004.jsonl").write_text('{"q": 1}\n')
+    with pytest.raises(DatasetError, match=r"lacks 1 of the 4 files of train, the first is number 00002; download"):
+        read(str(tmp_path))
+    assert len(read(str(tmp_path / "train-00003-of-00004.jsonl"))) == 1
+    (tmp_path / "train-00002-of-00004.jsonl").symlink_to("blobs/gone")
+    with pytest.raises(DatasetError, match=r"train-00002-of-00004.jsonl: is a link to a file that is not there"):
+        read(str(tmp_path))
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs/gone").write_text('{"q": 2}\n')
+    assert len(read(str(tmp_path))) == 4
+
+
 def test_nested_columns_have_names(tmp_path: Path) -> None:
     rows = [
         {"reward_model": {"ground_truth": "5"}, "extra_info": {"index": 3}, "a.b": "own", "a": {"b": "inner"}},

@@ -223,6 +223,9 @@ def _is_exact(cell: str) -> bool:
         return False
 
 
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\b")  # as the datasets library numbers the files of a split, from 0
+
+
 def files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
     """Files of a folder's split, in order: of `save_to_disk`, of the card's `configs`, else by their names.
 
@@ -232,7 +235,7 @@ def files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         return _saved_files(folder, split)
     if _has_configs(folder) and (files := _library_files(folder, split, subset)):
-        return files
+        return _whole_split(files, split)
     others = [path.name for path in sorted(folder.iterdir()) if path.is_dir() and _split_files(path, split)]
     others = [name for name in others if name != "data"]
     if subset and others and subset not in others:
@@ -244,7 +247,7 @@ def files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
                 found = ", ".join(split + kind for kind in kinds)
                 what = f"has {found}, which may be the same rows; give one file as path"
                 raise DatasetError(f"folder {str(place)!r} {what}")
-            return files
+            return _whole_split(files, split)
     if not others and (files := _library_files(folder, split, subset)):
         return files
     names = [path.name for path in sorted(folder.iterdir())]
@@ -256,8 +259,21 @@ def files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
 def _split_files(place: Path, split: str) -> list[Path]:
     if not place.is_dir():
         return []
-    found = (file for file in sorted(place.iterdir()) if file.name.startswith(split) and file.is_file())
-    return [file for file in found if is_data(file) and file.name[len(split)] in "-."]
+    named = (file for file in sorted(place.iterdir()) if file.name.startswith(split) and is_data(file))
+    return [file for file in named if file.name[len(split)] in "-." and (file.is_file() or file.is_symlink())]
+
+
+def _whole_split(files: list[Path], split: str) -> list[Path]:
+    """The files of a split, if none is missing. Raises DatasetError for a link to nothing, and for a missing part."""
+    if dangling := [file for file in files if not file.exists()]:
+        raise DatasetError(f"{dangling[0]}: is a link to a file that is not there; download it again")
+    parts = {(int(part[1]), int(part[2])) for file in files if (part := _PART.search(file.name))}
+    for count in {count for _, count in parts}:
+        if missing := sorted(set(range(count)) - {number for number, of in parts if of == count}):
+            what = f"lacks {len(missing)} of the {count} files of {split}, the first is number {missing[0]:05}"
+            folder = str(files[0].parent)
+            raise DatasetError(f"folder {folder!r} {what}; download them again, or give one file as path")
+    return files
 
 
 def _has_configs(folder: Path) -> bool:
