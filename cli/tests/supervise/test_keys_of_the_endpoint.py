@@ -1,13 +1,18 @@
 """Endpoints that serve or record: which file of keys they ask for, and what is refused before anything starts."""
 
+import json
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.checks.deep_check import check
-from trinity.cli.supervise.processes.endpoint import endpoint_problems, endpoint_settings
+from trinity.cli.supervise.processes.endpoint import endpoint_problems, endpoint_settings, serves
 from trinity.cli.supervise.stage import join
 from trinity.config import Config, ConfigError
 from trinity.reading.errors import RunError
@@ -69,6 +74,60 @@ def test_a_port_that_another_process_holds_is_refused(tmp_path: Path, host: str)
             endpoint_settings(config, Job(config))
         assert any(f"another process listens on {host}:{port}" in said for said in _said(config))
     assert endpoint_settings(config, Job(config))["SERVE_LISTEN"].endswith(f":{port}")
+
+
+class _OnIpv6(HTTPServer):
+    address_family = socket.AF_INET6
+
+
+@contextmanager
+def _listening(body: str, host: str = "127.0.0.1") -> Iterator[int]:
+    """A program that answers a right key with this body, and others with 401."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            keyed = self.headers["Authorization"] == "Bearer one"
+            self.send_response(200 if keyed else 401)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    with (_OnIpv6 if ":" in host else HTTPServer)((host, 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("body", "key", "host", "is_own"),
+    [
+        ('{"data": [{"id": "n"}]}', "one", "127.0.0.1", True),
+        ('{"data": [{"id": "n"}]}', "one", "::1", True),
+        ('{"data": [{"id": "n"}]}', "other", "127.0.0.1", False),
+        ('{"data": [{"id": "llama"}]}', "one", "127.0.0.1", False),
+        ("<html>It works!</html>", "one", "127.0.0.1", False),
+        ('{"data": "none"}', "one", "127.0.0.1", False),
+        ("[]", "one", "127.0.0.1", False),
+    ],
+)
+def test_only_the_runs_own_endpoint_counts_as_serving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, key: str, host: str, is_own: bool
+) -> None:
+    """Another program may have taken the port while the model was loaded."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    (keys := tmp_path / "keys").write_text(f"{key}\nanother\n")
+    with _listening(body, host) as port:
+        assert serves(_config(tmp_path, listen_address=host), port, keys) is is_own
+        everywhere = "::" if ":" in host else "0.0.0.0"
+        assert serves(_config(tmp_path, listen_address=everywhere), port, keys) is is_own
+    assert not serves(_config(tmp_path, listen_address=host), port, keys)
+
+
+def test_a_model_that_records_has_other_names(tmp_path: Path) -> None:
+    (keys := tmp_path / "keys").write_text("one")
+    with _listening(json.dumps({"data": [{"id": "policy"}]})) as port:
+        assert serves(_config(tmp_path, record=True), port, keys)
 
 
 def test_an_explorer_that_does_not_listen_needs_no_keys(tmp_path: Path) -> None:

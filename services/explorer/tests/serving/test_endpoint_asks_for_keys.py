@@ -14,7 +14,7 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from trinity.explorer.serving.endpoint import open_keys, with_keys
+from trinity.explorer.serving.endpoint import listen_at, open_keys, with_keys
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.trust.keys import KeyFile, make_key_file
 
@@ -110,3 +110,12 @@ def test_a_made_file_has_one_key_that_its_owner_alone_reads(tmp_path: Path) -> N
     key = file.read_text().strip()
     assert (file.stat().st_mode & 0o777, len(key)) == (0o600, 43)
     assert make_key_file(file).read_text().strip() == key, "kept over restarts"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_a_port_that_was_taken_meanwhile_is_named(host: str) -> None:
+    with listen_at(f"{host}:0") as held:
+        port = held.getsockname()[1]
+        with pytest.raises(InvalidInput, match=rf":{port} cannot be listened on: .*in use.*; choose another port"):
+            listen_at(f"{host}:{port}")
+    listen_at(f"{host}:{port}").close()

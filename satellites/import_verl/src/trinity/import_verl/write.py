@@ -37,10 +37,8 @@ def imported(call: Call, source: str) -> Imported:
     )
     sections = (_lines({name: node}, 0) for name, node in tree.items())
     text = _text(list(sections))
-    for option in (one for one in call.options.values() if one.unknown):
-        text = text.replace(
-            f"# {option.key}, veRL's default", f"# {option.key} is NOT MAPPED (see above): veRL's default"
-        )
+    for key in (key for key, given in call.options.items() if given.unknown):
+        text = text.replace(f"# {key}, veRL's default", f"# {key} is NOT MAPPED (see above): veRL's default")
     return Imported(_heading(source, unmapped, unneeded, notes) + text, unmapped, unneeded, notes)
 
 

@@ -1,9 +1,12 @@
 """The OpenAI-compatible endpoint of an explorer: its address, and the keys that it demands."""
 
 import errno
+import json
 import os
 import socket
+from http.client import HTTPException
 from pathlib import Path
+from urllib.request import ProxyHandler, Request, build_opener
 
 from trinity.config import Config, Problem
 from trinity.reading.errors import RunError
@@ -13,6 +16,9 @@ from trinity.runtime.settings import LOOPBACK
 from trinity.runtime.trust.keys import make_key_file
 
 _KEYS = "TRINITY_EXPLORER_API_KEYS_FILE"
+_ASK_SECONDS = 5.0
+_NEAR = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+_open = build_opener(ProxyHandler({})).open  # a proxy of the shell could not reach it
 
 
 def endpoint_problems(config: Config) -> list[Problem]:
@@ -63,6 +69,22 @@ def is_taken(host: str, port: int) -> bool:
     except OSError as error:
         return error.errno == errno.EADDRINUSE
     return False
+
+
+def serves(config: Config, port: int, keys: Path) -> bool:
+    """True if the run's endpoint answers on this machine's port, and no other program: it knows the key and the model.
+
+    An explorer that records has models of its own names.
+    """
+    host = _NEAR.get(config.explorer.listen_address, config.explorer.listen_address)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1/models"
+    try:
+        request = Request(url, headers={"Authorization": f"Bearer {keys.read_text().split()[0]}"})
+        with _open(request, timeout=_ASK_SECONDS) as answer:
+            names = [one["id"] for one in json.loads(answer.read())["data"]]
+    except (OSError, HTTPException, ValueError, LookupError, TypeError):
+        return False
+    return bool(names) if config.explorer.record else config.name in names
 
 
 def _given(config: Config) -> Path | None:

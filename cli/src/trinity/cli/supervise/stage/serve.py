@@ -9,13 +9,14 @@ import os
 import shlex
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from trinity.cli.supervise.checks.hub_models import fetch_models
 from trinity.cli.supervise.checks.preflight import check_inputs
 from trinity.cli.supervise.processes import services
 from trinity.cli.supervise.processes.devices import place
-from trinity.cli.supervise.processes.endpoint import endpoint_settings
+from trinity.cli.supervise.processes.endpoint import endpoint_settings, serves
 from trinity.cli.supervise.stage.display import make_display
 from trinity.cli.supervise.stage.ending import Ending, ended_by_signals
 from trinity.cli.supervise.stage.join_config import check_identity, own_model
@@ -26,7 +27,7 @@ from trinity.reading.children import Child, stop_all
 from trinity.reading.client import Answers
 from trinity.reading.errors import RunError
 from trinity.reading.job import Job, SupervisorRecord, identify
-from trinity.reading.nats import NatsAccess, wait_until_open
+from trinity.reading.nats import NatsAccess
 from trinity.reading.run_record import local_addresses, look_for_run
 from trinity.runtime import files
 from trinity.runtime.devices import visible_gpus
@@ -67,7 +68,7 @@ async def _serve(config: Config, source: str, job: Job) -> None:
             display.show(Answers(), f"{plan.config.project}/{name}", starting=starting([child]))
 
         try:
-            await _until_open(config.explorer.listen_address, port, keeper, stop, show)
+            await _until_served(lambda: serves(plan.config, port, Path(keys)), keeper, stop, show)
             if not stop.is_set():
                 display.show(Answers(), "")
                 seconds = clock(time.monotonic() - began)
@@ -122,14 +123,14 @@ def _example(endpoint: str, keys: str, name: str) -> str:
     return f"curl -s http://{endpoint}/v1/chat/completions -H {key} -H 'Content-Type: application/json' -d '{body}'"
 
 
-async def _until_open(
-    host: str, port: int, keeper: "asyncio.Task[str]", stop: asyncio.Event, show: Callable[[], None]
+async def _until_served(
+    is_served: Callable[[], bool], keeper: "asyncio.Task[str]", stop: asyncio.Event, show: Callable[[], None]
 ) -> None:
-    """Waits until the endpoint listens, and shows its start. Raises RunError if its process failed for good."""
-    place = "127.0.0.1" if host in ("", "0.0.0.0") else host
+    """Waits until the endpoint answers, and shows its start. Raises RunError if its process failed for good."""
     while not stop.is_set():
         show()
         if keeper.done():
             raise RunError(keeper.result())
-        if await asyncio.to_thread(wait_until_open, place, port, 1.0):
+        if await asyncio.to_thread(is_served):
             return
+        await asyncio.sleep(_POLL_SECONDS)

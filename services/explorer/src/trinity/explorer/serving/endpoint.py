@@ -25,6 +25,7 @@ from trinity.weights.checkpoints import newest_model
 log = structlog.get_logger(__name__)
 
 _POLL_SECONDS = 2.0
+_BACKLOG = 2048  # as uvicorn
 
 
 class PooledClient:
@@ -106,11 +107,22 @@ async def serve(
     pool: EnginePool, listen: str, keys: KeyFile | None, bounds: Bounds, model: str, name: str, chat_template: str
 ) -> None:
     """Serve until cancelled. `name`: the model's name in requests."""
-    host, port = split_address(listen, "TRINITY_EXPLORER_SERVE_LISTEN")
     client = PooledClient(pool)
     app = bounded(await application(client, ["--model", model, "--served-model-name", name], chat_template), bounds)
+    listening = listen_at(listen)
     log.info("explorer.endpoint.serving", address=f"http://{listen}/v1", model=name)
-    await run(with_keys(app, keys) if keys is not None else app, host=host, port=port)
+    await run(with_keys(app, keys) if keys is not None else app, [listening])
+
+
+def listen_at(listen: str) -> socket.socket:
+    """A socket that listens there. Raises InvalidInput if it cannot, as where another process took the port."""
+    host, port = split_address(listen, "TRINITY_EXPLORER_SERVE_LISTEN")
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        what = f"{listen} cannot be listened on: {error.strerror}; choose another port (explorer.proxy_port)"
+        raise InvalidInput("TRINITY_EXPLORER_SERVE_LISTEN", what) from error
 
 
 async def application(client: Any, options: list[str], chat_template: str) -> Any:
@@ -126,8 +138,8 @@ async def application(client: Any, options: list[str], chat_template: str) -> An
     return app
 
 
-async def run(app: App, sockets: list[socket.socket] | None = None, **address: Any) -> None:
-    """Serve an application until cancelled, at an address (host, port) or on listening sockets."""
+async def run(app: App, sockets: list[socket.socket]) -> None:
+    """Serve an application on listening sockets until cancelled."""
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -136,7 +148,7 @@ async def run(app: App, sockets: list[socket.socket] | None = None, **address: A
             """Leave SIGTERM to the service, which drains and then cancels this server."""
             yield
 
-    server = Server(uvicorn.Config(app, log_level="warning", lifespan="off", **address))
+    server = Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
     try:
         await server.serve(sockets)
     except asyncio.CancelledError:

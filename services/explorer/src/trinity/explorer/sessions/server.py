@@ -21,13 +21,11 @@ from trinity.explorer.sessions.recording import RecordingClient
 from trinity.explorer.sessions.session import Sessions
 from trinity.explorer.types import EngineFailed
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.settings import split_address
 from trinity.runtime.trust.keys import KeyFile
 
 log = structlog.get_logger(__name__)
 
 _HOST, _EVERYWHERE = "127.0.0.1", "0.0.0.0"
-_BACKLOG = 1024
 
 
 @dataclass(frozen=True)
@@ -87,11 +85,7 @@ class AgentGateway:
         if self._socket is not None:
             return
         listen = self._open_to.listen if self._open_to is not None else f"{_HOST}:0"
-        try:
-            address = split_address(listen, "TRINITY_EXPLORER_SERVE_LISTEN")
-            self._socket = socket.create_server(address, backlog=_BACKLOG)
-        except OSError as error:
-            raise InvalidInput("TRINITY_EXPLORER_SERVE_LISTEN", f"{listen} cannot be listened on: {error}") from error
+        self._socket = endpoint.listen_at(listen)
         self._server = asyncio.get_running_loop().create_task(self._serve(self._socket))
 
     def _base_url(self) -> str:
