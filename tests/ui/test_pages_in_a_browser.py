@@ -226,7 +226,7 @@ def test_a_long_response_comes_as_one_scrolls_and_after_a_failure(pages: Any, mo
 
 
 def test_the_demo_as_a_bundle_opens_from_disk(watch: Any, tmp_path: Path) -> None:
-    command = ["-m", "trinity.cli.main", "ui", "--demo", "--bundle", str(tmp_path / "out"), "--pages", "700"]
+    command = ["-m", "trinity.cli.main", "ui", "--demo", "--bundle", str(tmp_path / "out")]
     first = subprocess.check_output([sys.executable, *command], text=True).splitlines()[0]
     watched = watch(Path(first).as_uri())
     page = watched.page
