@@ -137,3 +137,13 @@ def test_a_stage_and_a_run_end_with_what_changed_and_what_to_do(tmp_path: Path) 
     assert lines[0] == "the run is finished in 2:31: accuracy 0.412 -> 0.871 of sums-test"
     assert [line.split()[1] for line in lines[-3:]] == ["ui", "serve", "convert"]
     assert f"trinity serve --job '{tmp_path / 'my job'}'" in lines[-2]
+
+
+def test_folders_below_the_current_one_are_said_as_one_types_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    *_, summary, _, pages, _, convert = last_lines(tmp_path / "jobs/a", Path("jobs/a/rft"), {"eval_after": 0.5})
+    assert summary == "summary: jobs/a/summary.json"
+    assert pages.startswith("  trinity ui --job jobs/a  ") and "--checkpoint-dir jobs/a/rft  " in convert
+    assert any(f"--job {tmp_path}-2/a" in line for line in last_lines(Path(f"{tmp_path}-2/a"), None, {}))

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -263,6 +264,41 @@ async def test_a_death_before_serving_is_quick_however_long_it_loaded(
         assert not keeper.done()
     keeper.cancel()
     serving.end_group(9)
+
+
+async def test_a_process_that_only_prints_says_when_it_serves_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As nats-server. What it printed before its death does not count."""
+    monkeypatch.setattr(children, "_FOLLOW_SECONDS", 0.01)
+    said: list[str] = []
+    flag = tmp_path / "may serve"
+    code = (
+        "import pathlib, time; f = pathlib.Path({!r})\n"
+        "while not f.exists(): time.sleep(0.01)\n"
+        "print('Server is ready', flush=True); time.sleep(60)"
+    )
+    child = make(tmp_path, code.format(str(flag)), prints_ready="Server is ready")
+    child.say = said.append
+    flag.touch()
+    child.start()
+    keeper = asyncio.create_task(child.keep_running(asyncio.Event()))
+    async with asyncio.timeout(30):
+        while child.start_seconds:
+            await asyncio.sleep(0.01)
+        assert said == []
+        flag.unlink()
+        child.end_group(signal.SIGKILL)
+        while not child.restarts or not child.is_running():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert [line.partition(";")[0] for line in said] == ["child died: killed by SIGKILL"]
+        flag.touch()
+        while len(said) < 2:
+            await asyncio.sleep(0.01)
+    assert re.fullmatch(r"child serves again, \d+ s after its start", said[1])
+    keeper.cancel()
+    child.end_group(signal.SIGKILL)
 
 
 async def test_phases_and_waits_of_its_log_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,8 @@ class Child:
     as no death. `hold(name, reason)` waits while something outside keeps the process from running; it returns True if
     the death does not count. `say` gets a line for the screen at each death, restart and wait; `continues` tells what
     the run does meanwhile. A child that a signal has stopped is killed after `stopped_seconds`, unless that is 0. A
-    child that `logs_ready` serves once its log says so; before that each death is a quick one, however long it loaded.
+    child that `logs_ready` serves once its log says so, one with `prints_ready` once it has printed that text; before
+    that each death is a quick one, however long it loaded.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Child:
     restarts: int = 0
     finished: bool = False
     logs_ready: bool = False
+    prints_ready: str = ""
     stopped_seconds: float = 0.0
     on_event: Callable[[str, str, int], None] = lambda event, name, pid: None  # started, died, finished
     hold: Callable[[str, str], Awaitable[bool]] | None = None
@@ -89,7 +91,7 @@ class Child:
                 start_new_session=True,
             )
         self._started_at = time.monotonic()
-        self._served_at = None if self.logs_ready else self._started_at
+        self._served_at = None if self.logs_ready or self.prints_ready else self._started_at
         self.phase, self.waits, self._read = "starts", "", self._begins.get(self.log_file, 0)
         log.info("run.process.started", name=self.name, pid=self.process.pid)
         self.on_event("started", self.name, self.pid)
@@ -183,7 +185,7 @@ class Child:
         follow_at = 0.0
         looked_at = moved_at = time.monotonic()
         while (code := self.process.poll()) is None:
-            if self.logs_ready and time.monotonic() > follow_at:
+            if (self.logs_ready or self.prints_ready) and time.monotonic() > follow_at:
                 self._follow()
                 follow_at = time.monotonic() + _FOLLOW_SECONDS
             await asyncio.sleep(0.05)
@@ -203,14 +205,12 @@ class Child:
 
     def _follow(self) -> None:
         """Reads the new lines of the log: what the process does while it starts, and whom it waits for."""
+        if self.prints_ready and self._served_at is None and self.has_printed(self.prints_ready):
+            self._serves()
         for entry in files.json_lines(self._new_lines()):
             match entry.get("event"):
                 case "service.ready":
-                    self._served_at = time.monotonic()
-                    if self.restarts:
-                        self.say(
-                            f"{self.name} serves again, {self._served_at - self._started_at:.0f} s after its start"
-                        )
+                    self._serves()
                 case waits.PHASE:
                     self.phase = str(entry.get("phase"))
                 case waits.WAITS:
@@ -219,6 +219,11 @@ class Child:
                     self.say(f"{self.name} {self.waits}")
                 case waits.WENT_ON:
                     self.waits = ""
+
+    def _serves(self) -> None:
+        self._served_at = time.monotonic()
+        if self.restarts:
+            self.say(f"{self.name} serves again, {self._served_at - self._started_at:.0f} s after its start")
 
     def _new_lines(self) -> list[str]:
         """Returns the whole lines that the log has got since the last call."""

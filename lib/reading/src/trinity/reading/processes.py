@@ -43,6 +43,7 @@ def nats_child(folder: Path, users: Path, log_dir: Path) -> tuple[Child, NatsAcc
         address=f"{host}:{port}",
         log_file=log_dir / "nats.log",
         metrics=f"{_LOCAL}:{monitor}",
+        prints_ready=_NATS_READY,
     )
     return child, NatsAccess(f"nats://{host}:{port}", users)
 

@@ -7,6 +7,7 @@ import shutil
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.cells import cell_len
@@ -32,6 +33,12 @@ def visible(text: str, *, layout: bool = False) -> str:
 def _spelt(match: re.Match[str]) -> str:
     code = ord(match[0])
     return _SHORT.get(match[0]) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
+
+
+def near(path: Path) -> str:
+    """Returns a path as a person here types it: without the current folder."""
+    path = path.absolute()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def clipped(text: str, longest: int) -> str:

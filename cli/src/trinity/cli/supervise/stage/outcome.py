@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity.cli.supervise.stage.progress import clock
-from trinity.reading.render import visible
+from trinity.reading.render import near, visible
 from trinity.weights.checkpoints import newest_model
 
 
@@ -22,13 +22,13 @@ def last_lines(job: Path, stage_folder: Path | None, summary: dict[str, Any]) ->
     yield visible(f"the run is finished in {clock(summary.get('wall_seconds') or 0.0)}: {changes}")
     found = newest_model(stage_folder) if stage_folder is not None else None
     if found is not None:
-        yield visible(f"model: {found[1]} (step {found[0]})")
-    yield f"summary: {job / 'summary.json'}"
+        yield visible(f"model: {near(found[1])} (step {found[0]})")
+    yield f"summary: {near(job / 'summary.json')}"
     yield "next:"
-    yield f"  trinity ui --job {shlex.quote(str(job))}    # curves, samples, tokens"
-    yield f"  trinity serve --job {shlex.quote(str(job))}    # an OpenAI-compatible endpoint"
+    yield f"  trinity ui --job {shlex.quote(near(job))}    # curves, samples, tokens"
+    yield f"  trinity serve --job {shlex.quote(near(job))}    # an OpenAI-compatible endpoint"
     if stage_folder is not None:
-        yield f"  trinity convert --checkpoint-dir {shlex.quote(str(stage_folder))}    # Hugging Face folders"
+        yield f"  trinity convert --checkpoint-dir {shlex.quote(near(stage_folder))}    # Hugging Face folders"
 
 
 def _changes(part: dict[str, Any]) -> list[str]:

@@ -29,6 +29,7 @@ from trinity.reading.children import Child, stop_all
 from trinity.reading.errors import RunError, expected_text, first_of
 from trinity.reading.nats import NatsAccess
 from trinity.reading.processes import open_nats
+from trinity.reading.render import near
 from trinity.runtime import files
 from trinity.runtime.devices import visible_gpus
 from trinity.weights.checkpoint_manifest import verify_model
@@ -260,7 +261,8 @@ def _opening(plan: Plan, placement: Placement, last: int) -> str:
     size = plan.groups_per_step
     unit = "rows" if plan.offline else f"groups of {plan.config.algorithm.repeat_times}"
     return (
-        f"stage {plan.config.name}: {kind}, {last} steps of {size} {unit}, on {where}; logs in {plan.job_dir / 'log'}"
+        f"stage {plan.config.name}: {kind}, {last} steps of {size} {unit}, on {where}; "
+        f"logs in {near(plan.job_dir / 'log')}"
     )
 
 
