@@ -5,6 +5,8 @@ The machines share a file system. Explorers sample with transformers where vLLM 
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -31,6 +33,7 @@ pytestmark = [
     pytest.mark.skipif(bool(containers.missing()), reason=containers.missing() or "-"),
 ]
 
+MODES = Path(__file__).parents[2] / "docs/modes.md"
 START = 400.0  # seconds for a group to form, on a machine with other work
 SUMS = {"prompt_key": "question", "response_key": "answer"}
 
@@ -79,23 +82,34 @@ class Site:
             **({"TRINITY_IDENTITY": str(self.folder / identity)} if (self.folder / identity).is_dir() else {}),
             "TRINITY_NATS_URL": f"nats://{self.machines.hosts[0]}:4222",
             "TRINITY_HOST": hosts[index],
+            **({"TRINITY_PLUGIN_DIRS": str(plugins)} if (plugins := self.folder / "plugins").is_dir() else {}),
         }
 
     def first(self, *overrides: str) -> Command:
-        arguments = ["run", "--config", str(self.config), "mode=train", *overrides]
+        arguments = [*self._typed("train"), *overrides]
         return self.machines.start(0, arguments, self._environment("identity", 0), self.folder / "first.out")
 
     def further(self, number: int, *overrides: str) -> Command:
         name = f"gpu-{number}"
-        own = ["mode=train_node", f"cluster.node_name={name}", *overrides]
         environment = self._environment(f"identity/{name}", number - 1)
-        arguments = ["run", "--config", str(self.config), *own]
+        arguments = [*self._typed("train_node", name), *overrides]
         return self.machines.start(number - 1, arguments, environment, self.folder / f"{name}.out")
 
     def explorer(self) -> ForkedRun:
         run = ForkedRun(self.config, self.folder, **self._environment("identity/gpu-9", len(self.machines.hosts)))
-        run.start("mode=explore", "explorer.name=gpu-9")
+        run.start(*self._typed("explore", "gpu-9")[3:])
         return run
+
+    def _typed(self, mode: str, name: str = "") -> list[str]:
+        """Arguments of the command of docs/modes.md for this mode, with this test's YAML and name of the machine."""
+        section = MODES.read_text().partition("## A trainer on several machines")[2].replace("\\\n", "")
+        (command,) = [line for line in section.splitlines() if f" mode={mode} " in f"{line} "]
+        variables, _, arguments = command.partition(".venv/bin/trinity ")
+        given = {one.partition("=")[0] for one in variables.split()}
+        assert (
+            given == {"TRINITY_IDENTITY", "TRINITY_NATS_URL", "TRINITY_HOST"} <= self._environment("identity", 0).keys()
+        )
+        return [re.sub("gpu-[23]", name, one).replace("run.yaml", str(self.config)) for one in shlex.split(arguments)]
 
     def step(self) -> int:
         return max((line["step"] for line in self.batches()), default=0)
@@ -240,6 +254,12 @@ def a_rank_is_stopped(site: Site, first: Command, two: Command) -> Command:
     return first
 
 
+def a_collective_hangs(site: Site, first: Command, two: Command) -> Command:
+    (site.folder / "plugins/hang").touch()
+    first.until("has stood still for 15 s (cluster.progress_timeout): a rank hangs", 60)
+    return first
+
+
 def a_machine_is_killed(site: Site, first: Command, two: Command) -> Command:
     two.kill()
     first.until("node gpu-2 is lost", 10)
@@ -277,8 +297,28 @@ def the_first_is_killed(site: Site, first: Command, two: Command) -> Command:
 
 
 ACCIDENTS = [
-    a_machine_leaves, a_rank_is_killed, a_rank_is_stopped, a_machine_is_killed, a_cable_is_pulled, the_first_is_killed,
+    a_machine_leaves, a_rank_is_killed, a_rank_is_stopped, a_collective_hangs, a_machine_is_killed, a_cable_is_pulled,
+    the_first_is_killed,
 ]  # fmt: skip
+LOSS = """
+import os
+import time
+from pathlib import Path
+
+from trinity.plugins import policy_loss
+
+
+@policy_loss("sft_or_hang", traits=["experts"])
+def sft_or_hang(x, share):
+    \"\"\"The loss of sft. Rank 1 lives and does nothing more, once there is a file `hang`.\"\"\"
+    from trinity.trainer.algorithms.policy_losses.sft import sft
+
+    order = Path(__file__).with_name("hang")
+    if os.environ["RANK"] == "1" and order.exists():
+        order.unlink()
+        time.sleep(100_000)
+    return sft(x, share)
+"""
 STEPS = 40
 
 
@@ -313,7 +353,13 @@ def test_an_accident_costs_time_and_changes_no_weight(
     cluster = {"node_num": 2, "least_nodes": 1, "node_wait": 60, "node_timeout": 8}
     if accident in (a_machine_is_killed, a_cable_is_pulled, a_machine_leaves):
         cluster["node_wait"] = 5
-    _write(site.folder, long_sft(quickstart_model, quickstart_data, cluster))
+    values = long_sft(quickstart_model, quickstart_data, cluster)
+    if accident is a_collective_hangs:
+        cluster["progress_timeout"] = 15
+        values["algorithm"]["policy_loss_fn"] = "sft_or_hang"
+        (site.folder / "plugins").mkdir()
+        (site.folder / "plugins/hangs.py").write_text(LOSS)
+    _write(site.folder, values)
     site.prepare()
     first, two = site.first(), site.further(2)
     site.until_step(3, first, two, ranks=2)

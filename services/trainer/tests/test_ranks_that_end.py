@@ -6,12 +6,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import structlog
 
 from support.programs.trainer.ending_ranks import SEAL_SECONDS
 from support.programs.trainer.engine_actions import run_module
+from trinity.config.schema.model import ClusterConfig
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer import service
 from trinity.trainer.data.source import Finish
@@ -23,6 +25,8 @@ from trinity.trainer.publishing import NoVersions
 pytestmark = pytest.mark.core
 
 WORDS_SECONDS = 0.5
+PROGRESS_SECONDS = 1.5
+Run = Callable[[int | None, Callable[[Control], None]], None]
 
 
 @pytest.mark.parametrize(("bad", "saved", "state"), [(False, 2, "finished"), (True, 1, "stopped")])
@@ -43,24 +47,28 @@ class Ended(Exception):
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[Control], None]], None]:
-    """Rank 1 ends with this code at once, while rank 0's loop does this."""
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Rank 1 ends with this code at once, or lives, while rank 0's loop does this."""
 
     def launch(ranks: Ranks, on_death: Callable[[int, int], None], hung_seconds: float) -> list[object]:
-        threading.Timer(0.01, on_death, (1, code)).start()
+        if code is not None:
+            threading.Timer(0.01, on_death, (1, code)).start()
         return []
 
     def end(code: int) -> None:
         raise Ended(code)
 
+    code: int | None
     code, trains = 0, Control.stop
 
-    def started(with_code: int, loop: Callable[[Control], None]) -> None:
+    def started(with_code: int | None, loop: Callable[[Control], None]) -> None:
         nonlocal code, trains
         code, trains = with_code, loop
         trainer = object.__new__(service.TrainerService)
         trainer.control, trainer.ranks = Control(), Ranks(0, 2, 0)
-        trainer._plan = trainer._settings = trainer._training = None  # type: ignore[assignment]
+        trainer._settings = trainer._training = None  # type: ignore[assignment]
+        cluster = ClusterConfig.model_construct(node_num=0, progress_timeout=PROGRESS_SECONDS)
+        trainer._plan = SimpleNamespace(config=SimpleNamespace(cluster=cluster))  # type: ignore[assignment]
         asyncio.run(asyncio.wait_for(trainer.work(asyncio.Event(), ""), 30))
 
     monkeypatch.setattr(service, "_ERROR_SECONDS", WORDS_SECONDS)
@@ -98,7 +106,7 @@ class Parts:
 
 
 def test_a_run_that_is_finished_waits_for_its_last_version(
-    run: Callable[[int, Callable[[Control], None]], None],
+    run: Run,
 ) -> None:
     run(0, lambda control: TrainLoop(control, Parts(), Parts(), Versions(), Parts()).run())  # type: ignore[arg-type]
 
@@ -106,18 +114,14 @@ def test_a_run_that_is_finished_waits_for_its_last_version(
 @pytest.mark.parametrize(
     "error", [InvalidInput("trainer.num_ranks", "is 2"), OSError(28, "no space")], ids=lambda e: type(e).__name__
 )
-def test_the_error_of_all_ranks_is_the_reason_also_while_a_version_is_published(
-    error: Exception, run: Callable[[int, Callable[[Control], None]], None]
-) -> None:
+def test_the_error_of_all_ranks_is_the_reason_also_while_a_version_is_published(error: Exception, run: Run) -> None:
     parts = Parts(error)
     with pytest.raises(type(error), match=str(error.args[-1])):
         run(1, lambda control: TrainLoop(control, parts, parts, Versions(), parts).run())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_a_rank_that_ends_within_a_step_ends_the_others(
-    code: int, run: Callable[[int, Callable[[Control], None]], None]
-) -> None:
+def test_a_rank_that_ends_within_a_step_ends_the_others(code: int, run: Run) -> None:
     hangs = threading.Event()
     with structlog.testing.capture_logs() as logs, pytest.raises(Ended, match="1"):
         try:
@@ -128,7 +132,7 @@ def test_a_rank_that_ends_within_a_step_ends_the_others(
 
 
 def test_what_torch_says_of_a_lost_rank_is_not_the_only_reason(
-    run: Callable[[int, Callable[[Control], None]], None],
+    run: Run,
 ) -> None:
     def lose(control: Control) -> None:
         time.sleep(WORDS_SECONDS / 5)
@@ -138,3 +142,31 @@ def test_what_torch_says_of_a_lost_rank_is_not_the_only_reason(
         run(-9, lose)
     expected = "rank 1 ended with code -9; see its log; rank 0 raised RuntimeError('Connection closed by peer')"
     assert logs[-1]["reason"] == expected
+
+
+def test_a_step_that_stands_still_ends_ranks_that_all_live(run: Run) -> None:
+    """As in a collective whose other side never comes; torch's limit is an hour."""
+    hangs = threading.Event()
+
+    def stand_still(control: Control) -> None:
+        control.update(step=6)
+        with control.computing():
+            hangs.wait(20)
+
+    with structlog.testing.capture_logs() as logs, pytest.raises(Ended, match="1"):
+        try:
+            run(None, stand_still)
+        finally:
+            hangs.set()
+    assert logs[-1]["reason"] == "step 7 has stood still for 1.5 s (cluster.progress_timeout): a rank hangs"
+
+
+def test_a_long_step_that_moves_and_a_wait_between_steps_are_no_hang(run: Run) -> None:
+    def work(control: Control) -> None:
+        with control.computing():
+            for _ in range(6):
+                time.sleep(PROGRESS_SECONDS / 2)
+                control.moved()
+        time.sleep(2 * PROGRESS_SECONDS)  # for a batch, or a slow disk
+
+    run(None, work)

@@ -101,6 +101,7 @@ def make_loop(
     from trinity.trainer.replay import ReplayCheckpoints
 
     replay, last_step = settings.replay_folder, settings.replay_to if settings.replay_folder else None
+    engine.on_micro_batch(control.moved)
     folder, exchange, times = replay or plan.job_dir, Exchange(ranks), StepTimes()
     store = CheckpointStore(folder) if replay else CheckpointStore.of(plan, run_id_of(plan))
     versions: NoVersions | VersionPublisher = NoVersions()

@@ -136,7 +136,8 @@ class TrainLoop:
 
     def _train(self, raw: RawBatch) -> StepDone:
         try:
-            return self.trainer.train(raw)
+            with self.control.computing():
+                return self.trainer.train(raw)
         except BadStep as error:
             before = raw.entry.step - 1
             if not error.updates and before > self.control.progress.saved_step:

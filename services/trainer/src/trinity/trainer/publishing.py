@@ -128,7 +128,8 @@ class VersionPublisher:
         due = self.plan.staleness.publishes(step, self.control.progress.last_step)
         if not self.exchange.share(self.publisher is not None and self.publisher.wants(step, due)):
             return
-        canary = self._canary(self._probe or pseudo_random_probe(self.engine.vocabulary), step)
+        with self.control.computing():
+            canary = self._canary(self._probe or pseudo_random_probe(self.engine.vocabulary), step)
         if self.publisher is None:
             read_all(self.engine.weights())
         else:

@@ -1,6 +1,8 @@
 """Wires the trainer: the loop in a thread, the gRPC server, other ranks as children, other machines as nodes."""
 
 import asyncio
+import contextlib
+import faulthandler
 import os
 import subprocess
 from typing import Any, NoReturn
@@ -27,6 +29,7 @@ log = structlog.get_logger(__name__)
 
 # A failure mostly ends all ranks. Rank 0 has this time to report its error.
 _ERROR_SECONDS = 2.0
+_LOOK_SECONDS = 0.5
 # Results of rank 0 that no other rank's death causes: no error, or an error that torch does not raise.
 _OWN_END = (type(None), TrinityError, OSError, *UNEXPECTED)
 
@@ -80,6 +83,8 @@ class TrainerService:
         self.control.on_loaded = lambda: loop.call_soon_threadsafe(ready.set)
         self._training = loop.run_in_executor(None, train, self._plan, self._settings, self.ranks, self.control)
         ends: list[asyncio.Future[Any]] = [self._training, died]
+        if self.ranks.world_size > 1:
+            self._watching = asyncio.create_task(self._watch_progress(died))
         if self._nodes is not None:
             await self._watch(self._nodes, ends)
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -95,6 +100,22 @@ class TrainerService:
         await self._training
         if self._nodes is not None and self.control.progress.state == "finished":
             await self._nodes.finish()
+
+    async def _watch_progress(self, died: "asyncio.Future[str]") -> None:
+        """Resolves `died` if a step stands still, since its ranks may all live and wait in a collective for each other.
+
+        It counts its own looks, so that the time in which this process is stopped does not count.
+        """
+        limit, before, looks = self._plan.config.cluster.progress_timeout, None, 0
+        while looks * _LOOK_SECONDS < limit:
+            await asyncio.sleep(_LOOK_SECONDS)
+            moves = self.control.moves
+            before, looks = moves, looks + 1 if moves is not None and moves == before else 0
+        with contextlib.suppress(OSError, ValueError):  # there is no standard error
+            faulthandler.dump_traceback()
+        if not died.done():
+            step = self.control.progress.step + 1
+            died.set_result(f"step {step} has stood still for {limit:g} s (cluster.progress_timeout): a rank hangs")
 
     async def _form(self, nodes: Nodes, address: str) -> None:
         """Waits for the nodes, and makes a group of their ranks and this machine's."""

@@ -126,6 +126,12 @@ class ClusterConfig(Section):
     node_timeout: float = Field(
         20, ge=3, le=10_000, description="Seconds of silence after which a machine counts as lost, or a stopped rank"
     )
+    progress_timeout: float = Field(
+        600,
+        ge=5,
+        le=100_000,
+        description="Seconds in which a step begins no micro-batch, after which its ranks count as hung",
+    )
     node_name: str = Field(
         "", max_length=100, description="Name of this machine of the trainer; empty: its identity's, or the host's"
     )

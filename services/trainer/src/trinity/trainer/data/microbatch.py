@@ -1,7 +1,7 @@
 """Micro-batches: how sequences are split over ranks and micro-batches, and the tensors of each micro-batch."""
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -226,7 +226,7 @@ class MicroBatchPlanner:
     """Plans this rank's micro-batches of a batch.
 
     copies: number of ranks that share each sequence and get the same micro-batches; sums over all ranks count each
-    `copies` times. tokens_per_gpu: token limit of a micro-batch on one GPU.
+    `copies` times. tokens_per_gpu: token limit of a micro-batch on one GPU. on_next: is called before each micro-batch.
     """
 
     def __init__(
@@ -245,6 +245,7 @@ class MicroBatchPlanner:
         self._share, self._shares = ranks.rank // self.copies, ranks.world_size // self.copies
         self._device = device
         self._reader = reader
+        self.on_next: Callable[[], object] = lambda: None
 
     @property
     def image_rules(self) -> ImageRules | None:
@@ -264,6 +265,7 @@ class MicroBatchPlanner:
             sizes = [token_count([sequences[index] for index in unit]) for unit in units]
         for planned in plan_micro_batches(sizes, self._shares, self._limit)[self._share]:
             indices = [index for unit in planned for index in units[unit]]
+            self.on_next()
             yield indices, self._one([sequences[index] for index in indices], share)
 
     def one(self, sequences: Sequence[TrainSequence]) -> MicroBatch:

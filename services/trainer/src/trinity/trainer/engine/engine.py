@@ -110,6 +110,10 @@ class TrainEngine:
         critic = None if self._critic is None else self._critic.model
         self._preparer = BatchPreparer(plan, self._no_grad, self._model, self.reference, critic)
 
+    def on_micro_batch(self, called: Callable[[], object]) -> None:
+        """Has `called` called before each micro-batch."""
+        self._planner.on_next = called
+
     def _make_planner(self, policy: PolicyModel) -> MicroBatchPlanner:
         plan, trainer = self._plan, self._plan.config.trainer
         copies = 1 if self._group is None else self._group.size

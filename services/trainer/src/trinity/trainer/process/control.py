@@ -1,7 +1,8 @@
 """State and requests that the loop's thread and the gRPC servicer exchange."""
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,6 +45,27 @@ class Control:
         self._saves = False
         self._pause = threading.Event()
         self._checkpoint = threading.Event()
+        self._computes = False
+        self._moves = 0
+
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Within it the loop waits for nothing but the computation of all ranks, which calls `moved`."""
+        self.moved()
+        self._computes = True
+        try:
+            yield
+        finally:
+            self._computes = False
+
+    def moved(self) -> None:
+        """Notes that the computation has gone on, such as to its next micro-batch."""
+        self._moves += 1
+
+    @property
+    def moves(self) -> int | None:
+        """Number of calls of `moved`; None while nothing is computed."""
+        return self._moves if self._computes else None
 
     @property
     def progress(self) -> Progress:
