@@ -12,6 +12,7 @@ from trinity.cli.commands.cost import app, render
 from trinity.reading import wire
 from trinity.reading.accounts import budget, device_log, fates, lives
 from trinity.reading.accounts.fates import Groups
+from trinity.reading.render import losses_text
 
 pytestmark = pytest.mark.core
 
@@ -49,6 +50,34 @@ def test_steps_that_were_trained_again_kills_and_gaps_add_up(tmp_path: Path) -> 
                 "starting": 2 * (1.0 + 0.75 + 0.75), "restarting": 2.0}  # fmt: skip
     assert {fate: seconds for fate, seconds in found.items() if fate != "other" and seconds} == expected
     assert sum(found.values()) == pytest.approx(watch.seconds)
+
+
+def test_what_ends_of_the_trainer_cost_is_summed_by_cause(tmp_path: Path) -> None:
+    lost = "node gpu-2 is lost: it has been silent for 8 s\x1b[2J"
+    events = [(0.0, "began", {"name": "trainer", "service": "trainer", "devices": 4})]
+    for at, why in ((10.0, lost), (30.0, "rank 1 ended with code -9; see its log"), (50.0, lost)):
+        events.append((at - 9, "started", {"name": "trainer", "pid": int(at)}))
+        events.append((at, "died", {"name": "trainer", "pid": int(at), "reason": why}))
+    write_events(tmp_path, *events, (52.0, "started", {"name": "trainer", "pid": 52}), (60.0, "beat", {}))
+    lines = [
+        {"step": 1, "time": 4.0, "time/step": 1.0},
+        {"step": 2, "time": 6.0, "time/step": 1.5},  # cut off 4 s later; trained again
+        {"step": 2, "time": 25.0, "time/step": 2.0},  # the process starts for 2 s
+        {"step": 3, "time": 45.0, "time/step": 1.0},  # 3 s
+        {"step": 4, "time": 58.0, "time/step": 1.0},  # 5 s
+    ]
+    (tmp_path / "monitor/trainer.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = fates.losses(lives.read(tmp_path), fates.read_steps(tmp_path))
+    first, second, third = 4 + 1.5 + 11 + 2, 5 + 11 + 3, 5 + 2 + 5
+    assert [(one["count"], one["seconds"]) for one in found] == [(2, first + third), (1, second)]
+    text = losses_text(found)
+    assert text[0].startswith("30 s lost, 2 time(s): node gpu-2 is lost: it has been silent for 8 s")
+    assert "\x1b" not in text[0]
+
+
+def test_an_account_without_reasons_is_one_of_an_older_version(tmp_path: Path) -> None:
+    write_events(tmp_path, *of("trainer"))
+    assert losses_text(fates.losses(lives.read(tmp_path), [])) == ["9 s lost, 1 time(s): the trainer died"]
 
 
 def test_what_ran_when_an_explorer_was_killed_is_aborted(tmp_path: Path) -> None:
@@ -119,7 +148,9 @@ def test_the_command_asks_for_a_run_whose_folder_is_here() -> None:
 def test_the_table_has_a_column_for_each_service() -> None:
     process = {"name": "trainer", "service": "trainer", "devices": 1.0, "fates": {"trained": 3.0}}
     found = {"gpu_seconds": 4.0, "gpu_hours": 4 / 3600, "kills": 1, "fates": {"trained": 3.0}, "processes": [process]}
+    found["losses"] = [{"cause": "node b is lost", "count": 3, "seconds": 71.6}]
     lines = render("a/b", found).splitlines()
     assert lines[0] == "a/b: 0.001 hours of devices (1 of trainer), 1 processes died"
     assert lines[1].split() == ["seconds", "of", "devices", "trainer", "all", "share"]
     assert lines[2].split() == ["trained", "3.0", "3.0", "75.0%"]
+    assert lines[3] == "72 s lost, 3 time(s): node b is lost"

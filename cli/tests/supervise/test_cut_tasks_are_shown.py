@@ -34,5 +34,15 @@ def test_status_has_a_line_of_them() -> None:
     assert "2 of 9 tasks were cut, as their step did not wait; groups of 1 came late" in text(view(2, 1))
 
 
+def test_status_has_lines_of_machines_and_of_what_their_loss_cost() -> None:
+    found: dict[str, Any] = {"job": "j", "run": "r", "stage": "s", "step": 1, "last_step": 2, "trainer_state": "t"}
+    found |= {"waiting_for": "", "processes": [], "alarms": [], "weights": None, "explorers": [], "groups": None}
+    found["nodes"] = [{"name": "gpu-1", "ranks": 4}, {"name": "gpu-2", "ranks": 2}]
+    found["losses"] = [{"cause": "node gpu-2 is lost", "count": 2, "seconds": 41.4}]
+    lines = status.render(found).splitlines()
+    assert "the trainer has 2 machine(s): gpu-1 (4 rank(s)), gpu-2 (2 rank(s))" in lines
+    assert "41 s lost, 2 time(s): node gpu-2 is lost" in lines
+
+
 def test_the_summary_counts_them() -> None:
     assert summarise("one", view(2), None, None, 1, 1.0, {})["cut_tasks"] == 2

@@ -41,6 +41,19 @@ def test_the_fates_add_up_and_the_dearest_groups_lead_to_their_tasks(client: Tes
     assert re.search(r"trinity cost --job \S+/job<", page)
 
 
+def test_ends_of_the_trainer_have_their_cause_and_their_seconds(client: TestClient, tmp_path: Path) -> None:
+    write_account(tmp_path / "job")
+    assert "Ends of the trainer" not in client.get("/run/job/waste").text
+    path = folder_of(tmp_path / "job") / "main.jsonl"
+    events = path.read_text().splitlines()
+    died = {"time": 1.7e9 + 4, "event": "died", "name": "trainer", "pid": 21, "reason": f"node b is lost: {EVIL}"}
+    again = {"time": 1.7e9 + 6, "event": "started", "name": "trainer", "pid": 23}
+    path.write_text("\n".join([*events[:4], json.dumps(died), json.dumps(again), *events[4:]]))
+    page = re.sub(r">\s+<", "><", client.get("/run/job/waste").text)
+    assert re.search(r'<td>node b is lost: &lt;script[^<]*</td><td class="n">1</td><td class="n">[0-9.]+</td>', page)
+    assert EVIL not in page
+
+
 def test_a_price_gives_money_for_a_thousand_trained_tokens(client: TestClient, tmp_path: Path) -> None:
     write_account(tmp_path / "job")
     page = client.get("/run/job/waste?price=36").text

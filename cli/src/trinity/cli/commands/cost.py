@@ -6,7 +6,7 @@ from trinity.commands import AsJson, command, group
 from trinity.reading.accounts.cost import collect
 from trinity.reading.accounts.fates import Facts
 from trinity.reading.reader import JobStage, find_job_stage
-from trinity.reading.render import table, to_json
+from trinity.reading.render import losses_text, table, to_json
 
 app = group()
 
@@ -36,7 +36,7 @@ def render(name: str, found: Facts) -> str:
     columns |= {"share": lambda row: f"{row['total'] / max(found['gpu_seconds'], 1e-9):.1%}"}
     devices = ", ".join(f"{one['devices']:g} of {one['name']}" for one in _newest(found))
     title = f"{name}: {found['gpu_hours']:.3f} hours of devices ({devices}), {found['kills']} processes died"
-    return "\n".join([title, table(rows, columns)])
+    return "\n".join([title, table(rows, columns), *losses_text(found["losses"])])
 
 
 def _of(found: Facts, service: str, fate: str) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 from trinity.commands import AsJson, command, group
 from trinity.reading import job as jobs
 from trinity.reading.find import AnnouncedRun, find_run
-from trinity.reading.render import error_text, table, to_json, visible
+from trinity.reading.render import error_text, losses_text, table, to_json, visible
 
 app = group()
 
@@ -66,6 +66,7 @@ def render(found: dict[str, Any]) -> str:
     if nodes := found.get("nodes"):
         each = ", ".join(f"{visible(one['name'])} ({one['ranks']} rank(s))" for one in nodes)
         lines.append(f"the trainer has {len(nodes)} machine(s): {each}")
+    lines += losses_text(found.get("losses", []))
     groups = found.get("groups") or {}
     if moved := groups.get("moved_episodes"):
         lines.append(f"{moved} episodes were continued by another explorer")

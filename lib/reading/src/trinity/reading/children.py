@@ -61,7 +61,7 @@ class Child:
     logs_ready: bool = False
     prints_ready: str = ""
     stopped_seconds: float = 0.0
-    on_event: Callable[[str, str, int], None] = lambda event, name, pid: None  # started, died, finished
+    on_event: Callable[[str, str, int, str], None] = lambda event, name, pid, reason: None  # started, died, finished
     hold: Callable[[str, str], Awaitable[bool]] | None = None
     say: Callable[[str], None] = lambda text: None
     continues: Callable[[], str] = lambda: ""
@@ -94,7 +94,7 @@ class Child:
         self._served_at = None if self.logs_ready or self.prints_ready else self._started_at
         self.phase, self.waits, self._read = "starts", "", self._begins.get(self.log_file, 0)
         log.info("run.process.started", name=self.name, pid=self.process.pid)
-        self.on_event("started", self.name, self.pid)
+        self.on_event("started", self.name, self.pid, "")
 
     @property
     def output(self) -> Path:
@@ -134,18 +134,18 @@ class Child:
             self.end_group(signal.SIGKILL)  # what a killed process left behind
             if self.once and self.has_finished():
                 self.finished = True
-                self.on_event("finished", self.name, self.pid)
+                self.on_event("finished", self.name, self.pid, "")
                 if code != 0:  # not what it should be, but there is nothing left to do for another process
                     log.error(
                         "run.process.finished_with_error",
                         name=self.name, pid=self.pid, how=_describe(code), reason=self.last_error(),
                     )  # fmt: skip
                 return "finished"
-            self.on_event("died", self.name, self.pid)
             self._follow()
             served = time.monotonic() - self._served_at if self._served_at is not None else 0.0
             self._quick_deaths = 1 if served > _HEALTHY_SECONDS else self._quick_deaths + 1
             reason = self.death(code)
+            self.on_event("died", self.name, self.pid, reason)
             log.warning("run.process.died", name=self.name, pid=self.pid, how=_describe(code), reason=reason)
             if self.hold is not None and await self.hold(self.name, reason if code > 0 else _describe(code)):
                 self._quick_deaths -= 1

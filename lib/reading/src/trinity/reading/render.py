@@ -6,7 +6,7 @@ import re
 import shutil
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -107,6 +107,14 @@ def when(seconds: float) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "-"
     except (ValueError, OverflowError, OSError):  # no time at all
         return f"{seconds:g}"
+
+
+def losses_text(losses: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Returns a line for each entry of `trinity.reading.accounts.fates.losses`."""
+    return [
+        visible(f"{one['seconds']:.0f} s lost, {one['count']} time(s): {one['cause'] or 'the trainer died'}")
+        for one in losses
+    ]
 
 
 def error_text(value: float | None) -> str:

@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from trinity.config.run_record import Addresses
 from trinity.reading import alarms, series, wire
 from trinity.reading import job as jobs
+from trinity.reading.accounts import fates, lives
 from trinity.reading.client import Sync, Watcher, provider_facts
 from trinity.reading.errors import RunError
 from trinity.reading.find import AnnouncedRun
@@ -93,6 +94,7 @@ async def _collect(job: str | None, records: dict[str, jobs.SupervisorRecord]) -
         "last_step": view.trainer.last_step if view.trainer else None,
         "trainer_state": view.trainer.state if view.trainer else None,
         "nodes": [{"name": one.name, "ranks": one.ranks} for one in view.trainer.nodes] if view.trainer else [],
+        "losses": _losses(Path(job) / main.stage) if job else [],
         "waiting_for": view.waiting_for or (stats.waiting_for if stats else ""),
         "groups": {
             "fed": stats.fed,
@@ -117,6 +119,12 @@ async def _collect(job: str | None, records: dict[str, jobs.SupervisorRecord]) -
     }
     counts = wire.counts(stats) if stats else None
     return found | {"alarms": [asdict(one) for one in _alarms(found, counts)]}
+
+
+def _losses(stage: Path) -> list[dict[str, Any]]:
+    """Returns what the ends of the trainer's processes cost, by cause; reads steps only after such an end."""
+    watches = [watch for watch in lives.read(stage) if watch.service == "trainer"]
+    return fates.losses(watches, fates.read_steps(stage)) if any(watch.kills for watch in watches) else []
 
 
 def _alarms(found: dict[str, Any], counts: dict[str, Any] | None) -> list[alarms.Alarm]:

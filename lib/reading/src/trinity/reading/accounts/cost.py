@@ -21,6 +21,7 @@ class Measured:
 
     watches: list[Watch]
     fates: list[Fates]
+    losses: list[Facts]
 
     @property
     def stored(self) -> float:
@@ -34,7 +35,8 @@ def measure(stage: Path) -> Measured:
     if not watches:
         raise RunError(f"{stage} has no account of devices: no `trinity run` of this version trained it", code=2)
     steps = fates.read_steps(stage)
-    return Measured(watches, [fates.of_watch(watch, stage, steps) for watch in watches])
+    each = [fates.of_watch(watch, stage, steps) for watch in watches]
+    return Measured(watches, each, fates.losses(watches, steps))
 
 
 def collect(job_stage: JobStage) -> Facts:
@@ -54,6 +56,7 @@ def account(run: str, measured: Measured, groups: Groups, shares: Mapping[str, f
         "gpu_hours": seconds / _HOUR,
         "kills": sum(watch.kills for watch in watches),
         "fates": _sorted(own),
+        "losses": measured.losses,
         "processes": [
             {
                 "name": watch.name,

@@ -37,10 +37,10 @@ class DeviceLog:
         self._names.append(name)
         self._write({"event": "began", "name": name, "service": service, "devices": devices})
 
-    def note(self, event: str, name: str, pid: int) -> None:
-        """Notes that a begun process has started, died or finished. Ignores processes without devices."""
+    def note(self, event: str, name: str, pid: int, reason: str = "") -> None:
+        """Notes that a begun process has started, died for a reason or finished. Ignores processes without devices."""
         if name in self._names:
-            self._write({"event": event, "name": name, "pid": pid})
+            self._write({"event": event, "name": name, "pid": pid} | ({"reason": reason} if reason else {}))
 
     def end(self) -> None:
         """Stops counting the devices."""

@@ -40,6 +40,29 @@ def of_watch(watch: Watch, stage: Path, steps: list[Facts]) -> Fates:
     return defaultdict(float, {fate: watch.devices * seconds for fate, seconds in found.items()})
 
 
+def losses(watches: Iterable[Watch], steps: list[Facts]) -> list[Facts]:
+    """Returns what the ends of trainers cost, by cause, the dearest first: `cause`, `count`, and wall `seconds`.
+
+    Of each end: the step that it cut off, the steps that are trained again, and the time until the next process trains.
+    """
+    found: dict[str, Facts] = {}
+    for watch in watches:
+        if watch.service != "trainer":
+            continue
+        for life, after in zip(watch.lives, [*watch.lives[1:], None], strict=True):
+            if life.how != "died":
+                continue
+            own = _of_trainer(life, steps)
+            seconds = own["aborted"] + own["recomputed"]
+            if after is not None:
+                then = _of_trainer(after, steps)
+                seconds += after.began - life.ended + then["starting"]
+            one = found.setdefault(life.reason, {"cause": life.reason, "count": 0, "seconds": 0.0})
+            one["count"] += 1
+            one["seconds"] += seconds
+    return sorted(found.values(), key=lambda one: -one["seconds"])
+
+
 def read_steps(stage: Path) -> list[Facts]:
     """Returns the trainer's lines with step times. `again`: the step was trained once more later."""
     try:

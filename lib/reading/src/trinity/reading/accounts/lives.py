@@ -11,12 +11,16 @@ from trinity.runtime import files
 
 @dataclass
 class Life:
-    """One process, in Unix seconds. `how`: died, finished, or ended (with its supervisor, or not yet)."""
+    """One process, in Unix seconds. `how`: died, finished, or ended (with its supervisor, or not yet).
+
+    reason: why it died, as its supervisor saw it.
+    """
 
     pid: int
     began: float
     ended: float
     how: str = "ended"
+    reason: str = ""
 
     @property
     def seconds(self) -> float:
@@ -83,6 +87,7 @@ def _watches(path: Path) -> list[Watch]:
             opened[name].lives.append(alive[name])
         elif name in alive:
             alive[name].ended, alive[name].how = at, event
+            alive[name].reason = line.get("reason", "")
             del alive[name]
         if event == "ended":
             del opened[name]
@@ -96,7 +101,7 @@ def _is_event(line: dict[str, Any]) -> bool:
         all(name in line for name in needed)
         and isinstance(line.get("time"), float)
         and math.isfinite(line["time"])
-        and all(isinstance(line.get(name, ""), str) for name in ("event", "name", "service"))
+        and all(isinstance(line.get(name, ""), str) for name in ("event", "name", "service", "reason"))
         and isinstance(devices, (int, float))
         and 0 <= devices < math.inf
     )
