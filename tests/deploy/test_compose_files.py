@@ -12,6 +12,7 @@ import typer
 import yaml
 
 from support.servers.compose import interpolate
+from trinity.trainer.settings import TrainerSettings
 from trinity.ui.main import app as ui
 
 pytestmark = pytest.mark.core
@@ -20,7 +21,10 @@ FOLDER = Path(__file__).parents[2] / "deploy/compose"
 SCHEMA = json.loads(
     (Path(check_jsonschema.__file__).parent / "builtin_schemas/vendor/compose-spec.json").read_text()
 )  # fmt: skip
-GIVEN = {"TRINITY_CONFIG": "/run.yaml", "TRINITY_DATA": "/data", "TRINITY_EXPLORER": "gpu-7", "TRINITY_RUN_HOST": "h"}
+GIVEN = {
+    "TRINITY_CONFIG": "/run.yaml", "TRINITY_DATA": "/data", "TRINITY_EXPLORER": "gpu-7", "TRINITY_RUN_HOST": "h",
+    "TRINITY_NODE": "gpu-2",
+}  # fmt: skip
 ALWAYS = {"nats", "buffer", "environment", "sync", "explorer", "trainer"}
 EXPLORERS = {"explorer", "explorer-2", "explorer-3", "explorer-4"}
 
@@ -32,8 +36,8 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_constructor("!reset", lambda *_: None)
 
 
-def read(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.load(interpolate((FOLDER / name).read_text(), GIVEN), _Loader)
+def read(name: str, **given: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.load(interpolate((FOLDER / name).read_text(), {**GIVEN, **given}), _Loader)
     return found
 
 
@@ -61,7 +65,8 @@ def joining() -> dict[str, Any]:
 
 
 def test_every_file_is_what_compose_takes(composed: dict[str, Any], joining: dict[str, Any]) -> None:
-    for file in (composed, joining, over(composed, read("cpu.yaml"))):
+    first = over(composed, read("trainer-first.yaml", TRINITY_HOST="h"))
+    for file in (composed, joining, over(composed, read("cpu.yaml")), first, read("trainer-node.yaml")):
         jsonschema.validate(file, SCHEMA)
     with pytest.raises(jsonschema.ValidationError, match="'restrat' was unexpected"):
         jsonschema.validate({"services": {"a": {"image": "i", "restrat": "no"}}}, SCHEMA)
@@ -178,3 +183,37 @@ def test_an_explorer_elsewhere_is_the_one_of_compose(composed: dict[str, Any], j
             assert one.pop("profiles") == [name]
             assert one.pop("deploy") != first.pop("deploy")
             assert one == first
+
+
+def test_the_first_of_several_machines_reaches_the_others_and_its_services(composed: dict[str, Any]) -> None:
+    trainer = over(composed, read("trainer-first.yaml", TRINITY_HOST="h"))["services"]["trainer"]
+    assert trainer["network_mode"] == "host"
+    assert not {"networks", "ports"} & trainer.keys()
+    changed = {key for key, value in trainer["environment"].items()
+               if value != composed["services"]["trainer"]["environment"].get(key)}  # fmt: skip
+    names = ("NATS_URL", "BUFFER_ADDRESS", "SYNC_ADDRESS", "LISTEN", "METRICS_LISTEN")
+    assert changed == {f"TRINITY_TRAINER_{name}" for name in names}
+    for name, port in (("NATS_URL", 4222), ("BUFFER_ADDRESS", 7001), ("SYNC_ADDRESS", 7004)):
+        assert trainer["environment"][f"TRINITY_TRAINER_{name}"].endswith(f"h:{port}")
+        service = {4222: "nats", 7001: "buffer", 7004: "sync"}[port]
+        published = read("compose.yaml", TRINITY_HOST="h")["services"][service]["ports"]
+        assert published == [f"h:{port}:{port}"]
+    with pytest.raises(KeyError, match="TRINITY_HOST"):
+        read("trainer-first.yaml")
+
+
+def test_a_further_machine_of_the_trainer_is_a_trainer_that_joins(composed: dict[str, Any]) -> None:
+    here, there = composed["services"]["trainer"], read("trainer-node.yaml")["services"]["trainer-node"]
+    own = {"TRINITY_TRAINER_FIRST_ADDRESS", "TRINITY_TRAINER_DRAIN_SECONDS"}
+    assert there["environment"].keys() - own == here["environment"].keys() - {"TRINITY_TRAINER_EXIT_CODE_WHEN_STOPPED"}
+    assert there["environment"]["TRINITY_TRAINER_FIRST_ADDRESS"] == "h:7005"
+    assert there["environment"]["TRINITY_TRAINER_NATS_URL"] == "nats://h:4222"
+    assert (there["image"], there["build"]) == (here["image"], here["build"])
+    assert [one for one in there["volumes"] if ":/data" in one] == ["/data:/data"]
+    assert "../../identity/gpu-2:/identity:ro" in there["volumes"]
+    for key in ("cap_drop", "security_opt", "read_only", "tmpfs", "logging", "shm_size", "user", "deploy"):
+        assert there[key] == here[key], key
+    known = {f"TRINITY_TRAINER_{name.upper()}" for name in TrainerSettings.model_fields}
+    assert there["environment"].keys() <= known
+    assert int(there["environment"]["TRINITY_TRAINER_DRAIN_SECONDS"]) < 11 * 60  # stop_grace_period
+    assert there["stop_grace_period"] == "11m"
