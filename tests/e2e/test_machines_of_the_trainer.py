@@ -233,7 +233,10 @@ def test_two_machines_train_as_one_would_in_any_order_and_others_are_refused(
     assert first.finish(START) == 0, site.said(first, node)
     assert node.finish(60) == 0, site.said(first, node)
     assert {line["ranks"] for line in site.batches()} == {2}
-    assert refused in (site.job / "log/trainer.log").read_text()
+    log = (site.job / "log/trainer.log").read_text()
+    assert refused in log
+    assert "TrainerService/Status" not in log, "a further machine may ask for the step, and shows it"
+    assert re.search(r"step \d+/12", node.text), node.text
     together = site.weights(12)
     assert_equal(together, alone(site.folder / "alone", {**values, "cluster": {}}, 12))
 

@@ -72,7 +72,7 @@ _SERVICES: Mapping[str, Mapping[str, frozenset[Role]]] = {
         "ListMembers": _LOOKS | _TRAINER,
     },
     "trinity.api.trainer.v1.TrainerService": {
-        "Status": _LOOKS,
+        "Status": _LOOKS | _TRAINER,  # a further node shows the step
         "Pause": _OPERATOR,
         "Resume": _OPERATOR,
         "Checkpoint": _OPERATOR,
