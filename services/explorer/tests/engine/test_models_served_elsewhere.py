@@ -155,3 +155,18 @@ async def test_no_answer_in_time_and_too_few_replies_are_said(served: tuple[Serv
     server.wait = 30
     with pytest.raises(Unavailable, match=r"external_model: http\S+ did not answer within 1 s"):
         await models.judge().chat(ASK, SamplingParams())
+
+
+@pytest.mark.parametrize("proxy", ["socks5h://127.0.0.1:9", "ftp://127.0.0.1:9"])
+async def test_a_proxy_that_cannot_be_used_is_named(
+    served: tuple[Server, str], monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    """A model elsewhere is reached as its user's shell says."""
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(
+        InvalidInput, match=r"external_model\.base_url: the shell's proxies .*are unusable: .*unset them"
+    ):
+        await start(model(served[1]))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.delenv("ALL_PROXY")
+    (await start(model(served[1]))).close()
