@@ -1,13 +1,15 @@
-"""Record gradients and advantages of veRL's, Trinity-RFT's and M2PO's own code on our random batches.
+"""Record gradients and advantages of veRL's, Trinity-RFT's, M2PO's and TRL's own code on our random batches.
 
-    python benchmarks/peer_formulas.py --verl FOLDER --trinity-rft FOLDER --m2po FOLDER
+    python benchmarks/peer_formulas.py --verl FOLDER --trinity-rft FOLDER --m2po FOLDER --trl FOLDER
 
-Each folder holds an unpacked source (`verl/`, `trinity/`, `verl/`); none is installed. Packages that they import and
-that are missing here are replaced by empty stand-ins: the formulas need only torch. Writes
-tests/support/checks/losses/recorded.json, which docs/algorithms_measured.md is measured against.
+Each folder holds an unpacked source (`verl/`, `trinity/`, `verl/`, `trl/`); none is installed. Packages that they
+import and that are missing here are replaced by empty stand-ins: the formulas need only torch. Writes
+tests/support/checks/losses/recorded.json, which docs/algorithms_measured.md is measured against. A peer without a
+folder keeps its record.
 """
 
 import argparse
+import ast
 import contextlib
 import importlib
 import importlib.abc
@@ -15,6 +17,7 @@ import importlib.machinery
 import importlib.util
 import io
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -22,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import torch
@@ -35,13 +39,13 @@ Recorded = dict[str, list[list[list[float]]]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in PEERS:
-        parser.add_argument(f"--{name}", required=True, type=Path)
+        parser.add_argument(f"--{name}", type=Path)
     args = vars(parser.parse_args())
     with tempfile.TemporaryDirectory() as folder:
         inputs = Path(folder) / "inputs.pt"
         torch.save(_inputs(), inputs)
-        found: dict[str, Recorded] = {}
-        for name in PEERS:
+        found: dict[str, Recorded] = json.loads(TARGET.read_text())
+        for name in (name for name in PEERS if args[name.replace("-", "_")] is not None):
             command = [sys.executable, __file__, "--child", name, str(args[name.replace("-", "_")]), str(inputs)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
@@ -59,7 +63,8 @@ def _inputs() -> dict[str, Any]:
     for seed in range(BATCHES):
         case = case_of(seed, "token-mean")
         names = ("logprobs", "old_logprobs", "advantages", "reference_logprobs", "mask", "expert_B")
-        cases.append({name: getattr(case.x, name).detach() for name in names})
+        numbers = {"numbers": torch.tensor(case.numbers)}
+        cases.append({name: getattr(case.x, name).detach() for name in names} | numbers)
         made = rollouts_of(seed, values=True)
         assert made.values is not None
         assert made.trajectories_N is not None and made.steps_N is not None
@@ -278,6 +283,81 @@ def m2po(folder: Path, inputs: Mapping[str, Any]) -> Recorded:
     return {f"m2po {budget}": _gradients(lambda x, b=budget: loss(x, b), inputs) for budget in (0.04, 0.3)}
 
 
+def trl(folder: Path, inputs: Mapping[str, Any]) -> Recorded:
+    """The trainers' methods `_compute_loss`, cut out of their files: an import would load models. A sequence has one
+    advantage there, that of its first token here.
+    """
+    torch.set_default_dtype(torch.float64)
+    grpo = _method(folder / "trl/trainer/grpo_trainer.py", "GRPOTrainer")
+    gmpo = _method(folder / "trl/experimental/gmpo/gmpo_trainer.py", "GMPOTrainer")
+    dpo = _method(folder / "trl/trainer/dpo_trainer.py", "DPOTrainer")
+
+    def of_grpo(x: Mapping[str, torch.Tensor], compute: Any = grpo, level: str = "token", **more: Any) -> torch.Tensor:
+        trainer = _trainer(importance_sampling_level=level, **{"epsilon_low": 0.2, "epsilon_high": 0.2} | more)
+        trainer._get_per_token_logps_and_entropies.return_value = x["logprobs"], torch.zeros_like(x["mask"]), None
+        nothing = torch.zeros(len(x["mask"]), 1)
+        given = {
+            "prompt_ids": nothing, "prompt_mask": nothing, "completion_ids": x["mask"], "completion_mask": x["mask"],
+            "advantages": x["advantages"][:, 0], "old_per_token_logps": x["old_logprobs"],
+            "num_items_in_batch": x["mask"].sum(),
+        }  # fmt: skip
+        return compute(trainer, trainer.model, given)
+
+    def of_dpo(x: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        numbers = x["numbers"].tolist()
+        pairs = range(1, max(numbers) + 1)
+        order = [numbers.index(k) for k in pairs] + [numbers.index(-k) for k in pairs]
+        trainer = _trainer(beta=0.1)
+        mask = torch.nn.functional.pad(x["mask"][order], (1, 0))
+        reference = (x["reference_logprobs"] * x["mask"]).sum(-1)[order]
+        ours = (x["logprobs"] * x["mask"])[order]
+        nothing = torch.zeros_like(ours)
+        outputs = SimpleNamespace(log_probs=ours, entropy=nothing, mean_logits=nothing, is_top1=nothing.bool())
+        given = {"completion_mask": mask, "attention_mask": mask, "input_ids": torch.zeros_like(mask, dtype=torch.long)}
+        given |= dict(zip(("ref_chosen_logps", "ref_rejected_logps"), reference.chunk(2), strict=True))
+        return dpo(trainer, lambda **_: outputs, given, False)
+
+    losses: dict[str, Callable[[Mapping[str, torch.Tensor]], torch.Tensor]] = {
+        "ppo": lambda x: of_grpo(x, loss_type="bnpo"),
+        "gspo": lambda x: of_grpo(x, level="sequence", loss_type="grpo"),
+        "cispo": lambda x: of_grpo(x, loss_type="cispo", epsilon_high=5.0),
+        "sapo": lambda x: of_grpo(x, loss_type="sapo"),
+        "gmpo": lambda x: of_grpo(x, gmpo, epsilon_low=0.4, epsilon_high=0.4),
+        "dpo": of_dpo,
+    }
+    return {name: _gradients(loss, inputs, filled=name in ("gspo", "sapo", "gmpo")) for name, loss in losses.items()}
+
+
+def _method(file: Path, kind: str, name: str = "_compute_loss") -> Any:
+    (found,) = [one for one in ast.parse(file.read_text()).body if isinstance(one, ast.ClassDef) and one.name == kind]
+    (method,) = [one for one in found.body if isinstance(one, ast.FunctionDef) and one.name == name]
+    space: dict[str, Any] = {
+        "torch": torch,
+        "math": math,
+        "F": torch.nn.functional,
+        "nanmin": torch.amin,
+        "nanmax": torch.amax,
+    }
+    exec(compile(ast.Module([method], []), str(file), "exec"), space)
+    return space[name]
+
+
+def _trainer(**settings: Any) -> MagicMock:
+    """A trainer with TRL's defaults. It drops metrics."""
+    args = SimpleNamespace(delta=None, sapo_temperature_pos=1.0, sapo_temperature_neg=1.05, steps_per_generation=1)
+    args.use_bias_correction_kl = False
+    off = dict.fromkeys(
+        ("_entropy_bonus_enabled", "use_vllm", "aux_loss_enabled", "use_adaptive_entropy", "use_weighting"), False
+    )
+    none = dict.fromkeys(("off_policy_mask_threshold", "ld_alpha"))
+    of_dpo = {"precompute_ref_logps": True, "f_divergence_type": "reverse_kl", "label_smoothing": 0.0}
+    of_dpo |= {"loss_types": ["sigmoid"], "loss_weights": [1.0], "_total_train_tokens": 0, "_tp_size": 1}
+    accelerator = MagicMock(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x, device="cpu")
+    accelerator.gather_for_metrics = accelerator.gather
+    usual = {"beta": 0.0, "top_entropy_quantile": 1.0, "current_gradient_accumulation_steps": 1, "args": args}
+    return MagicMock(**{**off, **none, **of_dpo, **usual, "accelerator": accelerator, **settings})
+
+
 def _get(self: Any, key: str, default: Any = None) -> Any:
     return getattr(self, key, default)
 
@@ -324,6 +404,7 @@ PEERS: dict[str, Callable[[Path, Mapping[str, Any]], Recorded]] = {
     "verl": verl,
     "trinity-rft": trinity_rft,
     "m2po": m2po,
+    "trl": trl,
 }
 
 if __name__ == "__main__":

@@ -1,16 +1,14 @@
 """Losses of veRL, TRL, Trinity-RFT and M2PO's authors, to be compared with ours.
 
 Where their code runs by itself, its results are recorded (recorded.py). The rest are loops in plain floats that we
-wrote from it: TRL of 2026-07-24 (trl/trainer/grpo_trainer.py) and 1.16 (dpo and gmpo), and SFT of veRL 0.9.1.
+wrote from it: SFT of TRL 1.16 and of veRL 0.9.1.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from support.checks.losses.loss_cases import Case, Reference, Rows
-from support.checks.losses.plain_losses import by_token, clip
+from support.checks.losses.plain_losses import by_token
 
 
 @dataclass(frozen=True)
@@ -30,61 +28,11 @@ class Peer:
         return f"code of {self.whose}" if isinstance(self.theirs, str) else f"{self.whose}, our loop"
 
 
-def ppo(low: float = 0.2, high: float = 0.2, dual: float = math.inf) -> Reference:
-    def loss(lp: float, sg: float, lo: float, a: float, gap: float) -> float:
-        r = math.exp(lp - lo)
-        clipped = max(-a * r, -a * clip(r, 1 - low, 1 + high))
-        return min(clipped, -a * dual) if a < 0 else clipped
-
-    return by_token(loss)
-
-
-def cispo(low: float, high: float) -> Reference:
-    return by_token(lambda lp, sg, lo, a, gap: -clip(math.exp(sg - lo), low, high) * a * lp)
-
-
-def gate(r: float, a: float) -> float:
-    tau = 1.0 if a > 0 else 1.05
-    return 4 / tau / (1 + math.exp(-tau * (r - 1)))
-
-
-SAPO = by_token(lambda lp, sg, lo, a, gap: -a * gate(math.exp(lp - lo), a))
-
-
-def geo_mean(case: Case, lp: Rows, sg: Rows, bound: float = 0.2) -> float:
-    """Loss of log-ratios clipped at `bound`. The mean is over sequences with tokens."""
-    total, count = 0.0, 0
-    for row, old, advantages in zip(lp, case.rows("old_logprobs"), case.rows("advantages"), strict=True):
-        if row:
-            signs = [math.copysign(1, a) for a in advantages]
-            gaps = [v - o for v, o in zip(row, old, strict=True)]
-            inside = [s * min(s * d, s * clip(d, -bound, bound)) for s, d in zip(signs, gaps, strict=True)]
-            total -= sum(advantages) / len(row) * math.exp(sum(inside) / len(row))
-            count += 1
-    return total / max(count, 1)
-
-
-def whole_ratio(case: Case, lp: Rows, sg: Rows) -> float:
-    """exp of a sequence's mean of lp - lo at each of its tokens, clipped at 0.2; the mean over sequences' means."""
-    old, advantages, losses = case.rows("old_logprobs"), case.rows("advantages"), []
-    for row, before, given in zip(lp, old, advantages, strict=True):
-        s = math.exp(sum(v - o for v, o in zip(row, before, strict=True)) / max(len(row), 1))
-        losses.append([max(-a * s, -a * clip(s, 0.8, 1.2)) for a in given])
-    return case.mean(losses, "seq-mean-token-mean")
-
-
-def dpo(case: Case, lp: Rows, sg: Rows) -> float:
-    """beta 0.1."""
-    reference = case.rows("reference_logprobs")
-    gains = [sum(v - r for v, r in zip(*both, strict=True)) for both in zip(lp, reference, strict=True)]
-    pairs = range(1, max(case.numbers) + 1)
-    logits = [0.1 * (gains[case.numbers.index(k)] - gains[case.numbers.index(-k)]) for k in pairs]
-    return sum(math.log1p(math.exp(-z)) for z in logits) / len(logits)
-
-
 LOSSES = (
     Peer("ppo", "veRL", "verl/ppo"),
-    Peer("ppo", "TRL", ppo(), {"clip_ratio_c": 1e9}, why="no dual clip there; here no extreme token decides a step"),
+    Peer(
+        "ppo", "TRL", "trl/ppo", {"clip_ratio_c": 1e9}, why="no dual clip there; here no extreme token decides a step"
+    ),
     Peer("ppo", "Trinity-RFT", "trinity-rft/ppo"),
     Peer(
         "gspo",
@@ -105,11 +53,10 @@ LOSSES = (
     Peer(
         "gspo",
         "TRL",
-        whole_ratio,
+        "trl/gspo",
         {"clip_range": 0.2, "clip_range_low": None, "clip_range_high": None},
         "seq-mean-token-mean",
-        "clips at 0.2 there; a token's advantage weighs the gradient of all tokens of its sequence there, of its own "
-        "here (GSPO-token): the same where a sequence has one advantage, as TRL's have",
+        "clips at 0.2 there. Sequences without trained tokens count in the mean there; measured without them",
     ),
     Peer(
         "cispo",
@@ -121,7 +68,7 @@ LOSSES = (
     Peer(
         "cispo",
         "TRL",
-        cispo(0.0, 5.0),
+        "trl/cispo",
         {"clip_range_high": 4.0},
         why="`epsilon_high` is the bound there, 5.0 as advised",
     ),
@@ -135,7 +82,7 @@ LOSSES = (
     ),
     Peer("dppo_kl", "veRL", "verl/dppo_kl", {"clip_ratio_c": 3.0}, why="as `dppo_tv`"),
     Peer("sapo", "veRL", "verl/sapo", mode="seq-mean-token-mean"),
-    Peer("sapo", "TRL", SAPO, mode="seq-mean-token-mean"),
+    Peer("sapo", "TRL", "trl/sapo", mode="seq-mean-token-mean"),
     Peer(
         "sapo",
         "Trinity-RFT",
@@ -152,7 +99,7 @@ LOSSES = (
         "clips at 0.2 there; the paper's are 0.4. Sequences without trained tokens count in the mean there; measured "
         "without them",
     ),
-    Peer("gmpo", "TRL", lambda case, lp, sg: geo_mean(case, lp, sg, 0.4), mode="seq-mean-token-sum"),
+    Peer("gmpo", "TRL", "trl/gmpo", mode="seq-mean-token-sum"),
     Peer(
         "clip_cov",
         "veRL",
@@ -169,7 +116,7 @@ LOSSES = (
     *(Peer("sft", whose, by_token(lambda lp, sg, lo, a, gap: -lp)) for whose in ("veRL", "TRL")),
     Peer("mix", "Trinity-RFT", "trinity-rft/mix", why="of each micro-batch there, which depends on the split"),
     Peer("mix_chord", "Trinity-RFT", "trinity-rft/mix_chord", why="as `mix`"),
-    Peer("dpo", "TRL", dpo),
+    Peer("dpo", "TRL", "trl/dpo"),
     Peer("dpo", "Trinity-RFT", "trinity-rft/dpo", why="adds the pairs of a micro-batch up in one logit there"),
     Peer(
         "m2po",

@@ -1,7 +1,7 @@
-"""Gradients and advantages that the code of veRL, Trinity-RFT and M2PO's authors gave on our random batches.
+"""Gradients and advantages that the code of veRL, Trinity-RFT, TRL and M2PO's authors gave on our random batches.
 
-`python benchmarks/peer_formulas.py` writes recorded.json from their sources: veRL 0.9.1, Trinity-RFT 0.6.0 (wheels of
-PyPI), Infini-AI-Lab/M2PO of af54a3e8feffb7a66a8258003aebefa37759cec0.
+`python benchmarks/peer_formulas.py` writes recorded.json from their sources: veRL 0.9.1, Trinity-RFT 0.6.0, TRL 1.16.0
+(wheels of PyPI), Infini-AI-Lab/M2PO of af54a3e8feffb7a66a8258003aebefa37759cec0.
 """
 
 import json
@@ -30,7 +30,7 @@ def largest(key: str, gradient: Callable[[Case], torch.Tensor], mode: str) -> fl
     differences = [0.0]
     for seed, rows in enumerate(_rows(key)):
         case = case_of(seed, mode)
-        if key.startswith("m2po/"):  # its authors' code takes the sign of a sequence's first advantage for all tokens
+        if key.startswith(("m2po/", "trl/")):  # a sequence has one advantage there, or its first one's sign
             x = case.x
             case = replace(case, x=replace(x, advantages=x.advantages[:, :1].expand_as(x.advantages).clone()))
         for mine, flags, theirs in zip(gradient(case), case.x.mask, rows, strict=True):
