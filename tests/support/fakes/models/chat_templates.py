@@ -88,7 +88,8 @@ _QWEN35 = _qwen3(
     "{% if enable_thinking is defined and not enable_thinking %}" + _CLOSED + "{% else %}<think>\n{% endif %}"
 )
 _QWQ = (
-    _CHATML.replace("CONTENT", f"({_ANSWER}) if m.role == 'assistant' else m.content")
+    "{% if tools %}<|im_start|>system\n" + _TOOLS + "<|im_end|>\n{% endif %}"
+    + _CHATML.replace("CONTENT", f"({_ANSWER}) if m.role == 'assistant' and not loop.last else m.content")
     + _ASK + "<|im_start|>assistant\n<think>\n{% endif %}"
 )  # fmt: skip
 _R1 = (
@@ -145,7 +146,8 @@ _SMOLLM3 = (
     "{% set think = enable_thinking is not defined or enable_thinking %}<|im_start|>system\n## Metadata\n\n"
     "Reasoning Mode: {{ '/think' if think else '/no_think' }}\n\n## Custom Instructions\n\n"
     "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% set messages = messages[1:] %}{% endif %}"
-    + _TOOLS + "<|im_end|>\n{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>assistant\n"
+    + _TOOLS.replace("tools %}", "xml_tools %}") +
+    "<|im_end|>\n{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>assistant\n"
     "{{ '' if think else '<think>\n\n</think>\n' }}{{ m.content.lstrip('\n') }}<|im_end|>\n{% else %}<|im_start|>"
     "{{ 'user' if m.role == 'tool' else m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
     + _ASK + "<|im_start|>assistant\n{{ '' if think else '<think>\n\n</think>\n' }}{% endif %}"
