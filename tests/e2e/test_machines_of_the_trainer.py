@@ -204,10 +204,14 @@ def alone(folder: Path, values: dict[str, Any], step: int) -> dict[str, Any]:
 
 
 def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Tensors differ by at most 1e-5, relative to the norm."""
+    """Tensors differ by at most 1e-5, relative to the norm; biases of keys by 1e-4.
+
+    These begin at 0 and hardly change the loss: AdamW scales up gradients that are mostly rounding.
+    """
     for name, tensor in expected.items():
         distance = float(((found[name] - tensor) ** 2).sum() ** 0.5)
-        assert distance <= 1e-5 * float((tensor**2).sum() ** 0.5), name
+        limit = 1e-4 if name.endswith("k_proj.bias") else 1e-5
+        assert distance <= limit * float((tensor**2).sum() ** 0.5), name
 
 
 @pytest.fixture
