@@ -17,7 +17,7 @@ from trinity.trainer.process.nodes import BEAT_SECONDS, Beat, FromNode, ToNode
 async def join_node(
     channel: grpc.aio.Channel, outbox: "asyncio.Queue[FromNode]", silent_seconds: float
 ) -> AsyncGenerator[ToNode, None]:
-    """Sends what is put into the outbox, and yields the answers until the first node ends the stream.
+    """Sends the messages of the outbox, and yields the answers until the first node ends the stream.
 
     Raises TimedOut if it is silent, and what it refuses.
     """

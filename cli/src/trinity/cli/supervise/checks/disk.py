@@ -48,7 +48,7 @@ def disk_advice(plan: Plan) -> Iterator[str]:
     checkpoints = (_SHOWN_CHECKPOINTS if kept is None else kept + 1) if saves else 1  # the old one goes last
     versions = plan.config.synchronizer.versions_to_keep + 2
     log_gib = 0.0
-    with contextlib.suppress(ValueError):  # the buffer refuses what is no number
+    with contextlib.suppress(ValueError):  # the buffer refuses other texts
         log_gib = float(log_limit_gib(plan))
     for key, needs in _needs(plan, checkpoints, versions, log_gib).items():
         folder, free = folders(plan)[key], free_gib(folders(plan)[key])

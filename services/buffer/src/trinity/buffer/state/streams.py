@@ -19,7 +19,7 @@ TURNS, _TURNS_SECONDS, _TURNS_REPEATED_SECONDS = 0.125, 86400.0, 30.0
 _SETTING = "TRINITY_BUFFER_LOG_GIB"
 _BEHIND_SECONDS, _AGAIN_SECONDS = 3.0, 0.1
 # Parts of what the log may take, for the other streams. Nothing of the ledger and of the dead letters ever goes by
-# itself; queues and evaluations hold what is not finished.
+# itself; queues and evaluations hold unfinished work.
 _PARTS = {
     "tasks": 0.125, "evaluation_tasks": 0.125, "evaluations": 0.25, "batches": 0.5, "cursors": 0.125,
     "deadletters": 0.125,

@@ -124,7 +124,7 @@ def refusal(first: Node, other: Node) -> str:
 
 @dataclass
 class _Joined:
-    """A further node, and what is sent to it."""
+    """A further node, and its messages."""
 
     node: Node
     host: str
