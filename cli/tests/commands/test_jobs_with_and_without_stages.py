@@ -24,6 +24,18 @@ def test_the_folder_of_a_stage_is_no_job(tmp_path: Path) -> None:
     assert refused.value.code == 2
 
 
+def test_a_folder_of_jobs_is_no_job(tmp_path: Path) -> None:
+    """Its status would be that of whichever stage is newest."""
+    for name in ("a/one/rft", "a/two/rft"):
+        (stage := tmp_path / name / "log").mkdir(parents=True)
+        (stage.parent / "config.json").write_text("{}")
+        (stage.parents[1] / "version.json").write_text("{}")
+    for folder in (tmp_path, tmp_path / "a"):
+        with pytest.raises(RunError, match=rf"is no job but holds jobs; give one: --job {tmp_path}/a/one, or one of 1"):
+            find_job(job=folder)
+    assert find_job(job=tmp_path / "a/two") == tmp_path / "a/two"
+
+
 def test_a_job_without_stages_is_one(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     (tmp_path / "config.json").write_text("{}")

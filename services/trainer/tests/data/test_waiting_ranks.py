@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from support.programs.trainer.engine_actions import run_module
 from support.programs.trainer.waiting_ranks import LATE_SECONDS, TIMEOUT_SECONDS
+from trinity.runtime.errors import InvalidInput
 from trinity.trainer.process.exchange import Exchange
 from trinity.trainer.process.ranks import Ranks, ranks_from_environment
 
@@ -46,3 +47,11 @@ def test_gloo_takes_the_interface_that_nccl_is_given_by_name(
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
     assert ranks_from_environment(2).world_size == 2
     assert os.environ.get("GLOO_SOCKET_IFNAME") == taken
+
+
+def test_a_rank_of_an_unknown_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a shell that a cluster's job left behind."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(InvalidInput, match=r"WORLD_SIZE: is not set, but RANK is; .*unset RANK"):
+        ranks_from_environment(1)

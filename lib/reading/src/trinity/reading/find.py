@@ -62,6 +62,9 @@ def find_job(config: Path | None = None, job: Path | None = None) -> Path:
         raise RunError(f"no run has begun in {job}")
     if not (job / "version.json").exists() and (job.absolute().parent / "version.json").exists():
         raise RunError(f"{job} is the folder of a stage; give its job's: --job {job.absolute().parent}", code=2)
+    if not (job / "version.json").exists() and (below := sorted(job.glob("*/**/version.json"))):
+        others = f", or one of {len(below) - 1} others" if below[1:] else ""
+        raise RunError(f"{job} is no job but holds jobs; give one: --job {below[0].parent}{others}", code=2)
     return job
 
 

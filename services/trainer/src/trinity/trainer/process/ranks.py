@@ -23,6 +23,7 @@ from pathlib import Path
 import structlog
 
 from trinity.runtime import files
+from trinity.runtime.errors import InvalidInput
 from trinity.runtime.process import as_parent, is_suspended, loopback_interface
 
 log = structlog.get_logger(__name__)
@@ -78,6 +79,8 @@ def ranks_from_environment(num_ranks: int) -> Ranks:
     method = f"file://{file}" if (file := os.environ.get("TRINITY_RANKS_FILE")) else "env://"
     local, here = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
     store = os.environ.get("TRINITY_RANKS_STORE")
+    if "WORLD_SIZE" not in os.environ:
+        raise InvalidInput("WORLD_SIZE", "is not set, but RANK is; set all of torchrun's variables, or unset RANK")
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     return Ranks(rank, world_size, local, method, here, Path(store) if store else None)
 
