@@ -1,9 +1,10 @@
 """Make the example's model: a small Qwen2.5-VL with random weights, its tokenizer and its image processor.
 
-    python examples/vision/make_model.py [FOLDER] [--type qwen3_vl]
+    python examples/vision/make_model.py [FOLDER] [--type qwen3_vl] [--guesses]
 
 0.6 M parameters; a Qwen3-VL has 1.0 M. A token of an image is 8 x 8 pixels. The tokenizer knows small letters, digits,
-space and a few marks, so that a random model says a digit now and then.
+space and a few marks, so that a random model says a digit now and then. With --guesses it answers every question with
+1, 2 or 3, drawn without a look at the image: a third is right from the first step, and only images make it more.
 """
 
 import argparse
@@ -95,6 +96,24 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int, kind: str = "qwen2
     return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision, **tokens))
 
 
+def teach_guesses(model: Any, tokenizer: PreTrainedTokenizerFast, steps: int = 60) -> None:
+    """Trains the language model to answer with a random number of squares; the placeholders have no image."""
+    content = [{"type": "image"}, {"type": "text", "text": "how many?"}]
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+    )
+    text = text.replace("<|image_pad|>", "<|image_pad|>" * 16)
+    rows = [tokenizer(f"{text}{count}<|end|>", return_tensors="pt")["input_ids"] for count in (1, 2, 3)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batch = torch.cat(rows)
+    for _ in range(steps):
+        logits = model(input_ids=batch, use_cache=False).logits[:, -3:-1]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, -2:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
 def processor_files(kind: str = "qwen2_5_vl") -> dict[str, object]:
     """Returns the models' preprocessor_config.json for smaller patches."""
     least, most = (PATCH * MERGE) ** 2, 128 * 128
@@ -117,10 +136,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", default="build/vision/model", type=Path)
     parser.add_argument("--type", choices=["qwen2_5_vl", "qwen3_vl"], default="qwen2_5_vl", help="of the model")
+    parser.add_argument("--guesses", action="store_true", help="teach it to answer with a number from 1 to 3")
     parser.add_argument("--seed", type=int, default=0, help="of the random weights")
     args = parser.parse_args()
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, args.seed, args.type)
+    if args.guesses:
+        teach_guesses(model, tokenizer)
     model.save_pretrained(args.folder)
     tokenizer.save_pretrained(args.folder)
     files = json.dumps(processor_files(args.type), indent=2)

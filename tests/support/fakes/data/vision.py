@@ -26,9 +26,9 @@ def pretend_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: real("json" if name == "torchvision" else name))
 
 
-def make_model(folder: Path, kind: str = KINDS[0]) -> Path:
+def make_model(folder: Path, kind: str = KINDS[0], *options: str) -> Path:
     """The example's model folder."""
-    command = [sys.executable, str(EXAMPLE / "make_model.py"), str(folder), "--type", kind]
+    command = [sys.executable, str(EXAMPLE / "make_model.py"), str(folder), "--type", kind, *options]
     subprocess.run(command, check=True, timeout=120, capture_output=True)
     return folder
 
