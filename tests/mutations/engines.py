@@ -60,8 +60,8 @@ MUTATIONS = [
     ),
     Mutation(
         f"{_ENGINE}/engine.py",
-        "        await self.loads.usable()\n        async with self.least_busy(sampling.n)",
-        "        async with self.least_busy(sampling.n)",
+        "        await self.loads.usable()\n        async with self.engine_for(prompt_token_ids, sampling.n)",
+        "        async with self.engine_for(prompt_token_ids, sampling.n)",
         f"{_WEIGHTS}::test_responses_are_held_back_until_their_weights_are_known_to_be_good",
     ),
     Mutation(

@@ -182,5 +182,5 @@ async def test_the_engine_says_what_it_has_to_do(engine: Engine) -> None:
 async def test_a_pool_without_requests_uses_nothing(pool: EnginePool) -> None:
     pool.engines[0].usage = EngineUsage(2, 1, 0.5)
     assert pool.usage() == [EngineUsage()]
-    async with pool.least_busy(3):
+    async with pool.engine_for((), 3):
         assert pool.usage() == [EngineUsage(2, 1, 0.5)]

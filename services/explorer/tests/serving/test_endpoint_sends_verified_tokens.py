@@ -39,7 +39,7 @@ class Pool:
         self.engines = [Engine(self.llm, options)]
 
     @asynccontextmanager
-    async def least_busy(self, sequences: int = 1) -> AsyncIterator[Engine]:
+    async def engine_for(self, tokens: Any, sequences: int = 1) -> AsyncIterator[Engine]:
         yield self.engines[0]
 
     def load(self, version: int) -> int:

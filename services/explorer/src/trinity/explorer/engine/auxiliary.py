@@ -36,7 +36,7 @@ class Judge:
 
         Raises InvalidInput, EngineFailed.
         """
-        async with self._pool.least_busy() as engine:
+        async with self._pool.engine_for(()) as engine:
             limit, tokens = engine.options.max_model_len - 1, self._tokenizer.vocabulary_size
             if len(token_ids) > limit:
                 raise InvalidInput("token_ids", f"are {len(token_ids)}, the auxiliary model takes {limit}")

@@ -24,6 +24,7 @@ import structlog
 from trinity.data.experience import SamplingParams, VersionSpan
 from trinity.data.images import PlacedImage, collapsed, placed, rgb, size
 from trinity.data.vision import ImageRules
+from trinity.explorer.engine.homes import Homes
 from trinity.explorer.engine.start import start_vllm
 from trinity.explorer.types import Completion, EngineFailed, EngineOptions, EngineUsage
 from trinity.explorer.weights.load_history import LoadHistory
@@ -35,6 +36,8 @@ from trinity.weights import canary as canaries
 log = structlog.get_logger(__name__)
 
 TOKENS = Counter("trinity_explorer_tokens_generated_total", "Tokens sampled, in complete responses")
+PROMPTS = Counter("trinity_explorer_prompt_tokens_total", "Tokens of workflows' prompts")
+CACHED = Counter("trinity_explorer_prompt_tokens_cached_total", "Those of them whose key-value blocks the engine had")
 
 _PROBE_SECONDS = 120.0
 # Above these limits vLLM hangs. Loading reads the whole model, perhaps from a folder on another host.
@@ -108,6 +111,8 @@ class Engine:
             raise EngineFailed(f"vLLM failed: {type(error).__name__}: {error}") from error
         parts = [part for output in outputs for part in output.outputs]
         completions = [completion_of(part, self.serials) for part in sorted(parts, key=lambda part: part.index)]
+        CACHED.inc(max(output.num_cached_tokens or 0 for output in outputs))
+        PROMPTS.inc(len(prompt_token_ids))
         self.tokens_generated += sum(len(completion.token_ids) for completion in completions)
         return completions * copies
 
@@ -334,12 +339,15 @@ def _size(decoded: Any) -> int:
 
 
 class EnginePool:
-    """All engines of this explorer, with the same weights except during an update. Requests go to the least busy."""
+    """All engines of this explorer, with the same weights except during an update.
+
+    A conversation stays with its engine (`Homes`); other requests go to the least busy one.
+    """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = list(engines)
         self.loads = LoadHistory()
-        self._running = dict.fromkeys(range(len(self.engines)), 0)
+        self._homes = Homes(len(self.engines))
         self._recent: deque[tuple[float, int]] = deque()
 
     @classmethod
@@ -360,26 +368,25 @@ class EnginePool:
 
     def usage(self) -> list[EngineUsage]:
         """Each engine's usage, about a second old. An idle engine reports nothing."""
-        pairs = zip(self.engines, self._running.values(), strict=True)
+        pairs = zip(self.engines, self._homes.running, strict=True)
         return [engine.usage if running else EngineUsage() for engine, running in pairs]
 
     @contextlib.asynccontextmanager
-    async def least_busy(self, sequences: int = 1) -> AsyncIterator[Engine]:
-        """The engine with the fewest running sequences, which include these until the context ends."""
-        index = min(self._running, key=self._running.__getitem__)
-        self._running[index] += sequences
+    async def engine_for(self, tokens: Sequence[int], sequences: int = 1) -> AsyncIterator[Engine]:
+        """The engine for a prompt. `sequences` count as its load until the context ends."""
+        index = self._homes.enter(tokens, sequences)
         try:
             yield self.engines[index]
         finally:
-            self._running[index] -= sequences
+            self._homes.leave(index, sequences)
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[PlacedImage] = ()
     ) -> list[Completion]:
-        """Sample on the least busy engine, with spans of versions. Returns once all these versions are known to be
+        """Sample on one engine, with spans of versions. Returns once all these versions are known to be
         good; raises WeightsWithdrawn if one is not."""
         await self.loads.usable()
-        async with self.least_busy(sampling.n) as engine:
+        async with self.engine_for(prompt_token_ids, sampling.n) as engine:
             completions = await engine.generate(prompt_token_ids, sampling, images)
         self._count(sum(len(c.token_ids) for c in completions))
         return [replace(c, version_spans=await self.loads.settle(c.version_spans)) for c in completions]
@@ -388,7 +395,7 @@ class EnginePool:
         """Engine.logprobs by weights that are not known to be wrong. Loads wait for it."""
         while True:
             await self.loads.usable()
-            async with self.least_busy() as engine, engine.no_load():
+            async with self.engine_for(()) as engine, engine.no_load():
                 if self.loads.is_usable:  # a load that failed meanwhile leaves the engine paused
                     return await engine.logprobs(token_ids)
 

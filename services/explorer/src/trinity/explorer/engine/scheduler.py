@@ -156,6 +156,7 @@ class DeferredOutputs:
                     response.stream(output, logprobs, rows[name], self._loads)
                 sent.append(output)
             elif output.new_token_ids:
+                response.prefill = getattr(output, "prefill_stats", None) or response.prefill
                 if starts is None:
                     response.logprobs.append(sampled[rows[name]])
                 else:
@@ -178,6 +179,7 @@ class _Response:
         self.logprobs = array("f")  # of every token so far
         self.loads = loads
         self.loads_before = array("l")  # for each further load, the number of tokens before it
+        self.prefill: Any = None  # vLLM's counts of the prompt's tokens, which come with the first of them
         self.read_by: int | None = None  # loads before the first step of a prompt that was read across a load
 
     def before_load(self, loads: int) -> None:
@@ -192,6 +194,8 @@ class _Response:
         loads = self.loads + np.searchsorted(self.loads_before, np.arange(count), side="right")
         if self.read_by is not None:
             loads[:1] = self.read_by
+        if self.prefill is not None:
+            output.prefill_stats = self.prefill
         output.new_token_ids = list(self.request.output_token_ids)[:count]
         output.new_logprobs = LogprobsLists(
             np.array(output.new_token_ids, dtype=np.int32)[:, None],

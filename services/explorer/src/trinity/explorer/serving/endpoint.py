@@ -29,7 +29,7 @@ _BACKLOG = 2048  # as uvicorn
 
 
 class PooledClient:
-    """Presents all engines to vLLM's application as one. A request goes to the least busy engine.
+    """Presents all engines to vLLM's application as one. A conversation stays with its engine.
 
     Only tokens of GOOD loads are sent, as in rollouts: an output waits until every load since the begin of its request
     is known to be good. Raises WeightsWithdrawn if a load is not.
@@ -52,7 +52,8 @@ class PooledClient:
         """Yield outputs of a request, with the engine that samples it."""
         loads = self._pool.loads
         await loads.usable()
-        async with self._pool.least_busy(getattr(sampling_params, "n", 1)) as engine:
+        tokens = prompt.get("prompt_token_ids", ()) if isinstance(prompt, dict) else ()
+        async with self._pool.engine_for(tokens, getattr(sampling_params, "n", 1)) as engine:
             await engine.after_load()
             if isinstance(prompt, dict):  # key-value blocks of other weights are not reused
                 prompt = {**prompt, "cache_salt": f"{engine.cache_salt}{prompt.get('cache_salt') or ''}"}
