@@ -242,6 +242,7 @@ def yaml_of(
     """Returns file and text of the YAML, and prints what was chosen. Overrides may move the job folder."""
     rows = read_rows(data, subset)
     form = guessed_form(rows, model, prompt, answer, algorithm)
+    given = data
     model, data = (str(Path(one).expanduser().absolute()) if Path(one).expanduser().exists() else one
                    for one in (model, data))  # fmt: skip
     name = re.sub(r"[^\w.-]+", "-", f"{Path(data).stem}-{Path(model).name}").strip(".-")[:100] or "run"
@@ -252,7 +253,7 @@ def yaml_of(
     root = str(Path(config.checkpoint_root_dir).expanduser().absolute())
     text = text_of(model, data, rows, form, place=str(file), name=config.name, gpus=gpus, root=root,
                    project=config.project, group=config.group, subset=subset)  # fmt: skip
-    print(f"{data}: {len(rows)} row(s); {form}", file=sys.stderr)
+    print(f"{given}: {len(rows)} row(s); {form}", file=sys.stderr)
     return file, text
 
 
