@@ -10,7 +10,7 @@ from typer.main import get_command
 from support.fakes.pages.recorded_run import ledger
 from trinity.cli.commands.cost import app, render
 from trinity.reading import wire
-from trinity.reading.accounts import budget, device_log, fates, lives
+from trinity.reading.accounts import budget, cost, device_log, fates, lives
 from trinity.reading.accounts.fates import Groups
 from trinity.reading.render import losses_text
 
@@ -70,6 +70,7 @@ def test_what_ends_of_the_trainer_cost_is_summed_by_cause(tmp_path: Path) -> Non
     found = fates.losses(lives.read(tmp_path), fates.read_steps(tmp_path))
     first, second, third = 4 + 1.5 + 11 + 2, 5 + 11 + 3, 5 + 2 + 5
     assert [(one["count"], one["seconds"]) for one in found] == [(2, first + third), (1, second)]
+    assert cost.account("a/b", cost.measure(tmp_path), Groups(), {})["ettr"] == pytest.approx(1 - (30.5 + 19) / 60)
     text = losses_text(found)
     assert text[0].startswith("30 s lost, 2 time(s): node gpu-2 is lost: it has been silent for 8 s")
     assert "\x1b" not in text[0]
@@ -148,9 +149,11 @@ def test_the_command_asks_for_a_run_whose_folder_is_here() -> None:
 def test_the_table_has_a_column_for_each_service() -> None:
     process = {"name": "trainer", "service": "trainer", "devices": 1.0, "fates": {"trained": 3.0}}
     found = {"gpu_seconds": 4.0, "gpu_hours": 4 / 3600, "kills": 1, "fates": {"trained": 3.0}, "processes": [process]}
-    found["losses"] = [{"cause": "node b is lost", "count": 3, "seconds": 71.6}]
+    found |= {"losses": [{"cause": "node b is lost", "count": 3, "seconds": 71.6}], "ettr": 0.8765}
     lines = render("a/b", found).splitlines()
     assert lines[0] == "a/b: 0.001 hours of devices (1 of trainer), 1 processes died"
     assert lines[1].split() == ["seconds", "of", "devices", "trainer", "all", "share"]
     assert lines[2].split() == ["trained", "3.0", "3.0", "75.0%"]
     assert lines[3] == "72 s lost, 3 time(s): node b is lost"
+    assert lines[4] == "ETTR 87.6%: the part of the trainer's time that these did not cost"
+    assert not any("ETTR" in line for line in render("a/b", found | {"losses": []}).splitlines())

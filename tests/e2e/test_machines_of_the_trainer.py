@@ -24,6 +24,9 @@ from support.programs.forked_run import ForkedRun
 from support.programs.run import TrinityRun
 from support.servers import containers
 from support.servers.machines import Command, Machines
+from trinity.cli.commands.cost import render
+from trinity.reading.accounts.cost import account, measure
+from trinity.reading.accounts.fates import Groups
 from trinity.reading.nats import find_binary
 
 pytestmark = [
@@ -375,6 +378,7 @@ def test_an_accident_costs_time_and_changes_no_weight(
     site.until_step(site.step(), first, ranks=2)
     print(f"{accident.__name__}: two machines train again {time.monotonic() - began:.0f} s after it")
     assert first.finish(2 * START) == 0, site.said(first, two)
+    print(render(accident.__name__, account("machines", measure(site.job), Groups(), {})))
     assert sorted({line["step"] for line in site.batches()}) == list(range(1, STEPS + 1))
     assert_equal(site.weights(STEPS), undisturbed)
 

@@ -36,7 +36,10 @@ def render(name: str, found: Facts) -> str:
     columns |= {"share": lambda row: f"{row['total'] / max(found['gpu_seconds'], 1e-9):.1%}"}
     devices = ", ".join(f"{one['devices']:g} of {one['name']}" for one in _newest(found))
     title = f"{name}: {found['gpu_hours']:.3f} hours of devices ({devices}), {found['kills']} processes died"
-    return "\n".join([title, table(rows, columns), *losses_text(found["losses"])])
+    lost = losses_text(found["losses"])
+    if lost and found["ettr"] is not None:
+        lost.append(f"ETTR {found['ettr']:.1%}: the part of the trainer's time that these did not cost")
+    return "\n".join([title, table(rows, columns), *lost])
 
 
 def _of(found: Facts, service: str, fate: str) -> float:

@@ -57,6 +57,7 @@ def account(run: str, measured: Measured, groups: Groups, shares: Mapping[str, f
         "kills": sum(watch.kills for watch in watches),
         "fates": _sorted(own),
         "losses": measured.losses,
+        "ettr": _ettr(measured),
         "processes": [
             {
                 "name": watch.name,
@@ -71,6 +72,13 @@ def account(run: str, measured: Measured, groups: Groups, shares: Mapping[str, f
         ],
         "groups": list(groups.seconds(measured.stored, shares)),
     }
+
+
+def _ettr(measured: Measured) -> float | None:
+    """Returns the effective training time ratio: the part of the trainer's time that its ends did not cost."""
+    seconds = sum(watch.ended - watch.began for watch in measured.watches if watch.service == "trainer")
+    lost = sum(loss["seconds"] for loss in measured.losses)
+    return max(0.0, 1 - lost / seconds) if seconds else None
 
 
 def _sorted(found: Iterable[Fates]) -> dict[str, float]:
