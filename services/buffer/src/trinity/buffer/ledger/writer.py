@@ -151,7 +151,7 @@ class LedgerWriter:
             return self.window.group(entry.unchecked_summary(sequence))
         group, dropped_by = await self._validator.group(sequence, entry, self.window.fenced)
         verdict = self.window.group(group, dropped_by)
-        self.failures.stored()
+        self.failures.stored(entry.explorer_id)
         self._observer.stored(group, entry.rollout_values())
         if group.prompt_cut:
             self._warn_of_a_cut_prompt(group.task_id)
