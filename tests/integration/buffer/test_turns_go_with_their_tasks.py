@@ -51,4 +51,5 @@ def test_no_number_in_a_forged_subject_ends_the_buffer(ordinal: str) -> None:
     """An explorer chooses the numbers in its subjects. Python reads no number of more than 4,300 digits."""
     run = RunNames("r")
     assert run.turn_of(run.turn(7, 2, "a")) == (7, 2, "a")
+    assert run.turn_of(run.turn(2**62 + 7, 2, "a")) == (2**62 + 7, 2, "a"), "of an evaluation"
     assert run.turn_of(f"trinity.r.turns.{ordinal}.1.a") == run.turn_of(f"trinity.r.turns.1.{ordinal}.a") == (0, 0, "")

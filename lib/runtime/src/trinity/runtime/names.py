@@ -19,7 +19,7 @@ TASKS_CONSUMER = "explorers"
 TASK_LEASE_SECONDS = 30.0
 
 IS_RUN = re.compile(r"[A-Za-z0-9_-]{1,200}")  # what a run id looks like
-_NUMBER = "(0|[1-9][0-9]{0,14})"  # an explorer writes any digits into its subjects
+_NUMBER = "(0|[1-9][0-9]{0,18})"  # of 63 bits; an explorer writes any digits into its subjects
 _UNSAFE = re.compile(r"[^A-Za-z0-9_]+")
 
 
