@@ -80,8 +80,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in (("talks", 12), ("turns", 6), ("rounds", 4)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--tiny", action="store_true", help="shows that it runs, measures nothing")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     args = parser.parse_args()
+    if args.tiny:
+        vars(args).update(talks=3, turns=2, rounds=1)
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder), argparse.Namespace(device=args.device, **_SHAPE))
         asyncio.run(measure(args, Path(folder)))

@@ -29,6 +29,7 @@ TABLES = {
     "real_model.py": ("seed-1, templates it never saw", "what it took", "GPU minutes", "limit"),
     "against_trl.py --only 2": ("shared, sync", "samples/s", "publishes", "of TRL"),
     "reproducible.py --only off": ("seconds a step, run off", "of limit"),
+    "machines.py": ("killed: until a step by the others", "back: until a step by all", "of limit"),
     "membership.py": (
         "two joins",
         "one is killed in a collective",

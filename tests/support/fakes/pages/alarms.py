@@ -22,7 +22,8 @@ PROVIDER = {"provider": "games", "health": "serving", "since_seconds": None, "of
 PROCESS = {"pid": 7, "address": "127.0.0.1:7", "health": "SERVING", "weight_version": 8, "restarts": 0}
 PROCESSES = [{"name": name, "service": name, **PROCESS} for name in ("trainer", "explorer")]
 STATUS: dict[str, Any] = {
-    "nodes": [], "losses": [], "trainer_state": "training", "step": STEP, "tokens_per_second": 9.0, "weights": {"live": 8},
+    "nodes": [], "losses": [],
+    "trainer_state": "training", "step": STEP, "tokens_per_second": 9.0, "weights": {"live": 8},
     "explorers": [dataclasses.asdict(EXPLORER)], "providers": [PROVIDER], "processes": PROCESSES,
 }  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
