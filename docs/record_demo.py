@@ -1,6 +1,6 @@
 """Packs the runs of `trinity ui --demo` from job folders: `python docs/record_demo.py JOB [JOB ...]`.
 
-A folder needs its NATS store, and no process may use it. The first run is the one that `--demo --bundle` writes.
+Each job folder needs its NATS store, which no process may use. `--demo --bundle` writes the first run.
 Copies leave out paths of the machine, and keep the log lines that pages show. Small files of tasks travel with them.
 
 The runs of today: examples/quickstart/arithmetic.yaml with buffer.save_token_values, from the model of one SFT stage;
@@ -76,7 +76,7 @@ def copy(job: Path, folder: Path) -> None:
 
 
 def _copy_rows(config: dict[str, Any], data: Path) -> None:
-    """Has the tasksets read `data`, beside the run, and puts small ones there."""
+    """Writes small tasksets into `data`, and names them in the run's configuration."""
     tasks = config["buffer"]["explorer_input"]
     for taskset in (tasks["taskset"], *tasks["eval_tasksets"]):
         path = Path(taskset["path"])

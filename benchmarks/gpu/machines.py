@@ -1,4 +1,4 @@
-"""What the loss of a machine costs the trainer: of two machines with some GPUs each, one is killed and comes back.
+"""Measure what the trainer loses when one of its two machines is killed, and how soon that machine trains again.
 
     python benchmarks/gpu/machines.py                    a 1.5 B shape, two machines of two GPUs; about 5 minutes
     python benchmarks/gpu/machines.py --size 7B          needs 90 GiB of memory a GPU, and 200 GB of disk

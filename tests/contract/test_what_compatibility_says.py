@@ -45,7 +45,7 @@ def rows_of_the_table() -> dict[str, str]:
 
 
 class Tried:
-    """What a row's case read, and what was refused."""
+    """Returns what the case of a row read, and the refusals."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.taken, self.refusals = folder, 0, 0

@@ -269,7 +269,7 @@ async def test_a_death_before_serving_is_quick_however_long_it_loaded(
 async def test_a_process_that_only_prints_says_when_it_serves_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As nats-server. What it printed before its death does not count."""
+    """nats-server prints when it serves. Its lines before its death do not count."""
     monkeypatch.setattr(children, "_FOLLOW_SECONDS", 0.01)
     said: list[str] = []
     flag = tmp_path / "may serve"

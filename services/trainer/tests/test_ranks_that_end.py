@@ -145,7 +145,7 @@ def test_what_torch_says_of_a_lost_rank_is_not_the_only_reason(
 
 
 def test_a_step_that_stands_still_ends_ranks_that_all_live(run: Run) -> None:
-    """As in a collective whose other side never comes; torch's limit is an hour."""
+    """Waits like a collective that the other ranks never enter; torch gives up after an hour."""
     hangs = threading.Event()
 
     def stand_still(control: Control) -> None:

@@ -37,9 +37,11 @@ class Pool:
         self.llm = Vllm()
         options: Any = None
         self.engines = [Engine(self.llm, options)]
+        self.prompts: list[Any] = []
 
     @asynccontextmanager
     async def engine_for(self, tokens: Any, sequences: int = 1) -> AsyncIterator[Engine]:
+        self.prompts.append(tokens)
         yield self.engines[0]
 
     def load(self, version: int) -> int:
@@ -57,7 +59,7 @@ class Client:
         self.task = asyncio.create_task(self._read(PooledClient(pool)))
 
     async def _read(self, client: PooledClient) -> None:
-        async for output in client.generate({"prompt": "?"}):
+        async for output in client.generate({"prompt_token_ids": [5, 6, 7]}):
             self.received.append(output)
 
     async def until(self, received: list[str]) -> None:
@@ -71,6 +73,7 @@ async def test_tokens_of_a_pending_version_wait_for_its_canary() -> None:
     client = Client(pool)
     pool.llm.outputs.put_nowait("old")
     await client.until(["old"])
+    assert pool.prompts == [[5, 6, 7]], "the engine of a conversation is found by its tokens"
     serial = pool.load(1)
     pool.llm.outputs.put_nowait("new")
     await asyncio.sleep(0.1)

@@ -50,7 +50,7 @@ def test_gloo_takes_the_interface_that_nccl_is_given_by_name(
 
 
 def test_a_rank_of_an_unknown_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a shell that a cluster's job left behind."""
+    """A shell may keep RANK after the job of a cluster that set it."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(InvalidInput, match=r"WORLD_SIZE: is not set, but RANK is; .*unset RANK"):

@@ -74,7 +74,7 @@ def is_taken(host: str, port: int) -> bool:
 def serves(config: Config, port: int, keys: Path) -> bool:
     """True if the run's endpoint answers on this machine's port, and no other program: it knows the key and the model.
 
-    An explorer that records has models of its own names.
+    The endpoint of an explorer that records lists its model under another name.
     """
     host = _NEAR.get(config.explorer.listen_address, config.explorer.listen_address)
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1/models"
