@@ -104,10 +104,9 @@ def test_a_container_that_was_left_is_removed_before_the_next(fake: Path, tmp_pa
     (first,) = running(fake)
     child.start()  # as after the death of the client alone
     deadline = time.monotonic() + 20
-    while running(fake) in ([], [first]):
+    while running(fake) in ([], [first]) or leases.started(first):  # the kernel ends a killed process in its own time
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert not leases.started(first)
     (lease,) = leases.leases()
     lease.end()
     until(False, fake)
