@@ -117,15 +117,15 @@ async def test_every_subject_is_allowed_or_denied_as_the_table_says(
 
 # Written by hand to find a wrong line in the table: subject -> roles that may publish on it.
 PUBLISH = {
-    RUN.experience(EXPLORER, 3, "sums"): {Role.EXPLORER},
-    RUN.experience(EXPLORER, 3, "sums", blob=True): {Role.EXPLORER},
+    RUN.experience(EXPLORER, 3, "sums"): {Role.EXPLORER, Role.BUFFER},  # the buffer: groups of a fork's parent
+    RUN.experience(EXPLORER, 3, "sums", blob=True): {Role.EXPLORER, Role.BUFFER},
     RUN.failure(EXPLORER, "sums"): {Role.EXPLORER},
     RUN.evaluation(EXPLORER, "sums"): {Role.EXPLORER},
-    RUN.blob(EXPLORER, "0" * 32, 1): {Role.EXPLORER},
-    RUN.experience(OTHER, 3, "sums"): set(),
+    RUN.blob(EXPLORER, "0" * 32, 1): {Role.EXPLORER, Role.BUFFER},
+    RUN.experience(OTHER, 3, "sums"): {Role.BUFFER},
     RUN.failure(OTHER, "sums"): set(),
     RUN.evaluation(OTHER, "sums"): set(),
-    RUN.blob(OTHER, "0" * 32, 1): set(),
+    RUN.blob(OTHER, "0" * 32, 1): {Role.BUFFER},
     OTHER_RUN.experience(EXPLORER, 3, "sums"): set(),
     RUN.control: {Role.BUFFER},
     RUN.task("sums", 1): {Role.BUFFER},

@@ -1,7 +1,8 @@
 """`reproducible: true`: asynchronous runs that are equal, bit for bit, with kills and with another number of explorers.
 
 Real vLLM, DeepSpeed and JetStream. The first run has one explorer and no accident. The second has two, and each of its
-processes is killed with -9 once. The third has another seed. Others have several turns, and LoRA.
+processes is killed with -9 once. The third has another seed. Others have several turns, and LoRA. Forks go on from a
+step of the first run, and of one that is live.
 """
 
 import json
@@ -109,6 +110,13 @@ class Runs:
     def start(self, name: str, changes: dict[str, Any] | None = None, **given: Any) -> TrinityRun:
         return self._start(f"{name}.yaml", config(name, self.folder, self.model, **given), changes or {})
 
+    def run_fork(self, made: dict[str, Any]) -> TrinityRun:
+        """Starts the run that `trinity fork` made."""
+        run = TrinityRun(Path(made["config"]), self.folder, TRINITY_PLUGIN_DIRS=str(self.folder / "plugins"))
+        self._started.append(run)
+        run.start()
+        return run
+
     def join(self, name: str) -> TrinityRun:
         """A second explorer of a run."""
         values = {key: value for key, value in config(name, self.folder, self.model).items() if key != "reproducible"}
@@ -154,6 +162,21 @@ def short(runs: Runs) -> TrinityRun:
     return run
 
 
+def fork(runs: Runs, parent: TrinityRun, *arguments: str) -> tuple[dict[str, Any], float]:
+    """What `trinity fork` says, and its seconds."""
+    begin = time.monotonic()
+    command = [sys.executable, "-m", "trinity.cli.main", "fork", str(parent.job), "--json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=parent.environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), time.monotonic() - begin
+
+
+def own_bytes(folder: Path) -> int:
+    """Bytes of files that no other folder has a link to."""
+    stats = [path.lstat() for path in folder.rglob("*") if path.is_file()]
+    return sum(stat.st_size for stat in stats if stat.st_nlink == 1)
+
+
 def bisect(one: TrinityRun, other: TrinityRun) -> dict[str, Any]:
     command = [sys.executable, "-m", "trinity.cli.main", "bisect", str(one.job), str(other.job), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -191,6 +214,58 @@ def test_staleness_was_there(plain: TrinityRun) -> None:
     assert {line["staleness"] for line in lines} == {0, 1}
     assert all(line["versions"][0][0] == max(0, line["step"] - 2) for line in lines)
     assert len({line["reward"] for line in lines}) > 20
+
+
+FORKED = 9
+
+
+def test_a_fork_of_an_ended_run_is_equal_and_shares_its_files(runs: Runs, plain: TrinityRun) -> None:
+    before = own_bytes(plain.job)
+    made, seconds = fork(runs, plain, "--at", str(FORKED), "--name", "forked")
+    assert made["groups"] == 2 * TASKS, "those of steps 10 and 11 are of weights that both share"
+    assert seconds < 10
+    assert own_bytes(Path(made["job"])) < 0.05 * before
+    run = runs.run_fork(made)
+    for name in ("trainer", "explorer"):
+        status = run.until(lambda s: (s["step"] or 0) > FORKED + 2, 300, "steps of the fork")
+        kill_process(status, name)
+    assert run.finish(400) == 0, run.tail()
+    assert bisect(plain, run) == {"steps": list(range(FORKED + 1, STEPS + 1)), "difference": None}
+    lines = [json.loads(line) for line in (run.job / "buffer/experience_buffer.jsonl").read_text().splitlines()]
+    assert {line["step"] for line in lines} == set(range(FORKED + 1, STEPS + 1))
+
+
+def test_parent_and_fork_live_at_once_are_equal_with_kills_of_both(runs: Runs, plain: TrinityRun) -> None:
+    parent = runs.start("alive")
+    status = parent.until(lambda s: (s["step"] or 0) >= FORKED + 3, 300, "steps of the parent")
+    with parent.channel(str(process_of(status, "trainer")["address"])) as channel:
+        trainer = trainer_pb2_grpc.TrainerServiceStub(channel)
+        trainer.Pause(trainer_pb2.PauseRequest(), timeout=120)  # else it ends while the fork's engine starts
+        made, _ = fork(runs, parent, "--at", str(FORKED), "--name", "of-alive")
+        run = runs.run_fork(made)
+        status = run.until(lambda s: (s["step"] or 0) > FORKED + 1, 300, "steps of the fork")
+        trainer.Resume(trainer_pb2.ResumeRequest(), timeout=10)
+    kill_process(status, "trainer")
+    status = parent.until(lambda s: process_of(s, "explorer")["pid"], 60, "the parent runs")
+    for name in ("trainer", "buffer", "explorer"):
+        kill_process(status, name)
+    assert run.finish(500) == 0, run.tail()
+    assert parent.finish(500) == 0, parent.tail()
+    assert bisect(plain, parent)["difference"] is None
+    assert bisect(parent, run) == {"steps": list(range(FORKED + 1, STEPS + 1)), "difference": None}
+
+
+def test_a_fork_with_another_learning_rate_sees_the_same_first_tasks(runs: Runs, plain: TrinityRun) -> None:
+    changed = ("--name", "rate", "algorithm.optimizer.lr=3e-3", f"buffer.total_steps={FORKED + 3}")
+    made, _ = fork(runs, plain, "--at", str(FORKED), *changed)
+    run = runs.run_fork(made)
+    assert run.finish(400) == 0, run.tail()
+    found = bisect(plain, run)
+    assert found["steps"] == list(range(FORKED + 1, FORKED + 4))
+    assert found["difference"]["where"].startswith("actor/"), "step 10 has the same experience and another update"
+    sides = [json.loads(line) for job in (plain.job, run.job) for line in (job / "monitor/trainer.jsonl").open()]
+    rates = {side["actor/lr"] for side in sides if side["step"] == FORKED + 1}
+    assert rates == {1e-3, 3e-3}
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,14 @@ class TaskSource:
     def train_task_later(self, position: int, ordinal: int, gate_step: int) -> Callable[[], Task]:
         """Chooses the row. The returned call reads its images, which may be remote, in any thread."""
         epoch, row = position // len(self.rows), self.selector.select(position)
-        return partial(self._task, f"{self.taskset.name}/{epoch}/{position}/{row}", ordinal, epoch, row, gate_step, 0)
+        return partial(self._task, f"{self._place(position)}{row}", ordinal, epoch, row, gate_step, 0)
+
+    def is_at(self, position: int, task_id: str) -> bool:
+        """Returns True for the id of the `train_task` at a position, whichever row the selector chose."""
+        return task_id.startswith(self._place(position))
+
+    def _place(self, position: int) -> str:
+        return f"{self.taskset.name}/{position // len(self.rows)}/{position}/"
 
     def observe(self, task_id: str, reward: float | None) -> bool:
         """Tell the selector the reward of a group, None if still unknown. Returns False for another taskset's task."""

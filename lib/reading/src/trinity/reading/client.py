@@ -140,6 +140,13 @@ class Buffer:
         finally:
             call.cancel()
 
+    async def fork_parts(self, step: int) -> AsyncIterator[bytes]:
+        """Yields the encoded parts that a run needs to go on after a step. Raises RunError if some are gone."""
+        call = self._stub.Fork(buffer_pb2.ForkRequest(run=self._run, step=step))
+        with _refusals(), rpc.translate(self._stub.Fork):
+            async for part in call:
+                yield part.SerializeToString()
+
     async def skip(self, step: int, reason: str) -> Facts:
         """Marks a step as skipped in the ledger and returns its entry."""
         request = buffer_pb2.SkipStepRequest(run=self._run, step=step, reason=reason)

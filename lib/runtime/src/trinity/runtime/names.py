@@ -99,6 +99,7 @@ class RunNames:
     control = _OfRun("trinity.{run}.experiences.control")  # the buffer's own log entries: requeued tasks and fences
     cursor = _OfRun("trinity.{run}.cursors.window")
     skips = _OfRun("trinity.{run}.batches.skip.*")  # all of them, for a filter
+    groups = _OfRun("trinity.{run}.experiences.group.>")  # all stored groups: a filter
     blob_entries = _OfRun("trinity.{run}.experiences.group.*.*.*.blob")  # log entries that refer to a blob: a filter
 
     live_key = _OfRun("{run}.live")

@@ -338,6 +338,14 @@ class GetLedgerEntryResponse(_message.Message):
     entry: LedgerEntry
     def __init__(self, entry: _Optional[_Union[LedgerEntry, _Mapping]] = ...) -> None: ...
 
+class ForkRequest(_message.Message):
+    __slots__ = ("run", "step")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    step: int
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+
 class SkipStepRequest(_message.Message):
     __slots__ = ("run", "step", "reason")
     RUN_FIELD_NUMBER: _ClassVar[int]

@@ -85,6 +85,11 @@ class BufferServiceStub(object):
                 request_serializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.DropDeadLettersRequest.SerializeToString,
                 response_deserializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.DropDeadLettersResponse.FromString,
                 _registered_method=True)
+        self.Fork = channel.unary_stream(
+                '/trinity.api.buffer.v1.BufferService/Fork',
+                request_serializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.ForkRequest.SerializeToString,
+                response_deserializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.BatchPart.FromString,
+                _registered_method=True)
         self.Fence = channel.unary_unary(
                 '/trinity.api.buffer.v1.BufferService/Fence',
                 request_serializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.FenceRequest.SerializeToString,
@@ -172,6 +177,15 @@ class BufferServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Fork(self, request, context):
+        """What another run needs to go on after `step`: the entries up to it, the last one with its cursor; the next entries,
+        without cursors; and the groups that weights up to `step` sampled and no entry up to `step` consumed.
+        NOT_FOUND if the step has no entry; DATA_LOSS if its cursor or one of these groups was released.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Fence(self, request, context):
         """Experience of withdrawn weight versions enters no later batch. Entries that are written already stay.
         """
@@ -231,6 +245,11 @@ def add_BufferServiceServicer_to_server(servicer, server):
                     servicer.DropDeadLetters,
                     request_deserializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.DropDeadLettersRequest.FromString,
                     response_serializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.DropDeadLettersResponse.SerializeToString,
+            ),
+            'Fork': grpc.unary_stream_rpc_method_handler(
+                    servicer.Fork,
+                    request_deserializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.ForkRequest.FromString,
+                    response_serializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.BatchPart.SerializeToString,
             ),
             'Fence': grpc.unary_unary_rpc_method_handler(
                     servicer.Fence,
@@ -509,6 +528,33 @@ class BufferService(object):
             '/trinity.api.buffer.v1.BufferService/DropDeadLetters',
             trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.DropDeadLettersRequest.SerializeToString,
             trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.DropDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fork(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/trinity.api.buffer.v1.BufferService/Fork',
+            trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.ForkRequest.SerializeToString,
+            trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.BatchPart.FromString,
             options,
             channel_credentials,
             insecure,

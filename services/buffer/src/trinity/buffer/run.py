@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import structlog
 
 from trinity.buffer.evaluation.evaluator import EVALUATIONS, Evaluator
+from trinity.buffer.ledger import fork
 from trinity.buffer.ledger.auxiliary import Auxiliary
 from trinity.buffer.ledger.batches import BatchServer
 from trinity.buffer.ledger.entries import Ledger
@@ -24,11 +26,12 @@ from trinity.buffer.operators.pipeline import Pipeline
 from trinity.buffer.report import Reporter
 from trinity.buffer.settings import BufferSettings
 from trinity.buffer.state.commit import CommitRecord
-from trinity.buffer.state.context import LiveVersions, RunContext
+from trinity.buffer.state.context import LiveVersions, Origin, RunContext
 from trinity.buffer.state.streams import StoreCut
 from trinity.buffer.tasks.feeder import Feeder
 from trinity.buffer.tasks.source import Mixture
 from trinity.buffer.window.window import Window
+from trinity.config.parents import parent_of
 from trinity.config.plan import Plan
 from trinity.config.service import monitor_fields
 from trinity.data.experience import TaskKind
@@ -45,6 +48,7 @@ log = structlog.get_logger(__name__)
 
 OFFERED_AGAIN = Counter("trinity_buffer_tasks_unreported_total", "Tasks acknowledged without a result, offered again")
 
+ORIGIN = "origin"  # field of the commit record
 _LOOKS = 6
 _Task = TypeVar("_Task", bound=Hashable)
 
@@ -105,13 +109,13 @@ class Run:
     async def open(self) -> None:
         """Find out how far the run came."""
         await self.ledger.open()
+        kept = await self._fork(await self._record.read())
         fields = monitor_fields(self.context.plan, "explorer")
         if self.offline is not None:  # nothing is explored
             fields["kind"] = "none"
         self._reporter.monitor = await asyncio.to_thread(
             open_monitor, MonitorOptions(**fields), self.ledger.newest_step
         )
-        kept = await self._record.read()
         self.context.committed_step, oldest_kept_step = _committed(kept)
         await self._versions.look()
         if self.writer is not None and self.feeder is not None and self.retention is not None:
@@ -120,8 +124,22 @@ class Run:
             self._check_store(self.writer.window)
             await self.retention.open(oldest_kept_step)
             await self._remind_selectors()
+            await self.feeder.feed_left_out()
         if self.evaluator is not None:
             await self.evaluator.recover(kept.get(EVALUATIONS))
+
+    async def _fork(self, kept: dict[str, Any]) -> dict[str, Any]:
+        """Begins the ledger and the log of a fork, once. Returns the record with what it then says."""
+        parent = parent_of(self.context.plan.job_dir)
+        if ORIGIN not in kept and parent is not None:
+            step = parent.step
+            origin = await fork.begin(self.context, self.ledger, self._tasks, step)
+            changes = {ORIGIN: asdict(origin), "step": step, "oldest_kept_step": step}
+            await self._record.write(**changes)
+            kept = {**kept, **changes}
+        if ORIGIN in kept:
+            self.context.origin = Origin(**kept[ORIGIN])
+        return kept
 
     def _check_store(self, window: Window) -> None:
         """Raises StoreCut if the ledger is older than a checkpoint, or the queue older than the ledger.

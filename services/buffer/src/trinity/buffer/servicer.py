@@ -11,6 +11,7 @@ import grpc.aio
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.buffer.v1 import buffer_pb2_grpc
 from trinity.api.common.v1 import task_pb2
+from trinity.buffer.ledger.fork import parts_after
 from trinity.buffer.ledger.wire import entry_to_proto, part_to_proto
 from trinity.buffer.log.validator import check_fence
 from trinity.buffer.readonly import ReadOnlyRun
@@ -105,6 +106,11 @@ class BufferServicer(buffer_pb2_grpc.BufferServiceServicer):
         self, request: pb.GetLedgerEntryRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetLedgerEntryResponse:
         return pb.GetLedgerEntryResponse(entry=entry_to_proto(await self._of(request.run).ledger.get(request.step)))
+
+    async def Fork(self, request: pb.ForkRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[pb.BatchPart]:
+        run = self._of(request.run)
+        async for part in parts_after(run.context.plan, run.ledger, run.reader, request.step):
+            yield part_to_proto(part)
 
     async def SkipStep(self, request: pb.SkipStepRequest, context: grpc.aio.ServicerContext) -> pb.SkipStepResponse:
         run = self._of(request.run)

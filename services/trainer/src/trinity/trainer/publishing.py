@@ -18,6 +18,7 @@ import structlog
 import torch
 
 from trinity.config import Plan
+from trinity.config.parents import parent_of
 from trinity.data.images import PlacedImage, placed
 from trinity.runtime import files
 from trinity.runtime.errors import TrinityError
@@ -83,6 +84,8 @@ class VersionPublisher:
 
     def __post_init__(self) -> None:
         self._snapshot = Snapshot(self.engine.device)
+        parent = parent_of(self.plan.job_dir)
+        self._forked_at = parent.step if parent is not None else None  # explorers of a fork have no older weights
 
     def open(self, step: int, rollback: int) -> None:
         """Resumes the run at its newest versions; a new run publishes its initial model as version 0.
@@ -125,7 +128,7 @@ class VersionPublisher:
         """
         begin = time.monotonic()
         self._settle()
-        due = self.plan.staleness.publishes(step, self.control.progress.last_step)
+        due = self.plan.staleness.publishes(step, self.control.progress.last_step) or step == self._forked_at
         if not self.exchange.share(self.publisher is not None and self.publisher.wants(step, due)):
             return
         with self.control.computing():

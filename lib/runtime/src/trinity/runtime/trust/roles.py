@@ -34,6 +34,7 @@ _SERVICES: Mapping[str, Mapping[str, frozenset[Role]]] = {
         "CommitStep": _TRAINER,
         "Rewind": _TRAINER | _OPERATOR,  # `trinity replay` asks it of the read-only buffer that it starts
         "GetLedgerEntry": _LOOKS,
+        "Fork": _LOOKS,
         "SkipStep": _OPERATOR,
         "Stats": _LOOKS | _EXPLORER | _TRAINER,  # whether the run is finished
         "ListDeadLetters": _LOOKS,

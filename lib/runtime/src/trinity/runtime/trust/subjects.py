@@ -91,6 +91,8 @@ def _buffer(run: RunNames, _: str) -> _Parts:
     acks = [f"$JS.ACK.{stream}.{names.TASKS_CONSUMER}.>" for stream in queues]  # hears them, and returns tasks
     publish = [
         run.control,
+        run.groups,  # of a fork's parent
+        run.subjects("blobs"),
         run.line(Role.BUFFER, "*"),
         *(run.subjects(kind) for kind in ("tasks", "evaluation_tasks", "batches", "cursors", "deadletters")),
         *(f"{_API}.STREAM.{verb}.{stream}" for stream in _streams(run) for verb in ("INFO", "CREATE", "UPDATE")),

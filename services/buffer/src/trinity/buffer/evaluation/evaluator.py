@@ -107,6 +107,8 @@ class Evaluator:
         results = await self._context.broker.state(names.evaluations_stream)
         self._stored_before, self.read_through = results.last_sequence, max(0, results.first_sequence - 1)
         self._fed = (await self._context.broker.state(names.evaluation_tasks_stream)).last_sequence
+        if self._context.origin is not None:
+            self._step = self._context.origin.step  # its parent has evaluated until there
         newest = await newest_of_ours(self._context.broker, names.evaluation_tasks_stream, self._is_fed)
         if newest is not None and self._rows:
             self._step = self._recovered = int(newest.headers[headers.EVALUATION_STEP])

@@ -94,15 +94,17 @@ class Ledger:
 
     async def cursor(self) -> bytes:
         """The cursor of the newest entry: where the reader of the log stood. Empty without an entry."""
-        if self.newest is None:
-            return b""
-        if not self.newest.cursor_sequence:
-            return self.newest.cursor
+        return b"" if self.newest is None else await self.cursor_of(self.newest)
+
+    async def cursor_of(self, entry: Entry) -> bytes:
+        """The cursor of an entry. DataLoss if it was long, since only the newest long one is kept."""
+        if not entry.cursor_sequence:
+            return entry.cursor
         stream = self._context.names.cursors_stream
         try:
-            return (await self._context.broker.get(stream, self.newest.cursor_sequence)).data
+            return (await self._context.broker.get(stream, entry.cursor_sequence)).data
         except NotFound:
-            raise DataLoss(f"{stream}: the cursor of step {self.newest_step} is gone") from None
+            raise DataLoss(f"{stream}: the cursor of step {entry.step} is gone") from None
 
     async def append(self, entry: Entry) -> None:
         """Write the entry of the next step. SequenceConflict if another buffer wrote meanwhile."""

@@ -117,6 +117,10 @@ def decode_entry(data: bytes) -> Entry | None:
         message = pb.LedgerEntry.FromString(data)
     except DecodeError:
         return None
+    return entry_from_proto(message)
+
+
+def entry_from_proto(message: pb.LedgerEntry) -> Entry:
     groups = tuple(map(group_from_proto, message.groups))
     return from_message(Entry, message, groups=groups, cursor=message.cursor.SerializeToString())
 
@@ -131,6 +135,17 @@ def decode_skip(data: bytes) -> Skip | None:
         return from_message(Skip, pb.SkippedStep.FromString(data))
     except DecodeError:
         return None
+
+
+def decode_part(data: bytes) -> Entry | BatchGroup | None:
+    """The entry or the group in an encoded part; None for any other part. Raises DecodeError."""
+    message = pb.BatchPart.FromString(data)
+    match message.WhichOneof("part"):
+        case "entry":
+            return entry_from_proto(message.entry)
+        case "group":
+            return from_message(BatchGroup, message.group)
+    return None
 
 
 def part_to_proto(part: Part) -> pb.BatchPart:

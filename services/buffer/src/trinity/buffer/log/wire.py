@@ -180,6 +180,13 @@ class LogEntry:
         """Summarises the group without validation: see `without_check`."""
         return without_check(sequence, self._outcome.group)
 
+    def of_run(self, run: str) -> bytes:
+        """The entry of a group, encoded as one of another run."""
+        changed = experience_pb2.Outcome()
+        changed.CopyFrom(self._outcome)
+        changed.group.task.run = run
+        return changed.SerializeToString()
+
     def rollout_values(self) -> dict[str, list[float]]:
         """Rewards and metrics of the rollouts: see `rollout_values`."""
         return rollout_values(self._outcome.group)

@@ -85,9 +85,18 @@ class LogCapacity:
         return 1.25 * self.bytes / self.entries
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where a fork begins: the last shared step, the number of tasks fed by then, and the tasksets' position."""
+
+    step: int
+    fed: int = 0
+    position: int = 0
+
+
 @dataclass
 class RunContext:
-    """One run in this process. `last_step` is where it ends; `fed` counts training tasks.
+    """One run in this process. `last_step` is where it ends; `fed` counts training tasks. `origin`: of a fork.
 
     `live` is the pointer of its versions as this process heard of it last; rollbacks up to number `fenced_through` are
     fenced. `wanted_step` is the newest step that the trainer requested. Log entries up to sequence `stored_before` were
@@ -98,6 +107,7 @@ class RunContext:
     broker: Broker
     names: RunNames
     plan: Plan
+    origin: Origin | None = None
     last_step: int = 0
     live: Live = field(default_factory=Live)
     stored_before: int = 0

@@ -74,7 +74,9 @@ class Feeder:
         """Read from the stream how far feeding came."""
         stream = self._context.names.tasks_stream
         self._sequence = (await self._context.broker.state(stream)).last_sequence
-        newest = await newest_fed(self._context)
+        newest, origin = await newest_fed(self._context), self._context.origin
+        if newest is None and origin is not None:
+            self._context.fed, self._position = origin.fed, origin.position
         if newest is not None:
             self._context.fed = int(newest.headers[headers.FED])
             self._position = int(newest.headers[headers.POSITION])
@@ -82,6 +84,17 @@ class Feeder:
             self._window.requeued_through = int(requeued) if _is_count(requeued) else 0
             self.joined.keep(JoinedTasksets.from_header(newest.headers.get(headers.JOINED, "")))
             log.info("buffer.feeder.recovered", fed=self.fed, position=self._position)
+
+    async def feed_left_out(self) -> None:
+        """Feeds the tasks of a fork that its parent had fed before others that ended."""
+        origin = self._context.origin
+        for ordinal in self._window.outstanding(origin.fed) if origin is not None else ():
+            try:
+                await self.task(ordinal)
+            except NotFound:
+                position, gate = origin.position - (origin.fed - ordinal) - 1, self.gate(ordinal)
+                task = await asyncio.to_thread(self._source.train_task_later(max(0, position), ordinal, gate))
+                await self._store(task, self._position)
 
     async def task(self, ordinal: int, taskset: str = "") -> TaskMessage:
         """Returns the task of an ordinal (and taskset) as it was fed. Raises NotFound if it was not, or is gone."""
@@ -145,7 +158,8 @@ class Feeder:
     def gate(self, ordinal: int) -> int:
         """Lowest optimizer step whose weights may start a task that is fed now."""
         batch = (ordinal - 1 - self._window.lost) // self._context.plan.groups_per_step
-        return self._context.plan.staleness.gate(batch)
+        gate, origin = self._context.plan.staleness.gate(batch), self._context.origin
+        return gate if origin is None else max(gate, origin.step)  # a fork has no older weights
 
     async def run(self) -> None:
         while True:

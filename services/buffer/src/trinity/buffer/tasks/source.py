@@ -38,6 +38,15 @@ class Mixture:
         source, local = self._at(position)
         return source.train_task_later(local, ordinal, gate_step)
 
+    def is_at(self, position: int, task_id: str) -> bool:
+        """Returns True for the id of the task at a position of the run."""
+        source, local = self._at(position)
+        return source.is_at(local, task_id)
+
+    def has_made(self, task_id: str) -> bool:
+        """Returns True for the id of a task of these tasksets; callers bring other tasks."""
+        return task_id.startswith(tuple(f"{source.taskset.name}/" for source in self.sources))
+
     def observe(self, task_id: str, reward: float | None) -> None:
         """Tell the selector of a task's taskset what its group was worth, None if that is not known yet.
 

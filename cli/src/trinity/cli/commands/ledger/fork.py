@@ -1,0 +1,281 @@
+"""`trinity fork`: another run that goes on from a step of this one, with other keys.
+
+The fork's folder gets hard links to the checkpoint of the step and to the model, and <job>/fork/parts.bin with what the
+parent's buffer gives: the ledger up to the step, and the groups that were sampled by then and not yet trained
+(trinity.buffer.ledger.fork begins with them). Nothing in it needs the parent any more: the parent may run on, release
+its log, remove its checkpoints or its folder.
+"""
+
+import hashlib
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trinity.cli.commands.ledger.replay_report import circumstances
+from trinity.commands import AsJson, Overrides, StageOption, command, group
+from trinity.config import Config, dump, load, make_plan
+from trinity.config.parents import FORK, Parent
+from trinity.reading import job as jobs
+from trinity.reading import run_record
+from trinity.reading.bisect import metrics_by_step
+from trinity.reading.errors import RunError
+from trinity.reading.find import jobs_root
+from trinity.reading.reader import JobStage, any_buffer, ask, find_job_stage
+from trinity.reading.render import near, to_json
+from trinity.runtime import files, names
+from trinity.weights.checkpoint_manifest import MANIFEST, ManifestWriter
+from trinity.weights.checkpoints import COMPLETE, checkpoint_folder, complete_steps
+
+app = group()
+
+_STATE = "trainer_state.json"
+
+
+@dataclass(frozen=True)
+class Fork:
+    """What was made. `groups`: sampled by the parent for later steps; `shared_steps`: how far these reach."""
+
+    parent: str
+    step: int
+    name: str
+    job: str
+    config: str
+    command: str
+    groups: int
+    notes: list[str]
+
+
+@command(app, "fork")
+def fork(
+    run: Annotated[str, typer.Argument(help="Job folder of the run, or <project>/<name> of one here")],
+    overrides: Overrides = None,
+    at: Annotated[int, typer.Option("--at", min=1, help="The last step that both share")] = 0,
+    name: Annotated[str, typer.Option("--name", help="Name of the new run; else <name>-fork")] = "",
+    stage: StageOption = "",
+    as_json: AsJson = False,
+) -> int:
+    """Make a run that goes on from a step of another one, with other keys."""
+    if not at:
+        raise RunError("give --at STEP, the last step that both runs share", 2)
+    job_stage = find_parent(run, stage)
+    run_record.check_folder(job_stage.job)
+    checkpoint = _checkpoint(job_stage, at)
+    config = _config(job_stage, at, overrides or [], name)
+    folder = jobs.make_folder(config)
+    making = folder.with_name(f".{folder.name}.fork-{os.getpid()}")
+    jobs.make_private(making)
+    try:
+        sealed = _link_checkpoint(checkpoint, making, at, names.run_id(config.project, config.name, config.group))
+        groups, newest = _fetch_parts(job_stage, at, making / "fork" / "parts.bin")
+        values = _with_models(dump(config), job_stage.job, making, folder)
+        files.write_json(making / "fork.yaml", values, mode=0o600)
+        parent = Parent(
+            str(job_stage.job), job_stage.run, job_stage.name, job_stage.stage, at, tuple(overrides or ()), sealed,
+            time.time(),
+        )  # fmt: skip
+        files.write_json(making / FORK, asdict(parent))
+        run_record.mark_folder(making)
+        making.rename(folder)
+    except OSError as error:
+        if folder.exists():
+            raise _taken(folder) from None
+        raise RunError(f"the fork cannot be made in {folder.parent}: {error.strerror} ({error.filename})") from None
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    made = Fork(
+        job_stage.name, at, f"{config.project}/{config.name}", str(folder), str(folder / "fork.yaml"),
+        f"trinity run --config {shlex.quote(near(folder / 'fork.yaml'))}", groups, _notes(job_stage, at, newest),
+    )  # fmt: skip
+    print(to_json(asdict(made)) if as_json else _text(made))
+    return 0
+
+
+def find_parent(run: str, stage: str) -> JobStage:
+    """Returns the stage of a job that a folder, or project and name, names. Raises RunError."""
+    folder = next((path for path in (Path(run), jobs_root() / run) if path.is_dir()), None)
+    if folder is None:
+        raise RunError(f"{run} is no job folder, and {jobs_root().absolute()} has no such run; give its job folder", 2)
+    folder = folder.absolute()
+    if not stage and not (folder / "version.json").exists() and (folder.parent / "version.json").exists():
+        folder, stage = folder.parent, folder.name
+    if not jobs.is_job(folder):
+        raise RunError(f"no run has begun in {folder}", 2)
+    return find_job_stage(job=folder, stage=stage)
+
+
+def _checkpoint(job_stage: JobStage, at: int) -> Path:
+    """Returns the checkpoint of a step: the run's, or that of an identical replay. Raises RunError with the fix."""
+    replayed = [path.parent for path in job_stage.folder.glob(f"replay/*/global_step_{at}/{COMPLETE}")]
+    equal = [path for path in replayed if (files.read_json(path.parent / "replay.json") or {}).get("identical")]
+    found = next(
+        (path for path in (checkpoint_folder(job_stage.folder, at), *equal) if (path / COMPLETE).exists()), None
+    )
+    if found is not None:
+        return found
+    noted = metrics_by_step(job_stage.folder).keys() | circumstances(job_stage.folder).keys()
+    trained, kept = max(noted, default=0), complete_steps(job_stage.folder)
+    there = f"the run keeps {', '.join(map(str, kept))}" if kept else "the run keeps none"
+    if at > trained:
+        raise RunError(f"--at {at}: {job_stage.name} has trained {trained} steps; of checkpoints {there}", 2)
+    before = max((step for step in kept if step < at), default=0)
+    again = f"`trinity replay --job {near(job_stage.job)} --from-step {before + 1} --to-step {at}`"
+    nearest = f"fork at {before}, or " if before else ""
+    raise RunError(
+        f"--at {at}: there is no checkpoint of this step, {there}: {nearest}make one by {again}, while the log has "
+        "these steps",
+        2,
+    )
+
+
+def _config(job_stage: JobStage, at: int, overrides: Sequence[str], name: str) -> Config:
+    """Returns the configuration of the fork. Raises RunError for keys that a fork cannot change."""
+    parent = job_stage.config
+    fixed = {"name": "give --name", "stages": "a fork has one stage", "mode": "fork runs on as its parent"}
+    for key, why in fixed.items():
+        if given := next((one for one in overrides if one.partition("=")[0].split(".")[0] == key), ""):
+            raise RunError(f"{given}: {why}", 2)
+    config = load(job_stage.config_file, overrides, plugins_loaded=False)
+    whole = parent.name.removesuffix(f"/{job_stage.stage}") if job_stage.stage else parent.name
+    if not any(one.startswith("checkpoint_root_dir=") for one in overrides):
+        config = config.model_copy(update={"checkpoint_root_dir": str(_root(job_stage, whole))})
+    before, after = make_plan(parent).groups_per_step, make_plan(config).groups_per_step
+    if before != after:
+        raise RunError(f"buffer.batch_size: a step of {job_stage.name} has {before} groups, and a fork keeps that", 2)
+    last = make_plan(config).total_steps
+    if last is not None and last <= at:
+        raise RunError(f"--at {at}: the fork would end at step {last}; add buffer.total_steps={at + 1} or more", 2)
+    if not name:
+        return _free_name(config, f"{whole}-fork")
+    config = config.model_copy(update={"name": name, "stages": []})
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        raise RunError(f"--name {name!r}: must be a name without empty parts", 2)
+    if jobs.make_folder(config).exists():
+        raise _taken(jobs.make_folder(config))
+    return config
+
+
+def _root(job_stage: JobStage, whole: str) -> Path:
+    """Returns the folder of all runs, in which the parent's job folder lies now: it may have been moved."""
+    config = job_stage.config
+    parts = [config.project, *([config.group] if config.group else []), *whole.split("/")]
+    if list(job_stage.job.parts[-len(parts) :]) == parts:
+        return Path(*job_stage.job.parts[: -len(parts)])
+    return Path(config.checkpoint_root_dir).expanduser().absolute()
+
+
+def _free_name(config: Config, name: str) -> Config:
+    number = 1
+    while True:
+        named = config.model_copy(update={"name": name if number == 1 else f"{name}-{number}", "stages": []})
+        if not jobs.make_folder(named).exists():
+            return named
+        number += 1
+
+
+def _taken(folder: Path) -> RunError:
+    return RunError(f"--name: {folder} exists; choose another name", 2)
+
+
+def _link_checkpoint(source: Path, job: Path, step: int, run: str) -> str:
+    """Links a checkpoint into a job folder, as one of the new run. Returns SHA-256 of the parent's manifest."""
+    target = checkpoint_folder(job, step)
+    try:
+        manifest = (source / MANIFEST).read_bytes()
+        state = files.read_json(source / _STATE)
+        _link_tree(source, target, leave={MANIFEST, _STATE, COMPLETE})
+    except FileNotFoundError as error:
+        raise RunError(
+            f"the checkpoint {source} is not whole ({error.filename} is gone): fork at a newer step"
+        ) from None
+    if not isinstance(state, dict):
+        raise RunError(f"{source / _STATE} is damaged: fork at another step")
+    state = {**state, "run": run, "rollback": 0}
+    files.write_json(target / _STATE, state)
+    files.write_atomic(target / MANIFEST, manifest)
+    ManifestWriter(target, [_STATE]).write()
+    (target / COMPLETE).touch()
+    files.write_json(job / "trainer_meta.json", {"latest_iteration": step, **state})
+    files.write_atomic(job / "latest_checkpointed_iteration.txt", str(step).encode())
+    return hashlib.sha256(manifest).hexdigest()
+
+
+def _link_tree(source: Path, target: Path, leave: Collection[str] = ()) -> None:
+    """Links every file below a folder; copies it where the target is on another file system."""
+    for root, _, found in os.walk(source):
+        place = target / Path(root).relative_to(source)
+        place.mkdir(parents=True, exist_ok=True)
+        for name in found:
+            if Path(root) != source or name not in leave:
+                try:
+                    os.link(Path(root, name).resolve(), place / name)
+                except OSError as error:
+                    if isinstance(error, FileNotFoundError):
+                        raise
+                    shutil.copy2(Path(root, name), place / name)
+
+
+def _fetch_parts(job_stage: JobStage, step: int, path: Path) -> tuple[int, int]:
+    """Writes what the parent's buffer gives. Returns how many groups, and the newest step of the ledger among them."""
+    path.parent.mkdir()
+    sizes: list[int] = []
+
+    async def fetch(reader: Any) -> int:
+        newest = await reader.buffer.newest_step()
+        with path.open("wb") as file:
+            async for part in reader.buffer.fork_parts(step):
+                file.write(len(part).to_bytes(4, "little") + part)
+                sizes.append(len(part))
+            file.flush()
+            os.fsync(file.fileno())
+        return int(newest)
+
+    try:
+        newest = ask(any_buffer, job_stage, fetch)
+    except RunError as error:
+        kept = ", ".join(str(one) for one in complete_steps(job_stage.folder)) or "none"
+        raise RunError(f"--at {step}: {error}; checkpoints of the run: {kept}", error.code) from None
+    entries = min(newest, make_plan(job_stage.config).staleness.open_batches(step))
+    return max(0, len(sizes) - max(step, entries)), newest
+
+
+def _with_models(values: dict[str, Any], parent: Path, making: Path, folder: Path) -> dict[str, Any]:
+    """Links model folders that lie in the parent's job folder into the fork's, and names them there."""
+
+    def linked(value: Any, key: str) -> Any:
+        if isinstance(value, dict):
+            return {inner: linked(found, inner) for inner, found in value.items()}
+        if isinstance(value, list):
+            return [linked(found, f"{key}_{index}") for index, found in enumerate(value)]
+        if isinstance(value, str) and Path(value).is_relative_to(parent) and Path(value).is_dir():
+            _link_tree(Path(value), making / "models" / key)
+            return str(folder / "models" / key)
+        return value
+
+    return {**values, "model": linked(values.get("model", {}), "model")}
+
+
+def _notes(job_stage: JobStage, at: int, newest: int) -> list[str]:
+    plan = make_plan(job_stage.config)
+    needed = min(plan.staleness.open_batches(at - 1), plan.total_steps or newest)
+    if plan.offline or newest >= needed:
+        return []
+    return [
+        f"the run has come to step {newest}: tasks up to step {needed} that it has given out are sampled again, by "
+        f"weights of step {at}, and so steps {newest + 1} and later may differ from the run's"
+    ]
+
+
+def _text(made: Fork) -> str:
+    lines = [
+        f"{made.name} goes on from step {made.step} of {made.parent}, with {made.groups} groups that it had sampled",
+        *(f"note: {note}" for note in made.notes),
+        f"run it by: {made.command}",
+    ]
+    return "\n".join(lines)

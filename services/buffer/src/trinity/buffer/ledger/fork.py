@@ -1,0 +1,193 @@
+"""A run that goes on from a step of another one: what the parent gives, and how a new buffer begins with it.
+
+The parts lie in <job>/fork/parts.bin, where `trinity fork` puts them. The new run gets the ledger entries up to the
+step, with the parent's sequence numbers. Its log continues behind these numbers: first the groups that waited for a
+batch, then those that the parent stored later and that no newer weights than the step's sampled. The buffer feeds the
+tasks from there on again, in the same order.
+"""
+
+import zlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from trinity.buffer.ledger.entries import Ledger
+from trinity.buffer.ledger.wire import BatchGroup, Entry, Part, decode_part
+from trinity.buffer.log.reader import LogReader
+from trinity.buffer.log.wire import LogEntry
+from trinity.buffer.state.context import Origin, RunContext
+from trinity.buffer.tasks.source import Mixture
+from trinity.buffer.window.groups import CUT, EVICTED, FENCED, STALE, StoredGroup
+from trinity.buffer.window.policy import policy_of
+from trinity.buffer.window.window import Window
+from trinity.buffer.window.wire import cursor_of, window_at
+from trinity.config import Plan
+from trinity.data.wire import encode_reference
+from trinity.runtime import headers
+from trinity.runtime.broker import blobs
+from trinity.runtime.errors import DataLoss
+from trinity.runtime.names import owner_of
+
+log = structlog.get_logger(__name__)
+
+_HEADROOM_BYTES = 16_384  # of NATS's message limit, for headers
+# Reasons that the new run judges by itself; a group of a cut task has not counted.
+_JUDGED_AGAIN = (STALE, EVICTED, FENCED)
+
+
+async def parts_after(plan: Plan, ledger: Ledger, reader: LogReader, step: int) -> AsyncIterator[Part]:
+    """Yields what a run that goes on after `step` needs, as the Fork call promises."""
+    last = await ledger.get(step)
+    cursor = await ledger.cursor_of(last)
+    for earlier in range(1, step):
+        yield replace(await ledger.get(earlier), cursor=b"", cursor_sequence=0)
+    yield replace(last, cursor=cursor, cursor_sequence=0)
+    if plan.offline:
+        return
+    window = window_at(cursor, policy_of(plan))
+    waiting = [*window.unused.values(), *window.reusable.values()]
+    wanted = {group.log_sequence: group.ordinal for group in waiting}
+    for later in range(step + 1, min(ledger.newest_step, plan.staleness.open_batches(step)) + 1):
+        entry = await ledger.get(later)
+        yield replace(entry, cursor=b"", cursor_sequence=0)
+        fresh = [(group.log_sequence, group.ordinal) for group in entry.groups if group.newest_version <= step]
+        fresh += [(drop.log_sequence, drop.ordinal) for drop in entry.dropped if drop.reason != CUT]
+        wanted |= {sequence: ordinal for sequence, ordinal in fresh if sequence > window.log_sequence}
+    for sequence in sorted(wanted):
+        outcome, traceparent = await reader.payload(sequence)
+        if _summary(outcome, sequence).newest_version <= step:
+            yield BatchGroup(outcome, wanted[sequence], traceparent)
+
+
+def _summary(outcome: bytes, sequence: int) -> StoredGroup:
+    return LogEntry.parse(outcome).unchecked_summary(sequence)
+
+
+def read_parts(path: Path) -> Iterator[Entry | BatchGroup]:
+    """Yields the parts of a file: each has its length before it, in four bytes. Raises DataLoss for other content."""
+    with path.open("rb") as file:
+        while head := file.read(4):
+            data = file.read(int.from_bytes(head, "little"))
+            try:
+                part = decode_part(data)
+            except DecodeError:
+                part = None
+            if part is None or len(data) != int.from_bytes(head, "little"):
+                raise DataLoss(f"{path} is damaged; remove the job folder, and fork the parent again")
+            yield part
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The state in which a fork begins. `groups` of its log, in order; `first`: sequence of the first of them."""
+
+    entries: Sequence[Entry]
+    groups: Sequence[BatchGroup]
+    first: int
+    window: Window
+
+    @classmethod
+    def of(cls, path: Path, step: int, plan: Plan) -> "Beginning":
+        """Reads the parts that the parent gave for `step`."""
+        parts = list(read_parts(path))
+        entries = [part for part in parts if isinstance(part, Entry)]
+        given = {part.ordinal: part for part in parts if isinstance(part, BatchGroup)}
+        shared, later = entries[:step], entries[step:]
+        if [entry.step for entry in entries] != list(range(1, len(entries) + 1)) or len(shared) < step:
+            raise DataLoss(f"{path} lacks an entry up to step {step}; remove the job folder, and fork the parent again")
+        window = window_at(shared[-1].cursor, policy_of(plan))
+        first = window.log_sequence + 1
+        waiting = sorted((*window.unused.values(), *window.reusable.values()), key=lambda group: group.log_sequence)
+        if missing := [group.task_id for group in waiting if group.ordinal not in given]:
+            raise DataLoss(f"{path} lacks the group of task {missing[0]}; remove the job folder, and fork again")
+        at = {group.ordinal: first + index for index, group in enumerate(waiting)}
+        window.unused = {o: replace(group, log_sequence=at[o]) for o, group in window.unused.items()}
+        window.reusable = {o: replace(group, log_sequence=at[o]) for o, group in window.reusable.items()}
+        window.log_sequence += len(waiting)
+        window.requeued = dict.fromkeys(window.requeued, 0)  # those not fed yet are the parent's
+        groups = [given[group.ordinal] for group in waiting]
+        known = {group.ordinal: group for entry in later for group in entry.groups}
+        reasons = {drop.ordinal: drop.reason for entry in later for drop in entry.dropped}
+        for part in given.values():
+            if part.ordinal in at or window.has_ended(part.ordinal):
+                continue
+            sequence = window.log_sequence + 1
+            reason = reasons.get(part.ordinal, "")
+            summary = known.get(part.ordinal) or _summary(part.outcome, sequence)
+            summary = replace(summary, log_sequence=sequence, use_count=0, staleness_steps=0, reusable_at=0.0)
+            window.group(summary, "" if reason in _JUDGED_AGAIN else reason)
+            groups.append(part)
+        return cls(shared, groups, first, window)
+
+    @property
+    def fed(self) -> int:
+        """Tasks that count as fed. Those among them that have not ended are fed again."""
+        return max(self.window.ended, default=self.window.ended_through)
+
+    def position(self, tasks: Mixture) -> int:
+        """How far the tasksets were read for the tasks up to `fed`: requeued and callers' tasks are not read there.
+
+        The newest tasks tell how many of these there were, as far as the tasksets have the same names and sizes.
+        """
+        ids = {group.task_id for entry in self.entries for group in entry.groups}
+        ids |= {task.task_id for entry in self.entries for task in entry.cut if task.task_id}
+        ids |= {drop.task_id for entry in self.entries for drop in entry.dropped}
+        others = len(self.window.requeued) + sum(not tasks.has_made(task_id) for task_id in ids)
+        newest = [*self.entries[-1].groups, *self.window.unused.values()]
+        found = [passed for group in newest if (passed := _passed(tasks, group, others)) is not None]
+        return max(0, self.fed - min(found, default=others))
+
+
+def _passed(tasks: Mixture, group: StoredGroup, most: int) -> int | None:
+    """Returns how many tasks of others came before a group's task; None if the tasksets have not got it there."""
+    known = range(min(most, group.ordinal - 1) + 1)
+    return next((passed for passed in known if tasks.is_at(group.ordinal - 1 - passed, group.task_id)), None)
+
+
+async def begin(context: RunContext, ledger: Ledger, tasks: Mixture | None, step: int) -> Origin:
+    """Writes log and ledger of a fork, whose ledger ends before `step`. May be repeated after a crash."""
+    plan, broker, names = context.plan, context.broker, context.names
+    path = plan.job_dir / "fork" / "parts.bin"
+    if tasks is None:
+        for entry in [part for part in read_parts(path) if isinstance(part, Entry)][ledger.newest_step : step]:
+            await ledger.append(replace(entry, run=context.run))
+        return Origin(step)
+    start = Beginning.of(path, step, plan)
+    if (await broker.state(names.experiences_stream)).last_sequence < start.first - 1:
+        await broker.purge_below(names.experiences_stream, start.first)  # the log goes on behind the parent's numbers
+    for sequence, group in enumerate(start.groups, start.first):
+        if (await broker.state(names.experiences_stream)).last_sequence < sequence:
+            await _store(context, group, sequence)
+    origin = Origin(step, start.fed, start.position(tasks))
+    if (await broker.state(names.tasks_stream)).last_sequence < origin.fed:
+        await broker.purge_below(names.tasks_stream, origin.fed + 1)  # a task's sequence is its ordinal or higher
+    for entry in start.entries[ledger.newest_step :]:
+        if entry.step == step:
+            entry = replace(entry, cursor=cursor_of(start.window), floor_sequence=start.window.floor())
+        await ledger.append(replace(entry, run=context.run))
+    log.info("buffer.fork.begun", step=step, groups=len(start.groups), fed=origin.fed, position=origin.position)
+    return origin
+
+
+async def _store(context: RunContext, group: BatchGroup, sequence: int) -> None:
+    """Stores a group of the parent's at a sequence of the log, under its explorer's subject."""
+    entry = LogEntry.parse(group.outcome)
+    data, owner = entry.of_run(context.run), owner_of(entry.explorer_id)
+    oldest = entry.unchecked_summary(sequence).oldest_version
+    is_long = len(data) > context.broker.most_bytes - _HEADROOM_BYTES
+    if is_long:
+        data = encode_reference(await blobs.store(context.broker, context.names, owner, data))
+    marks = {headers.CRC32: str(zlib.crc32(data)), headers.ORDINAL: str(group.ordinal)}
+    if group.traceparent:
+        marks[headers.TRACEPARENT] = group.traceparent
+    await context.broker.append(
+        context.names.experience(owner, oldest, entry.task.taskset, blob=is_long),
+        context.names.experiences_stream,
+        data,
+        message_id=f"fork/{group.ordinal}",
+        last_sequence=sequence - 1,
+        headers=marks,
+    )

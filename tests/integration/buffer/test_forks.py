@@ -1,0 +1,174 @@
+"""A run that goes on from a step of another one: the same tasks in the same order, and the groups sampled by then.
+
+Buffers, sync and NATS are real processes; explorers are the real loop without an engine.
+"""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from support.fakes.data.experience import make_group
+from support.fakes.peers import FakeTrainer, explorer
+from support.servers.buffer_run import BufferRun
+from support.servers.nats import NatsServer
+from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.api.common.v1 import experience_pb2
+from trinity.data.experience import Group, Outcome, Task
+
+pytestmark = pytest.mark.timeout(300)
+
+Started = Callable[..., "contextlib.AbstractAsyncContextManager[tuple[BufferRun, FakeTrainer]]"]
+
+STEPS, GROUPS, AT = 7, 4, 3
+ASYNC = {"steps": STEPS, "groups": GROUPS, "synchronizer": {"sync_interval": 1, "sync_offset": 1}}
+OPERATOR = {"experience_pipeline": {"operators": [{"name": "reward_filter", "args": {"threshold": 0.4}}]}}
+
+
+async def train(trainer: FakeTrainer, first: int, last: int, folder: Path) -> None:
+    for step in range(first, last + 1):
+        await trainer.batch(step)
+        await trainer.publish(step, folder / f"version-{step}")
+        await trainer.buffer.CommitStep(
+            pb.CommitStepRequest(run=trainer.run, step=step, oldest_kept_step=min(step, AT)), timeout=20
+        )
+
+
+async def fork_parts(trainer: FakeTrainer, step: int) -> list[bytes]:
+    call = trainer.buffer.Fork(pb.ForkRequest(run=trainer.run, step=step))
+    return [part.SerializeToString() async for part in call]
+
+
+def place(parts: list[bytes], job: Path, step: int) -> None:
+    """As `trinity fork` does."""
+    (job / "fork").mkdir(parents=True)
+    (job / "fork/parts.bin").write_bytes(b"".join(len(part).to_bytes(4, "little") + part for part in parts))
+    about = {"job": "", "run": "r", "name": "n", "stage": "", "step": step}
+    (job / "fork.json").write_text(json.dumps(about))
+
+
+@contextlib.asynccontextmanager
+async def forked(
+    folder: Path, nats: NatsServer, parts: list[bytes], step: int = AT, **changes: object
+) -> AsyncIterator[tuple[BufferRun, FakeTrainer]]:
+    """The buffer of a fork, whose trainer has published the step's weights."""
+    folder.mkdir()
+    run = BufferRun(folder, nats, **{**ASYNC, **changes})  # type: ignore[arg-type]
+    place(parts, folder / "jobs/tests" / folder.name, step)
+    run.start()
+    trainer = run.trainer()
+    try:
+        await trainer.begin()
+        await trainer.publish(step, folder / f"version-{step}")
+        yield run, trainer
+    finally:
+        await trainer.close()
+        run.stop()
+
+
+def content(batch: list[bytes]) -> list[tuple[object, ...]]:
+    """Task, versions and tokens of each group of a batch."""
+    found: list[tuple[object, ...]] = []
+    for data in batch:
+        part = pb.BatchPart.FromString(data)
+        if part.WhichOneof("part") == "group":
+            group = experience_pb2.Outcome.FromString(part.group.outcome).group
+            task, experiences = group.task, group.experiences
+            found.append(
+                (task.ordinal, task.task_id, [one.SerializeToString(deterministic=True) for one in experiences])
+            )
+    return found
+
+
+def played(task: Task, played_tasks: list[int]) -> Group:
+    """The same task gives the same group for a version, as in a reproducible run."""
+    played_tasks.append(task.ordinal)
+    group = make_group(replace(task, ordinal=task.ordinal + 1000 * task.gate_step), version=task.gate_step)
+    return replace(group, task=task)
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [pytest.param(False, marks=pytest.mark.core, id="all groups"), pytest.param(True, id="with an operator")],
+)
+async def test_a_fork_trains_the_same_batches(
+    filters: bool, started: Started, tmp_path: Path, nats_server: NatsServer
+) -> None:
+    pipeline = {"data_processor": OPERATOR} if filters else {}
+    tasks: list[int] = []
+    async with (
+        started(**ASYNC, **pipeline) as (run, trainer),
+        explorer(nats_server.url, run.run, lambda task, _: played(task, tasks)),
+    ):
+        await train(trainer, 1, STEPS, tmp_path / "weights")
+        parts = await fork_parts(trainer, AT)
+        batches = {step: content(await trainer.batch(step)) for step in range(AT + 1, STEPS + 1)}
+        with pytest.raises(grpc.aio.AioRpcError, match="has no ledger entry"):
+            await fork_parts(trainer, STEPS + 1)
+    again: list[int] = []
+    async with forked(tmp_path / "forked", nats_server, parts, **pipeline) as (run, trainer):
+        assert (await trainer.entry(AT)).run == run.run
+        async with explorer(nats_server.url, run.run, lambda task, _: played(task, again)):
+            for step in range(AT + 1, STEPS + 1):
+                assert content(await trainer.batch(step)) == batches[step], f"step {step}"
+                await trainer.publish(step, tmp_path / f"forked/version-{step}")
+                if step == AT + 2:
+                    run.buffer.kill()  # it begins again from its own log and ledger
+                    run.buffer.start()
+            stats = await trainer.stats()
+    assert stats.fed == stats.stored + stats.dead_letters + stats.outstanding
+    assert stats.ledger_step == STEPS
+    shared = {ordinal for ordinal, *_ in batches[AT + 1]}
+    assert not shared & set(again), "groups of weights that both share were sampled again"
+    assert set(again) < set(tasks)
+
+
+async def test_tasks_that_the_parent_left_out_are_fed_again(
+    started: Started, tmp_path: Path, nats_server: NatsServer
+) -> None:
+    """The parent's explorer held one task of step 4 until weights of step 4 were there; a fork samples it itself."""
+    held = AT * GROUPS + 2
+    holds = True
+
+    def answer(task: Task, deliveries: int) -> Outcome | None:
+        group = make_group(task, version=task.gate_step)
+        return replace(group, task=task) if task.ordinal != held or not holds else None
+
+    changes = {**ASYNC, "settings": {"UNREPORTED_SECONDS": "1"}}
+    async with started(**changes) as (run, trainer), explorer(nats_server.url, run.run, answer):
+        await train(trainer, 1, AT, tmp_path / "weights")
+        parts = await fork_parts(trainer, AT)
+    fed: list[int] = []
+    async with (
+        forked(tmp_path / "forked", nats_server, parts) as (run, trainer),
+        explorer(nats_server.url, run.run, lambda task, _: played(task, fed)),
+    ):
+        first = content(await trainer.batch(AT + 1))
+        await trainer.publish(AT + 1, tmp_path / "forked/version-next")
+        second = content(await trainer.batch(AT + 2))
+    assert [ordinal for ordinal, *_ in first + second] == list(range(AT * GROUPS + 1, (AT + 2) * GROUPS + 1))
+    assert held in fed
+    positions = [int(str(task_id).split("/")[2]) for _, task_id, _ in first + second]
+    assert positions == list(range(AT * GROUPS, (AT + 2) * GROUPS))
+
+
+async def test_a_fork_whose_parts_are_cut_off_does_not_begin(
+    started: Started, tmp_path: Path, nats_server: NatsServer
+) -> None:
+    async with started(**ASYNC) as (run, trainer), explorer(nats_server.url, run.run, lambda task, _: played(task, [])):
+        await train(trainer, 1, AT, tmp_path / "weights")
+        parts = await fork_parts(trainer, AT)
+    folder = tmp_path / "forked"
+    folder.mkdir()
+    fork = BufferRun(folder, nats_server, **ASYNC)  # type: ignore[arg-type]
+    place(parts[: AT - 1], folder / "jobs/tests/forked", AT)
+    try:
+        fork.sync.start()
+        with pytest.raises(AssertionError, match="lacks an entry up to step 3"):
+            fork.buffer.start()
+    finally:
+        fork.stop()
