@@ -334,12 +334,16 @@ def test_one_setting_names_the_identities_of_a_machine(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_identity")
-def test_one_setting_names_the_identity_of_an_explorers_machine(folder: Path) -> None:
-    certs.issue("explorer", name="gpu-7", folder=folder, run=RUN)
+@pytest.mark.parametrize(
+    ("role", "prefixes"), [("explorer", ["EXPLORER_"]), ("trainer", ["TRAINER_"]), ("operator", [])]
+)
+def test_one_setting_names_the_identity_of_one_role(role: str, prefixes: list[str], folder: Path) -> None:
+    """A service with the certificate of another role would refuse to start."""
+    certs.issue(role, name="gpu-7", folder=folder, run=RUN)
     use_identity(folder / "gpu-7")
-    own = {"TRINITY_TLS_CERT", "TRINITY_EXPLORER_TLS_CERT"}
-    assert {os.environ[name] for name in own} == {str(folder / "gpu-7/tls.crt")}
-    assert not [name for name in os.environ if "TRINITY_BUFFER" in name or name == "TRINITY_NATS_IDENTITY"]
+    set_now = {name: value for name, value in os.environ.items() if name.endswith("TLS_CERT")}
+    assert set_now == {f"TRINITY_{prefix}TLS_CERT": str(folder / "gpu-7/tls.crt") for prefix in ("", *prefixes)}
+    assert "TRINITY_NATS_IDENTITY" not in os.environ
 
 
 def test_an_identity_that_is_none_is_refused(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

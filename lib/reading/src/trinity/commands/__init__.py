@@ -108,7 +108,9 @@ def use_identity(folder: Path) -> None:
     if own is None:
         problem = f"{folder} holds neither tls.crt nor operator/tls.crt, as `trinity certs` writes them"
         raise typer.BadParameter(problem, param_hint="TRINITY_IDENTITY")
-    holders = {"": own, "EXPLORER_": own, "TRAINER_": own} if own == folder else {"": own}
+    holders = {"": own}
+    if own == folder and (role := _role_of(own / "tls.crt")) in ("explorer", "trainer"):
+        holders[f"{role.upper()}_"] = own
     for service in ("buffer", "environment", "explorer", "sync", "trainer"):
         if (folder / service).is_dir():
             holders[f"{service.upper()}_"] = folder / service
@@ -118,3 +120,16 @@ def use_identity(folder: Path) -> None:
         for setting, name in _IDENTITY_FILES.items():
             if (path / name).is_file():
                 os.environ.setdefault(f"TRINITY_{prefix}{setting}", str(path / name))
+
+
+def _role_of(certificate: Path) -> str:
+    """Returns the role that a certificate names; nothing for an unusable one, which its first use refuses."""
+    from cryptography import x509
+
+    from trinity.runtime.errors import InvalidInput
+    from trinity.runtime.trust import ca
+
+    try:
+        return ca.identity_of(x509.load_pem_x509_certificate(certificate.read_bytes()))[0]
+    except (ValueError, OSError, InvalidInput):
+        return ""
