@@ -171,6 +171,9 @@ def test_equal_runs_are_equal_and_one_token_is_found(get: Get, runs: Path) -> No
     assert 'class="ledger broken" id="difference"' in page
     assert re.search(r"step <b>2</b>: task \S+ rollout \d, turn 0, reward", page)
     assert "77.0 in <a" in page
+    rows = re.findall(r"<tr>(.*?)</tr>", page.partition('id="paired"')[2].partition("</section>")[0], flags=re.DOTALL)
+    assert len(rows) == 1 + 8 + 1, "a head, eight steps, and the whole"
+    assert "±" in rows[-1]
     assert page.count("&#34;sample/reward_mean&#34;:[[1,2,3") == 2, "both curves"
     assert "no run three" in get("/one/compare/three", 404)
 

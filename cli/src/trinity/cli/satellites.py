@@ -9,6 +9,7 @@ _GROUP = "trinity.commands"
 # summary of its distribution.
 _KNOWN = {
     "ui": ("trinity-ui", "Show runs on a page: the ledger, groups, samples. Without --writes it only reads."),
+    "compare": ("trinity-ui", "Differences of two runs by step, with paired intervals."),
     "export": ("trinity-ui", "Write ledger, experiences and metrics of a run as Parquet files."),
     "convert": ("trinity-convert", "Turn checkpoints (DeepSpeed, FSDP, Megatron) into Hugging Face folders."),
     "import-verl": ("trinity-import-verl", "Write the YAML of what a veRL script runs."),

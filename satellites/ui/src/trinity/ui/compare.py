@@ -1,12 +1,13 @@
 """Compares runs: their curves, their YAMLs, and the first difference between two."""
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 from trinity.reading import bisect
 from trinity.reading.errors import RunError
-from trinity.ui import curves, replays, screens
+from trinity.ui import curves, paired, replays, screens
 from trinity.ui.places import Places
 from trinity.ui.source import Source
 
@@ -38,10 +39,13 @@ async def overlay(places: Places, source: Source, keys: Sequence[str] | str) -> 
     if not 2 <= len(runs) <= _MOST_RUNS:
         raise RunError(f"run: {len(runs) - 1} other runs; choose 1 to {_MOST_RUNS - 1}")
     problems: list[str] = []
-    steps, difference = list[int](), None
+    steps, difference, paired_steps = list[int](), None, None
     if len(runs) == 2:
         a, b = (one.job_stage.folder for one in runs.values())
         steps, difference = await screens.or_none(asyncio.to_thread(bisect.compare, a, b), problems) or ([], None)
+        if difference is not None:
+            with contextlib.suppress(RunError):  # they trained no task in the same step
+                paired_steps = await asyncio.to_thread(paired.compare_runs, [(a, b)])
     values = [screens.flattened(one) for one in runs.values()]
     every = sorted(set().union(*values))
     rows = [(name, [one.get(name, "-") for one in values]) for name in every]
@@ -49,6 +53,8 @@ async def overlay(places: Places, source: Source, keys: Sequence[str] | str) -> 
         "titles": [one.title for one in runs.values()],
         "steps": steps,
         "difference": difference,
+        "paired": paired_steps,
+        "paired_rows": paired.in_ranges(paired_steps) if paired_steps else [],
         "curves": await curves.of_runs(runs),
         "settings": [(name, found) for name, found in rows if len(set(found)) > 1],
         "problems": problems,
