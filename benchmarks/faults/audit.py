@@ -1,0 +1,139 @@
+"""Say what entered each optimizer step, from the records of probe and grader alone.
+
+A sequence is a row's prompt and the tokens after it. A step's sequences are those whose embedding was computed with
+gradients since the process's former step. The lineage is the steps that the last weights are made of: the last step,
+the step whose weights it began with, and so on. A step that a restart undid is in no lineage.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Response = tuple[int, tuple[int, ...]]  # row, tokens
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a system is asked to do: train each row once, in `rows / tasks` steps of `tasks` groups of `group`."""
+
+    prompts: Sequence[tuple[int, ...]]  # of each row, with the chat template
+    group: int
+    tasks: int
+    special: frozenset[int]  # end and padding
+
+    @property
+    def steps(self) -> int:
+        return len(self.prompts) // self.tasks
+
+
+@dataclass
+class Step:
+    time: float
+    before: str
+    after: str
+    sequences: Counter[Response] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a system lost, doubled or invented. All are 0 where each row is trained once, on graded responses."""
+
+    steps: int  # of the lineage
+    steps_undone: int
+    rows_skipped: int
+    rows_twice: int
+    groups_partly: int
+    ungraded: int  # trained responses that no grader ever gave a reward
+    lost: int  # graded responses that are in no step of the lineage
+    graded: int
+    unexplained: int  # steps whose weights come neither from the beginning nor from another step
+    weights: str  # checksum of the last weights
+
+    @property
+    def faults(self) -> Mapping[str, int]:
+        names = ("rows_skipped", "rows_twice", "groups_partly", "ungraded", "unexplained")
+        return {name: value for name in names if (value := getattr(self, name))}
+
+
+def audit(records: Path, work: Work) -> Figures:
+    """Reads the records of a run. Raises ValueError for tokens that are none of the rows' prompts."""
+    steps = read_steps(records, work)
+    lineage = lineage_of(steps)
+    graded = Counter(
+        (line["row"], _stripped(line["ids"], work)) for line in read(records, "grade") if line["value"] is not None
+    )
+    trained: Counter[Response] = Counter()
+    times: Counter[int] = Counter()
+    partly = 0
+    for step in lineage:
+        groups = Counter(row for row, _ in step.sequences.elements())
+        partly += sum(count < work.group for count in groups.values())
+        times.update(groups.keys())
+        trained.update(step.sequences)
+    return Figures(
+        steps=len(lineage),
+        steps_undone=len(steps) - len(lineage),
+        rows_skipped=sum(row not in times for row in range(len(work.prompts))),
+        rows_twice=sum(count - 1 for count in times.values()),
+        groups_partly=partly,
+        ungraded=sum((trained - graded).values()),
+        lost=sum((graded - trained).values()),
+        graded=sum(graded.values()),
+        unexplained=int(bool(lineage) and lineage[0].before != steps[0].before),
+        weights=lineage[-1].after if lineage else "",
+    )
+
+
+def read(records: Path, kind: str) -> list[dict[str, Any]]:
+    """Returns the lines of all processes, oldest first. A last line that a kill cut off is left out."""
+    lines = []
+    for path in records.glob(f"{kind}-*.jsonl"):
+        lines += [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return sorted(lines, key=lambda line: line["time"])
+
+
+def read_steps(records: Path, work: Work) -> list[Step]:
+    """Returns the optimizer steps that learned from sequences, oldest first."""
+    steps, pending = [], dict[int, list[Response]]()
+    for line in read(records, "train"):
+        seen = pending.setdefault(line["pid"], [])
+        if line["kind"] == "forward":
+            seen += [response for ids in line["ids"] for response in responses_in(ids, work)]
+        elif seen:
+            steps.append(Step(line["time"], line["before"], line["after"], Counter(seen)))
+            pending[line["pid"]] = []
+    return steps
+
+
+def lineage_of(steps: Sequence[Step]) -> list[Step]:
+    """Returns the steps that made the last weights, oldest first."""
+    lineage = list(steps[-1:])
+    for step in reversed(steps[:-1]):
+        if step.after == lineage[-1].before:
+            lineage.append(step)
+    return lineage[::-1]
+
+
+def responses_in(ids: Sequence[int], work: Work) -> Iterable[Response]:
+    """Yields the responses in a row of a batch, which may be padded, or pack several sequences."""
+    starts = sorted((position, row) for row, prompt in enumerate(work.prompts) for position in _positions(ids, prompt))
+    ends = [position for position, _ in starts[1:]] + [len(ids)]
+    for (position, row), end in zip(starts, ends, strict=True):
+        yield row, _stripped(ids[position + len(work.prompts[row]) : end], work)
+
+
+def _positions(ids: Sequence[int], prompt: tuple[int, ...]) -> Iterable[int]:
+    for position in range(len(ids) - len(prompt) + 1):
+        if ids[position] == prompt[0] and tuple(ids[position : position + len(prompt)]) == prompt:
+            yield position
+
+
+def _stripped(ids: Sequence[int], work: Work) -> tuple[int, ...]:
+    """Returns the tokens without the end and the padding after them."""
+    end = len(ids)
+    while end and ids[end - 1] in work.special:
+        end -= 1
+    return tuple(ids[:end])

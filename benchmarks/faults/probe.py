@@ -1,0 +1,115 @@
+"""Record what a training process learns from, whatever system it belongs to.
+
+`install()` patches torch itself, so that nothing is taken from what the system says: token ids that are embedded while
+gradients are on, and each optimizer step with checksums of the weights before and after it. Records are lines of
+FAULTS_RECORDS/train-PID.jsonl; a line is with the operating system before the process can be killed for its next one.
+"""
+
+import hashlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def record(name: str, /, **values: Any) -> None:
+    """Appends a line to this process's file of the name."""
+    path = Path(os.environ["FAULTS_RECORDS"]) / f"{name}-{os.getpid()}.jsonl"
+    line = json.dumps({"time": time.time(), "pid": os.getpid(), **values})
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(descriptor, f"{line}\n".encode())
+    finally:
+        os.close(descriptor)
+
+
+def install(**patches: Callable[[ModuleType], None]) -> None:
+    """Patches torch now, or as soon as the process imports it; also a system's own modules, by their names."""
+    _PATCHES.update(patches)
+    for name, patch in _PATCHES.items():
+        if name in sys.modules:
+            patch(sys.modules[name])
+    sys.meta_path.insert(0, _AfterImport())
+
+
+def _record_forwards(functional: Any) -> None:
+    plain = functional.embedding
+
+    def embedding(ids: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        if torch.is_grad_enabled() and not ids.is_floating_point():
+            rows = ids.reshape(1, -1) if ids.dim() < 2 else ids.flatten(0, -2)
+            record("train", kind="forward", ids=rows.tolist())
+        return plain(ids, weight, *args, **kwargs)
+
+    functional.embedding = embedding
+
+
+def _record_steps(module: Any) -> None:
+    before: dict[int, str] = {}
+
+    def begin(optimizer: Any, *_: Any) -> None:
+        before[id(optimizer)] = checksum(optimizer)
+
+    def end(optimizer: Any, *_: Any) -> None:
+        record("train", kind="step", before=before.pop(id(optimizer)), after=checksum(optimizer))
+
+    module.register_optimizer_step_pre_hook(begin)
+    module.register_optimizer_step_post_hook(end)
+
+
+def steps_of(update: Callable[..., Any], optimizer_of: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Wraps a method that updates the weights of an optimizer without calling its `step`."""
+
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = checksum(optimizer_of(self))
+        found = update(self, *args, **kwargs)
+        record("train", kind="step", before=before, after=checksum(optimizer_of(self)))
+        return found
+
+    return step
+
+
+def checksum(optimizer: Any) -> str:
+    """Returns a checksum of the bits of all weights that the optimizer changes."""
+    import torch
+
+    digest = hashlib.blake2b(digest_size=12)
+    for group in optimizer.param_groups:
+        for weights in group["params"]:
+            bits = weights.detach().contiguous().view(torch.uint8)
+            digest.update(bits.cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+_PATCHES: dict[str, Callable[[ModuleType], None]] = {
+    "torch.nn.functional": _record_forwards,
+    "torch.optim.optimizer": _record_steps,
+}
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Patches a module right after its first import."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name not in _PATCHES or (spec := importlib.machinery.PathFinder.find_spec(name, path)) is None:
+            return None
+        assert spec.loader is not None
+        plain = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            plain(module)
+            _PATCHES[name](module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

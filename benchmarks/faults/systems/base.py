@@ -1,0 +1,42 @@
+"""The interface of a system under test."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+ROOT = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every system is configured with. `model`: a Hugging Face folder; `data`: rows with question, answer, row."""
+
+    model: Path
+    data: Path
+    rows: int
+    tasks: int
+    group: int
+    tokens: int
+    save_every: int
+    seed: int
+
+    @property
+    def steps(self) -> int:
+        return self.rows // self.tasks
+
+
+class System(Protocol):
+    """A system, started by the supervisor that its documentation recommends, resuming from its newest checkpoint."""
+
+    name: str
+    recovery: str  # what restarts it, and from what it resumes: printed beside the figures
+
+    def prepare(self, settings: Settings, folder: Path) -> None:
+        """Installs what the system needs, and writes its configuration into the folder of the run."""
+
+    def command(self, settings: Settings, folder: Path) -> Sequence[str]:
+        """The command that begins the run, and that a user types again after all of it died."""
+
+    def paths(self) -> Sequence[str]:
+        """Folders of packages that its processes import from."""

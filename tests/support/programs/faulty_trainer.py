@@ -1,0 +1,72 @@
+"""A small system for benchmarks/faults that loses, doubles and invents on purpose; with no flaw it does none of it.
+
+It trains each row once with torch, in order, saves its weights every few steps, and resumes from them.
+"""
+
+import argparse
+import json
+import random
+import time
+from pathlib import Path
+
+import probe
+from audit import Work
+from grader import GraderUnavailable, grade
+
+probe.install()
+
+FLAWS = ("none", "skips", "repeats", "drops", "fakes", "rewinds")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--flaw", choices=FLAWS, required=True)
+    parser.add_argument("--prompts", type=json.loads, required=True)
+    for name in ("group", "tasks", "save-every"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    args = parser.parse_args()
+    work = Work([tuple(prompt) for prompt in args.prompts], args.group, args.tasks, frozenset({0}))
+
+    import torch
+    from torch import nn
+
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Embedding(200, 8), nn.Linear(8, 200))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    saved, begin = args.folder / "saved.pt", 0
+    if saved.exists():
+        state = torch.load(saved)
+        begin = state["step"] + {"skips": 1, "repeats": -1}.get(args.flaw, 0)
+        if args.flaw != "rewinds":  # the weights begin again, as if the checkpoint were another run's
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+        else:
+            nn.init.ones_(model[1].bias)
+    for step in range(begin, work.steps):
+        sequences = []
+        for row in range(step * work.tasks, (step + 1) * work.tasks):
+            for number in range(work.group):
+                response = [100 + random.Random(f"{row} {number}").randrange(90) for _ in range(6)]
+                try:
+                    grade(row, "12ab", response)
+                except GraderUnavailable:
+                    if args.flaw == "drops":
+                        continue
+                    if args.flaw != "fakes":
+                        grade(row, "12ab", response)
+                sequences.append([*work.prompts[row], *response, 0])
+        length = max(map(len, sequences))
+        ids = torch.tensor([[0] * (length - len(sequence)) + sequence for sequence in sequences])
+        nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.5)  # for faults to strike
+        if (step + 1) % args.save_every == 0:
+            values = {"step": step + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save(values, saved.with_suffix(".new"))
+            saved.with_suffix(".new").rename(saved)
+
+
+if __name__ == "__main__":
+    main()
