@@ -93,7 +93,10 @@ def played(task: Task, played_tasks: list[int]) -> Group:
 
 @pytest.mark.parametrize(
     "filters",
-    [pytest.param(False, marks=pytest.mark.core, id="all groups"), pytest.param(True, id="with an operator")],
+    [
+        pytest.param(False, marks=pytest.mark.core, id="all groups"),
+        pytest.param(True, marks=pytest.mark.extended, id="with an operator"),
+    ],
 )
 async def test_a_fork_trains_the_same_batches(
     filters: bool, started: Started, tmp_path: Path, nats_server: NatsServer
@@ -127,6 +130,7 @@ async def test_a_fork_trains_the_same_batches(
     assert set(again) < set(tasks)
 
 
+@pytest.mark.extended
 async def test_tasks_that_the_parent_left_out_are_fed_again(
     started: Started, tmp_path: Path, nats_server: NatsServer
 ) -> None:
@@ -156,6 +160,7 @@ async def test_tasks_that_the_parent_left_out_are_fed_again(
     assert positions == list(range(AT * GROUPS, (AT + 2) * GROUPS))
 
 
+@pytest.mark.extended
 async def test_a_fork_whose_parts_are_cut_off_does_not_begin(
     started: Started, tmp_path: Path, nats_server: NatsServer
 ) -> None:

@@ -1,0 +1,200 @@
+"""`trinity provenance`: a checkpoint's lineage as a folder that a third party checks, and `trinity verify`.
+
+<out>/ledger/<step>.pb      content of every entry up to the step; each names the digest of the one before
+<out>/log/<sha256>.pb       groups of these steps, as far as the log holds them
+<out>/checkpoint/           the checkpoint (hard links): its state names the digest of the step's entry
+<out>/version/              the weight version of the step, if its files are there
+<out>/statement.dsse.json   in-toto statement v1 in a DSSE envelope, signed with Ed25519
+<out>/verify.py             checks all of this with Python alone
+"""
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trinity.commands import command, group
+from trinity.config import dump
+from trinity.config.parents import FORK
+from trinity.reading.errors import RunError
+from trinity.reading.reader import JobStage, Reader, any_buffer, ask, find_job_stage
+from trinity.reading.render import near
+from trinity.reading.run_record import this_version
+from trinity.runtime import files
+from trinity.ui import verify as verifier
+from trinity.weights.checkpoint_manifest import MANIFEST, entries_of
+from trinity.weights.checkpoint_manifest import verify as verify_checkpoint
+from trinity.weights.checkpoints import COMPLETE, checkpoint_folder, complete_steps
+
+app, verify_app = group(), group()
+
+# https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
+_STATEMENT = "https://in-toto.io/Statement/v1"
+_PREDICATE = "https://github.com/trinity/provenance/v1"
+
+
+@command(app, "provenance", find_job_stage)
+def provenance(
+    job_stage: JobStage,
+    at: Annotated[int, typer.Option("--at", min=1, help="Step of the checkpoint; else the newest")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="New folder; else <stage>/provenance/step_<n>")] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="Private key (PEM, Ed25519); made if it is missing")] = None,
+) -> str:
+    """Write a checkpoint's lineage as a folder that others can check, with a signed statement."""
+    kept = complete_steps(job_stage.folder)
+    step = at or max(kept, default=0)
+    if step not in kept:
+        there = f"the run keeps {', '.join(map(str, kept))}" if kept else "the run keeps none"
+        raise RunError(f"--at {step}: there is no checkpoint of this step; {there}", 2)
+    checkpoint, folder = checkpoint_folder(job_stage.folder, step), out or job_stage.folder / f"provenance/step_{step}"
+    if folder.exists():
+        raise RunError(f"--out: {folder} exists; give another folder", 2)
+    verify_checkpoint(checkpoint)
+    making = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(making, ignore_errors=True)
+    try:
+        (making / "ledger").mkdir(parents=True)
+        (making / "log").mkdir()
+        head, groups = ask(any_buffer, job_stage, lambda reader: _write_ledger(reader, step, making))
+        said = (files.read_json(checkpoint / "trainer_state.json") or {}).get("ledger_sha256", "")
+        if said != head:
+            why = f"names ledger entry {said}, and the ledger has {head}" if said else "names no entry of the ledger"
+            raise RunError(f"{checkpoint} {why}: an older version wrote it, or the ledger is another; nothing was made")
+        shutil.copytree(checkpoint, making / "checkpoint", copy_function=_link)
+        if (version := job_stage.folder / f"weights/v{step}").is_dir():
+            shutil.copytree(version, making / "version", copy_function=_link)
+        public = _sign(_statement(job_stage, step, head, making), making, key)
+        shutil.copy2(verifier.__file__, making / "verify.py")
+        making.rename(folder)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    signed = f"signed; public key: {public}" if public else "not signed: give --key FILE"
+    return (
+        f"{near(folder)}: {step} steps, {groups} groups, {signed}\ncheck it by: python3 {near(folder / 'verify.py')} "
+        + (near(folder))
+    )
+
+
+@command(verify_app, "verify")
+def verify(
+    folder: Annotated[Path, typer.Argument(help="A folder of `trinity provenance`")],
+    key: Annotated[Path | None, typer.Option("--key", help="Public key of the statement")] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="The taskset's rows, as JSON lines")] = None,
+) -> int:
+    """Check a checkpoint's lineage, from the rows of its tasks to its files."""
+    given = [str(folder), *(["--key", str(key)] if key else []), *(["--data", str(data)] if data else [])]
+    return verifier.main(given)
+
+
+async def _write_ledger(reader: Reader, step: int, folder: Path) -> tuple[str, int]:
+    """Writes entries and stored groups. Returns the digest of the last entry, and how many groups the log still has."""
+    digest, groups = "", 0
+    for number in range(1, step + 1):
+        content, digest = await reader.buffer.entry_content(number)
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise RunError(f"step {number}: the ledger's entry has another digest than the buffer says")
+        (folder / f"ledger/{number:08d}.pb").write_bytes(content)
+        try:
+            async for outcome in reader.buffer.outcomes(number):
+                (folder / f"log/{hashlib.sha256(outcome).hexdigest()}.pb").write_bytes(outcome)
+                groups += 1
+        except RunError:  # the log has released them
+            continue
+    return digest, groups
+
+
+def _link(source: str, target: str) -> str:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+    return target
+
+
+def _statement(job_stage: JobStage, step: int, head: str, folder: Path) -> dict[str, Any]:
+    names = {
+        path.relative_to(folder).as_posix() for part in ("checkpoint", "version") for path in (folder / part).rglob("*")
+    }
+    found = sorted(name for name in names if (folder / name).is_file() and Path(name).name != COMPLETE)
+    entries = {f"checkpoint/{name}": one["sha256"] for name, one in entries_of(folder / "checkpoint").items()}
+    subject = [
+        {"name": name, "digest": {"sha256": entries.get(name) or verifier.sha256(folder / name)}} for name in found
+    ]
+    config = json.dumps(dump(job_stage.config), sort_keys=True).encode()
+    source = job_stage.config.buffer.explorer_input
+    tasksets = [source.taskset] if source.taskset else source.tasksets
+    return {
+        "_type": _STATEMENT,
+        "subject": subject,
+        "predicateType": _PREDICATE,
+        "predicate": {
+            "run": job_stage.run,
+            "name": job_stage.name,
+            "trinity": this_version(),
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "ledger": {"step": step, "sha256": head},
+            "configuration": {"sha256": hashlib.sha256(config).hexdigest()},
+            "model": job_stage.config.model.model_path,
+            "data": [{"name": one.name, "path": one.path, **_digest_of(one.path)} for one in tasksets],
+            "graders": sorted({source.reward_of(one) for one in tasksets} - {""}),
+            "parent": files.read_json(job_stage.folder / FORK),
+            "manifest": {"sha256": verifier.sha256(folder / "checkpoint" / MANIFEST)},
+        },
+    }
+
+
+def _digest_of(path: str) -> dict[str, Any]:
+    """Returns the digests of a dataset's files; nothing for one of the hub."""
+    place = Path(path).expanduser()
+    if place.is_file():
+        return {"sha256": verifier.sha256(place)}
+    found = sorted(one for one in place.rglob("*") if one.is_file()) if place.is_dir() else []
+    return {"files": {one.relative_to(place).as_posix(): verifier.sha256(one) for one in found}} if found else {}
+
+
+def _sign(statement: dict[str, Any], folder: Path, key: Path | None) -> Path | None:
+    """Writes the statement in its envelope (DSSE 1.0). Returns the file of the public key; None without a key."""
+    payload = json.dumps(statement, sort_keys=True).encode()
+    kind = verifier.PAYLOAD_TYPE
+    signatures, public = [], None
+    if key is not None:
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+        private = _private_key(key)
+        raw = private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        signature = private.sign(b"DSSEv1 %d %b %d %b" % (len(kind), kind.encode(), len(payload), payload))
+        signatures = [{"keyid": hashlib.sha256(raw).hexdigest(), "sig": base64.b64encode(signature).decode()}]
+        public = key.with_name(f"{key.name}.pub")
+        files.write_atomic(public, raw.hex().encode())
+    envelope = {"payloadType": kind, "payload": base64.b64encode(payload).decode(), "signatures": signatures}
+    files.write_json(folder / "statement.dsse.json", envelope)
+    return public
+
+
+def _private_key(path: Path) -> Any:
+    """Reads a private key, or makes it. Raises RunError for another kind of key."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        load_pem_private_key,
+    )
+
+    if not path.exists():
+        made = Ed25519PrivateKey.generate()
+        files.write_atomic(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), mode=0o600)
+        return made
+    try:
+        found = load_pem_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError) as error:
+        raise RunError(f"--key: {path} is no private key in PEM without password: {error}", 2) from None
+    if not isinstance(found, Ed25519PrivateKey):
+        raise RunError(f"--key: {path} is no Ed25519 key; `openssl genpkey -algorithm ed25519` makes one", 2)
+    return found

@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+"""Checks the folder of `trinity provenance`: tasks' rows -> groups -> ledger -> checkpoint -> signed statement.
+
+    python3 verify.py FOLDER [--key PUBLIC_KEY] [--data ROWS.jsonl]
+
+This file needs only Python and shares no code with Trinity. It exits with 1 and names the first file that is not what
+the chain says. Without --key the statement's signature is not checked: whoever changed the folder may have written it.
+"""
+
+import argparse
+import base64
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+P, L = 2**255 - 19, 2**252 + 27742317777372353535851937790883648493  # of Ed25519
+D = -121665 * pow(121666, P - 2, P) % P
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+
+
+class Broken(Exception):
+    """A file is not what the chain says."""
+
+
+def fields(data: bytes) -> "dict[int, list]":
+    """Parses a protobuf message: numbers and bytes by field."""
+    found: dict[int, list] = {}
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = data[at]
+            at, value, shift = at + 1, value | (byte & 127) << shift, shift + 7
+            if byte < 128:
+                return value
+
+    while at < len(data):
+        key = varint()
+        if key & 7 == 0:
+            value: int | bytes = varint()
+        else:
+            size = {1: 8, 5: 4}.get(key & 7) or varint()
+            value, at = data[at : at + size], at + size
+            if len(value) != size:
+                raise IndexError("cut off")
+        found.setdefault(key >> 3, []).append(value)
+    return found
+
+
+def sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def check_ledger(folder: Path, last: int, head: str) -> "dict[str, int]":
+    """Follows the chain of entries back from the last one. Returns the digests of all groups with their step."""
+    groups: dict[str, int] = {}
+    expected = head
+    for step in range(last, 0, -1):
+        path = folder / f"ledger/{step:08d}.pb"
+        if (found := sha256(path)) != expected:
+            raise Broken(f"{path} has SHA-256 {found}, what follows it says {expected}")
+        entry = fields(path.read_bytes())
+        if entry[2][0] != step:
+            raise Broken(f"{path} is the entry of step {entry[2][0]}")
+        for member in map(fields, entry.get(3, [])):
+            groups.setdefault(member.get(16, [b""])[0].hex(), step)
+        expected = entry.get(17, [b""])[0].hex()
+    if expected:
+        raise Broken(f"{folder / 'ledger'} lacks what comes before step 1")
+    groups.pop("", None)  # of an older version
+    return groups
+
+
+def check_log(folder: Path, groups: "dict[str, int]", rows: "list[dict] | None") -> "tuple[int, int]":
+    """Compares every stored group with the ledger, and its task's row with the data. Returns groups here, and gone."""
+    here = sorted((folder / "log").glob("*.pb"))
+    for path in here:
+        digest = sha256(path)
+        if digest != path.stem or digest not in groups:
+            raise Broken(f"{path} is no group of the ledger: its SHA-256 is {digest}")
+        task = fields(fields(fields(path.read_bytes())[1][0])[1][0])
+        if rows is not None:
+            number, row = task.get(7, [0])[0], json.loads(task[8][0])
+            if number >= len(rows) or any(rows[number].get(key) != value for key, value in row.items()):
+                raise Broken(f"{path}: its task was made of another row {number} than the data has")
+    return len(here), len(groups) - len(here)
+
+
+def check_files(folder: Path, listed: "dict[str, str]", what: str) -> None:
+    for name, digest in listed.items():
+        path = folder / name
+        if not path.is_file():
+            raise Broken(f"{path} is missing, and {what} lists it")
+        if sha256(path) != digest:
+            raise Broken(f"{path} has SHA-256 {sha256(path)}, {what} says {digest}")
+
+
+def check_safetensors(path: Path) -> None:
+    """Checks that the header describes exactly the file's bytes."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    ends = [one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"]
+    if 8 + size + max(ends, default=0) != path.stat().st_size:
+        raise Broken(f"{path} is no whole safetensors file")
+
+
+def check_checkpoint(folder: Path, step: int, head: str) -> None:
+    checkpoint = folder / "checkpoint"
+    manifest = json.loads((checkpoint / "manifest.json").read_bytes())["files"]
+    check_files(checkpoint, {name: one["sha256"] for name, one in manifest.items()}, "manifest.json")
+    state = json.loads((checkpoint / "trainer_state.json").read_bytes())
+    if (state["step"], state["ledger_sha256"]) != (step, head):
+        said = f"step {state['step']}, digest {state['ledger_sha256']}"
+        raise Broken(f"{checkpoint / 'trainer_state.json'} says {said}; the ledger ends at step {step}, digest {head}")
+    for path in [*checkpoint.rglob("*.safetensors"), *(folder / "version").rglob("*.safetensors")]:
+        check_safetensors(path)
+
+
+def add(p: "tuple", q: "tuple") -> "tuple":
+    """Adds points of the curve of Ed25519 in extended coordinates (RFC 8032, 5.1.4)."""
+    a, b = (p[1] - p[0]) * (q[1] - q[0]) % P, (p[1] + p[0]) * (q[1] + q[0]) % P
+    c, d = 2 * p[3] * q[3] * D % P, 2 * p[2] * q[2] % P
+    e, f, g, h = b - a, d - c, d + c, b + a
+    return e * f % P, g * h % P, f * g % P, e * h % P
+
+
+def times(factor: int, point: "tuple") -> "tuple":
+    result = (0, 1, 1, 0)
+    while factor:
+        result = add(result, point) if factor & 1 else result
+        point, factor = add(point, point), factor >> 1
+    return result
+
+
+def decoded(data: bytes) -> "tuple":
+    """Decodes a point (RFC 8032, 5.1.3). Raises Broken for bytes that are none."""
+    y = int.from_bytes(data, "little")
+    sign, y = y >> 255, y & (1 << 255) - 1
+    square = (y * y - 1) * pow(D * y * y + 1, P - 2, P) % P
+    x = pow(square, (P + 3) // 8, P)
+    if (x * x - square) % P:
+        x = x * pow(2, (P - 1) // 4, P) % P
+    if y >= P or (x * x - square) % P or (x == 0 and sign):
+        raise Broken("the key or the signature is no point of Ed25519")
+    x = P - x if x & 1 != sign else x
+    return x, y, 1, x * y % P
+
+
+def is_signed(key: bytes, message: bytes, signature: bytes) -> bool:
+    """Verifies an Ed25519 signature (RFC 8032, 5.1.7)."""
+    r, s = signature[:32], int.from_bytes(signature[32:], "little")
+    base = decoded((4 * pow(5, P - 2, P) % P).to_bytes(32, "little"))
+    h = int.from_bytes(hashlib.sha512(r + key + message).digest(), "little") % L
+    one, other = times(s, base), add(decoded(r), times(h, decoded(key)))
+    same = (one[0] * other[2] - other[0] * one[2]) % P == 0 and (one[1] * other[2] - other[1] * one[2]) % P == 0
+    return len(signature) == 64 and s < L and same
+
+
+def check_statement(folder: Path, key: "bytes | None") -> "tuple[int, str]":
+    """Checks the signature and all files that the statement lists. Returns its step, and the digest of its entry."""
+    path = folder / "statement.dsse.json"
+    envelope = json.loads(path.read_bytes())
+    payload = base64.b64decode(envelope["payload"], validate=True)
+    signed = b"DSSEv1 %d %b %d %b" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(payload), payload)
+    signatures = [base64.b64decode(one["sig"], validate=True) for one in envelope["signatures"]]
+    if key is not None and not any(is_signed(key, signed, one) for one in signatures):
+        raise Broken(f"{path} is not signed by the given key")
+    statement = json.loads(payload)
+    check_files(folder, {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}, "the statement")
+    return int(statement["predicate"]["ledger"]["step"]), str(statement["predicate"]["ledger"]["sha256"])
+
+
+def main(arguments: "list[str] | None" = None) -> int:
+    parser = argparse.ArgumentParser(description="Checks the folder of `trinity provenance`.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--key", type=Path, help="public key: 64 hexadecimal digits")
+    parser.add_argument("--data", type=Path, help="the taskset's rows, as JSON lines")
+    given = parser.parse_args(arguments)
+    try:
+        key = bytes.fromhex(given.key.read_text()) if given.key else None
+        rows = [json.loads(line) for line in given.data.read_text().splitlines()] if given.data else None
+        step, head = check_statement(given.folder, key)
+        groups = check_ledger(given.folder, step, head)
+        here, gone = check_log(given.folder, groups, rows)
+        check_checkpoint(given.folder, step, head)
+    except Broken as error:
+        print(f"BROKEN: {error}", file=sys.stderr)
+        return 1
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        print(f"BROKEN: {given.folder} is incomplete or damaged: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    print(f"whole: {step} steps, {here} groups ({gone} more only by their digests), checkpoint, statement", end="")
+    print("" if given.key else "; its signature was not checked (--key)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

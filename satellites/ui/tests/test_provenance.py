@@ -1,0 +1,188 @@
+"""`trinity provenance` and verify.py: one flipped byte anywhere is found, and the file with it is named."""
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from support.fakes.data.experience import make_group, make_task
+from support.fakes.pages.recorded_run import make_job
+from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.buffer.ledger.wire import Entry, digest_of, entry_to_proto
+from trinity.buffer.log.wire import LogEntry
+from trinity.data.wire import encode_outcome
+from trinity.reading.client import Buffer
+from trinity.reading.errors import RunError
+from trinity.reading.reader import JobStage, find_job_stage
+from trinity.ui import provenance as command
+from trinity.ui import verify
+from trinity.weights.checkpoint_manifest import ManifestWriter
+
+pytestmark = pytest.mark.core
+
+STEPS = 4
+
+
+def chain() -> tuple[list[Entry], dict[int, list[bytes]]]:
+    """Entries of STEPS steps with two groups each, and the groups' payloads."""
+    entries: list[Entry] = []
+    payloads: dict[int, list[bytes]] = {}
+    for step in range(1, STEPS + 1):
+        tasks = [make_task(2 * step + one, row_json=json.dumps({"question": f"q{2 * step + one}"})) for one in (0, 1)]
+        payloads[step] = [encode_outcome(make_group(task)) for task in tasks]
+        groups = [LogEntry.parse(data).unchecked_summary(2 * step + i) for i, data in enumerate(payloads[step])]
+        previous = entries[-1].sha256 if entries else b""
+        entry = Entry("r", step, "fifo", 1.7e9, groups=tuple(groups), cursor=b"", previous_sha256=previous)
+        entries.append(replace(entry, sha256=digest_of(entry)))
+    return entries, payloads
+
+
+class Served(Buffer):
+    """Answers as a buffer does; the log has released the groups of step 1."""
+
+    def __init__(self, entries: list[Entry], payloads: dict[int, list[bytes]]) -> None:
+        self.entries, self.payloads = entries, payloads
+
+    async def _entry(self, step: int) -> pb.LedgerEntry:
+        return entry_to_proto(replace(self.entries[step - 1], skip_reason="shown in answers only"))
+
+    async def outcomes(self, step: int) -> Any:
+        if step == 1:
+            raise RunError("released")
+        for one in self.payloads[step]:
+            yield one
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobStage:
+    job = make_job(tmp_path / "job")
+    entries, payloads = chain()
+    checkpoint = job / f"global_step_{STEPS}"
+    (checkpoint / "actor").mkdir(parents=True)
+    state = {"step": STEPS, "ledger_sha256": entries[-1].sha256.hex()}
+    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
+    (job / f"weights/v{STEPS}").mkdir(parents=True)
+    header = b'{"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}'
+    for path in (checkpoint / "actor/model.safetensors", job / f"weights/v{STEPS}/part-00000.safetensors"):
+        path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(range(16)))
+    ManifestWriter(checkpoint).write()
+    (checkpoint / ".full_checkpoint").touch()
+    served = SimpleNamespace(buffer=Served(entries, payloads))
+    monkeypatch.setattr(command, "ask", lambda _, __, question: asyncio.run(question(served)))
+    return find_job_stage(job=job)
+
+
+def made(stage: JobStage, folder: Path) -> tuple[Path, Path]:
+    """The folder, and the file of the public key."""
+    text = command.provenance(stage, 0, folder, folder.with_suffix(".pem"))
+    assert f"{STEPS} steps, {2 * (STEPS - 1)} groups, signed" in text
+    return folder, folder.with_suffix(".pem.pub")
+
+
+def check(folder: Path, *arguments: object) -> tuple[int, str]:
+    """As a third party does: the file that lies in the folder, with nothing of Trinity."""
+    command = [sys.executable, "-I", "-S", str(folder / "verify.py"), str(folder), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout + done.stderr
+
+
+def files_of(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size)
+
+
+def test_a_whole_folder_is_whole(stage: JobStage, tmp_path: Path) -> None:
+    folder, key = made(stage, tmp_path / "out")
+    code, text = check(folder, "--key", key)
+    assert (code, text) == (0, "whole: 4 steps, 6 groups (2 more only by their digests), checkpoint, statement\n")
+    assert "its signature was not checked" in check(folder)[1]
+    statement = json.loads((folder / "statement.dsse.json").read_text())
+    assert statement["payloadType"] == "application/vnd.in-toto+json"
+    with pytest.raises(RunError, match="exists; give another folder"):
+        made(stage, tmp_path / "out")
+
+
+def test_one_flipped_byte_is_found_and_its_file_is_named(
+    stage: JobStage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, key = made(stage, tmp_path / "out")
+    kinds = set()
+    for path in files_of(folder):
+        if path.name == "verify.py":
+            continue
+        content, kind = path.read_bytes(), path.relative_to(folder).parts[0]
+        kinds.add(kind)
+        for place in {0, len(content) // 2, len(content) - 1}:
+            changed = bytearray(content)
+            changed[place] ^= 0x10
+            path.unlink()  # a checkpoint's files are links
+            path.write_bytes(changed)
+            assert verify.main([str(folder), "--key", str(key)]) == 1, f"{path} at {place}"
+            said = capsys.readouterr().err
+            named = path if kind != "statement.dsse.json" else folder
+            assert str(named) in said, f"{path} at {place}: {said}"
+        path.write_bytes(content)
+    assert kinds == {"ledger", "log", "checkpoint", "version", "statement.dsse.json"}
+    assert verify.main([str(folder), "--key", str(key)]) == 0
+
+
+@pytest.mark.parametrize("gone", ["ledger/00000002.pb", "checkpoint/actor/model.safetensors", "statement.dsse.json"])
+def test_a_file_that_is_gone_is_named(gone: str, stage: JobStage, tmp_path: Path) -> None:
+    folder, key = made(stage, tmp_path / "out")
+    (folder / gone).unlink()
+    code, text = check(folder, "--key", key)
+    assert code == 1
+    assert gone in text
+
+
+def test_an_added_group_and_another_key_are_refused(stage: JobStage, tmp_path: Path) -> None:
+    folder, key = made(stage, tmp_path / "out")
+    _, wrong = made(stage, tmp_path / "other")
+    assert "is not signed by the given key" in check(folder, "--key", wrong)[1]
+    shutil.copy(min((folder / "log").iterdir()), folder / f"log/{'0' * 64}.pb")
+    assert "is no group of the ledger" in check(folder, "--key", key)[1]
+
+
+def test_rows_of_the_tasks_are_those_of_the_data(stage: JobStage, tmp_path: Path) -> None:
+    folder, key = made(stage, tmp_path / "out")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": f"q{row}"}) + "\n" for row in range(20)))
+    assert check(folder, "--key", key, "--data", rows)[0] == 0
+    rows.write_text(rows.read_text().replace("q7", "q8"))
+    code, text = check(folder, "--data", rows)
+    assert (code, "another row 7" in text) == (1, True)
+
+
+def test_signatures_of_rfc_8032() -> None:
+    """Test vectors 1 and 3 of section 7.1."""
+    vectors = [
+        ("d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a", "",
+         "e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e065224901555fb8821590a33bacc61e39701cf9b46bd25bf5f0595bb"
+         "e24655141438e7a100b"),
+        ("fc51cd8e6218a1a38da47ed00230f0580816ed13ba3303ac5deb911548908025", "af82",
+         "6291d657deec24024827e69c3abe01a30ce548a284743a445e3680d7db5ac3ac18ff9b538d16f290ae67f760984dc6594a7c15e9716ed"
+         "28dc027beceea1ec40a"),
+    ]  # fmt: skip
+    for key, message, signature in vectors:
+        given = bytes.fromhex(key), bytes.fromhex(message), bytes.fromhex(signature)
+        assert verify.is_signed(*given)
+        assert not verify.is_signed(given[0], given[1] + b"x", given[2])
+        assert not verify.is_signed(given[0], given[1], given[2][:-1] + b"\x00")
+
+
+def test_a_checkpoint_that_names_no_entry_is_refused(stage: JobStage, tmp_path: Path) -> None:
+    checkpoint = stage.folder / f"global_step_{STEPS}"
+    (checkpoint / "trainer_state.json").write_text(json.dumps({"step": STEPS}))
+    ManifestWriter(checkpoint, ["trainer_state.json"]).write()
+    with pytest.raises(RunError, match="names no entry of the ledger"):
+        made(stage, tmp_path / "out")
+    with pytest.raises(RunError, match="no checkpoint of this step; the run keeps 4"):
+        command.provenance(stage, 3)
+    assert not (tmp_path / "out").exists()
