@@ -76,11 +76,14 @@ def test_the_share_of_working_time_is_computed(job: Path) -> None:
 
 def test_a_page_opens_with_one_curve_of_each_kind() -> None:
     names = ["actor/entropy", "actor/pg_loss", "actor/ppo_kl", "eval/a/accuracy/mean@1", "eval/a/reward/mean@1",
-             "eval/b/accuracy/mean@4", "rollout/reward/mean", "sample/reward_mean", "time/save"]  # fmt: skip
+             "eval/b/accuracy/mean@4", "perf/gpu_use/0", "perf/gpu_use/3", "rollout/reward/mean", "sample/reward_mean",
+             "time/save", BUSY]  # fmt: skip
     assert curves.opened(names) == [
         "sample/reward_mean", "eval/a/accuracy/mean@1", "eval/b/accuracy/mean@4", "actor/ppo_kl", "actor/entropy",
-        "actor/pg_loss",
+        "actor/pg_loss", "perf/gpu_use/0", "perf/gpu_use/3", BUSY,
     ]  # fmt: skip
+    many = [f"eval/{number}/accuracy/mean@1" for number in range(9)] + [f"perf/gpu_use/{n}" for n in range(16)]
+    assert curves.opened(many) == [*many[:4], *many[9:17]]
 
 
 def test_the_page_holds_its_curves_and_others_are_asked_for(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from trinity.ui.source import Source
 
 Facts = dict[str, Any]
 
-_OPENED = (  # the first pattern of each line with a match, and its first match; of evaluations several
+_OPENED = (  # the first pattern of each line with a match, and its first match; of evaluations and GPUs several
     ("sample/reward_mean", "rollout/reward/mean"),
     (r"eval/.+/accuracy/mean@\d+", r"eval/.+/success/mean@\d+", r"eval/.+/reward/mean@\d+"),
     ("actor/kl", "critic/kl", "actor/ppo_kl"),
@@ -28,9 +28,10 @@ _OPENED = (  # the first pattern of each line with a match, and its first match;
     ("actor/pg_clipfrac",),
     ("perf/tokens_per_second",),
     ("sample/staleness_mean",),
+    (r"perf/gpu_use/\d+",),
     (re.escape(BUSY),),
 )
-_MOST_EVALUATIONS = 4
+_MOST = {"eval/": 4, "perf/gpu_use/": 8}  # curves of these kinds; one of each other
 _MOST_NAMES = 24  # of one request
 _MOST_POINTS = 400  # of a curve: a chart has no more pixels
 _LAST = 10**18
@@ -40,9 +41,8 @@ def opened(names: Sequence[str]) -> list[str]:
     """Returns the metrics that a page opens with."""
     found: list[str] = []
     for patterns in _OPENED:
-        matches = ([name for name in names if re.fullmatch(pattern, name)] for pattern in patterns)
-        most = _MOST_EVALUATIONS if patterns[0].startswith("eval") else 1
-        found += next(filter(None, matches), [])[:most]
+        matches = next(filter(None, ([n for n in names if re.fullmatch(p, n)] for p in patterns)), [])
+        found += matches[: next((most for kind, most in _MOST.items() if patterns[0].startswith(kind)), 1)]
     return found
 
 

@@ -28,13 +28,15 @@ from trinity.explorer.weights.member import Activity
 from trinity.runtime import names, process, waits
 from trinity.runtime.broker import connect
 from trinity.runtime.errors import InvalidInput, Unavailable
-from trinity.runtime.metrics import Gauge, sample
+from trinity.runtime.gpu_use import GpuUse
+from trinity.runtime.metrics import Gauge, sample, show
 
 log = structlog.get_logger(__name__)
 
 RUNNING = Gauge("trinity_explorer_requests_running", "Sequences that vLLM samples now", ["engine"])
 WAITING = Gauge("trinity_explorer_requests_waiting", "Sequences in vLLM's queue", ["engine"])
 KV_CACHE = Gauge("trinity_explorer_kv_cache_usage_ratio", "Used part of vLLM's key-value cache, 0 to 1", ["engine"])
+GPU_USE = Gauge("trinity_explorer_gpu_use_ratio", "Use of each GPU of the explorer's machine, 0 to 1", ["gpu"])
 TASKS = Gauge(
     "trinity_explorer_tasks",
     "Leased tasks: running, those of evaluations among them, or waiting for a provider",
@@ -65,6 +67,7 @@ class ExplorerService:
         self._api_keys = endpoint.open_keys(listen, keys) if listen else None
         only_serves = bool(listen) and not self._records
         self._running = Running(explorer_id, run_id, self._build.limits(), only_serves)
+        self._gpus: GpuUse | None = None
 
     def register(self, server: grpc.aio.Server) -> list[str]:
         return [ExplorerServicer(self._running).add_to(server)]
@@ -76,6 +79,7 @@ class ExplorerService:
         running.tokenizer = tokenizer = await asyncio.to_thread(ChatTokenizer, self._plan.config.model)
         options = self._build.engine_options(tokenizer.turn_end)
         running.pool = pool = await self._build.pool(options)
+        self._gpus = GpuUse() if options.device == "cuda" else None
         listen, name = self._settings.serve_listen, self._plan.config.name
         bounds = self._build.bounds()
         serve = partial(endpoint.serve, pool, listen, self._api_keys, bounds, options.model, name, tokenizer.template)
@@ -143,7 +147,7 @@ class ExplorerService:
             group.create_task(follows)
             group.create_task(self._watch_health())
             if self._running.pool is not None:
-                group.create_task(sample(partial(measure, self._running.pool, self._running.progress)))
+                group.create_task(sample(partial(measure, self._running.pool, self._running.progress, self._gpus)))
             await self._until_weights(first_weights)
             ready.set()
             group.create_task(job())
@@ -172,8 +176,10 @@ class ExplorerService:
         await self._running.drain(max(0.0, grace_seconds - 1.0))
 
 
-async def measure(pool: EnginePool, progress: Progress) -> None:
+async def measure(pool: EnginePool, progress: Progress, gpus: GpuUse | None = None) -> None:
     """Set the gauges."""
+    if gpus is not None:
+        show(GPU_USE, {(str(index),): use for index, use in gpus.take().items()})
     for index, usage in enumerate(pool.usage()):
         RUNNING.labels(index).set(usage.running)
         WAITING.labels(index).set(usage.waiting)

@@ -16,6 +16,7 @@ from trinity.config.service import monitor_fields
 from trinity.data.images import digest, form
 from trinity.runtime import tracing
 from trinity.runtime.files import end_last_line, keep_newest_lines, write_atomic
+from trinity.runtime.gpu_use import GpuUse
 from trinity.runtime.metrics import Counter, Gauge, show
 from trinity.runtime.monitor import Monitor, MonitorOptions, open_monitor
 from trinity.trainer.data.batch import TrainSequence
@@ -211,8 +212,11 @@ class StepMonitor:
     control: Control
     times: StepTimes
     _monitor: Monitor | None = field(default=None, init=False)
+    _gpus: GpuUse | None = field(default=None, init=False)
 
     def begin(self, step: int) -> None:
+        if torch.cuda.is_initialized():
+            self._gpus = GpuUse()
         fields = {**monitor_fields(self.plan, "trainer"), "folder": self.folder / "monitor"}
         self._monitor = open_monitor(MonitorOptions(**fields), first_step=step)
 
@@ -231,6 +235,8 @@ class StepMonitor:
             self._monitor.log(metrics, done.step)
 
     def close(self) -> None:
+        if self._gpus is not None:
+            self._gpus.close()
         if self._monitor is not None:
             self._monitor.close()
 
@@ -239,6 +245,8 @@ class StepMonitor:
         named = {name if name.startswith("critic/") else f"actor/{name}": value for name, value in own}
         named |= {"time/step": done.seconds, **self.times.metrics(batch.made_at_seconds)}
         named["perf/tokens_per_second"] = sum(s.length for s in batch.sequences) / max(done.seconds, 1e-6)
+        if self._gpus is not None:
+            named |= {f"perf/gpu_use/{index}": use for index, use in self._gpus.take().items()}
         named["sample/response_tokens"] = float(batch.response_tokens)
         named["sample/response_length_mean"] = batch.response_tokens / max(1, len(batch.sequences))
         if not self.plan.algorithm.offline:
