@@ -1,11 +1,16 @@
 """`trinity weights rollback` takes names of versions besides numbers."""
 
+import asyncio
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from typer.testing import CliRunner
 
+from trinity.cli.commands.weights import versions
 from trinity.cli.commands.weights.rollback import numbered
+from trinity.cli.main import app
 from trinity.reading.errors import RunError
 
 pytestmark = pytest.mark.core
@@ -34,7 +39,20 @@ async def test_one_that_is_not_there_is_refused_with_those_that_are(name: str) -
         await numbered(SYNC, name)
 
 
-@pytest.mark.parametrize("name", ["newest", "-1", "checkpoint:", "latest-"])
+@pytest.mark.parametrize("name", ["newest", "-1", "checkpoint:", "latest-", "²", "12345678901234567890123"])
 async def test_what_is_no_name_is_refused(name: str) -> None:
     with pytest.raises(RunError, match="names no version; give a number"):
         await numbered(SYNC, name)
+
+
+@pytest.mark.parametrize("name", ["²", "99999999999999999999999"])
+def test_a_number_that_no_version_has_is_refused_as_a_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "ask", lambda _live, _stage, read: asyncio.run(read(SYNC)))
+    with pytest.raises(RunError, match="names no version; give a number"):
+        versions.rollback(cast(Any, None), name, yes=True)
+
+
+@pytest.mark.parametrize("arguments", [["weights", "show"], ["weights", "pin"], ["batch", "show"]])
+def test_a_number_that_no_request_holds_is_one_sentence(arguments: list[str], tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, [*arguments, str(2**63), "--job", str(tmp_path)])
+    assert (done.exit_code, "give a number up to 2147483647" in done.output) == (2, True), done.output

@@ -131,3 +131,10 @@ def test_json_has_every_point_and_the_peak(root: Path) -> None:
     told = CliRunner().invoke(app, ["results", str(root), "--metric", "success", "--json"])
     (curve,) = [one for one in json.loads(told.stdout) if one["metric"] == "success"]
     assert (curve["points"], curve["peak"]) == ([[0, 0.1], [60, 0.4], [120, 0.3]], [60, 0.4])
+
+
+def test_values_that_are_not_finite_are_no_points(tmp_path: Path) -> None:
+    values = [float("nan"), 0.3, float("inf"), 0.7, float("-inf")]
+    write(tmp_path / "job", *(evaluation(step, success=value) for step, value in enumerate(values)))
+    (curve,) = collect([tmp_path], METRICS)
+    assert (curve.points, curve.peak) == (((1, 0.3), (3, 0.7)), (3, 0.7))

@@ -261,3 +261,15 @@ def test_the_worst_come_first_with_their_prompts(job: Callable[..., Path]) -> No
     assert json.loads(view(folder, sort="-reward", limit=1, as_json=True))[0]["reward"] == 1.0
     with pytest.raises(RunError, match=r"--sort colour: no experience has this number; there are .*reward"):
         view(folder, sort="colour")
+
+
+def test_rewards_that_are_no_numbers_come_last(job: Callable[..., Path]) -> None:
+    rewards = [0.5, float("nan"), -0.5, "many", 0.1, float("-inf")]
+    folder = job(*(experience(3, rollout=place, reward=reward) for place, reward in enumerate(rewards)))
+    for sort, order in (("reward", [-0.5, 0.1, 0.5]), ("-reward", [0.5, 0.1, -0.5])):
+        assert [row["reward"] for row in json.loads(view(folder, sort=sort, as_json=True))][:3] == order
+
+
+def test_metrics_that_are_no_object_have_no_number(job: Callable[..., Path]) -> None:
+    folder = job(experience(3, metrics="x"), experience(3, rollout=1, metrics={"length": 2}))
+    assert [row["metrics"] for row in json.loads(view(folder, sort="length", as_json=True))] == [{"length": 2}, "x"]

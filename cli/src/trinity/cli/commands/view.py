@@ -1,6 +1,7 @@
 """`trinity view`: the experiences a step was trained on. Terminal escapes and markup in texts of models are escaped."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,8 +72,9 @@ def _sorted(rows: list[tuple[int, Row]], by: str) -> list[tuple[int, Row]]:
     field = by.removeprefix("-")
 
     def value(row: Row) -> float | None:
-        found = row[field] if field in row else (row.get("metrics") or {}).get(field)
-        return float(found) if isinstance(found, (int, float)) else None
+        metrics = row.get("metrics")
+        found = row[field] if field in row else metrics.get(field) if isinstance(metrics, dict) else None
+        return float(found) if isinstance(found, (int, float)) and math.isfinite(found) else None
 
     if not by:
         return rows

@@ -48,6 +48,8 @@ _IDENTITY_FILES = {
     "TLS_CERT": "tls.crt", "TLS_KEY": "tls.key", "TLS_CA": "ca.crt", "NATS_CREDS": "nats.creds", "NATS_CA": "ca.crt",
 }  # fmt: skip
 
+_LARGEST = 2**31 - 1  # a number that a service can be asked for
+
 _Command = TypeVar("_Command", bound=Callable[..., "str | int"])
 
 
@@ -72,9 +74,12 @@ def command(app: typer.Typer, name: str, find: Callable[..., Any] | None = None)
 
         @functools.wraps(function)
         def run(**options: Any) -> None:
-            from trinity.reading.errors import ending_well
+            from trinity.reading.errors import RunError, ending_well
 
             def action() -> int:
+                for given_name, value in options.items():
+                    if isinstance(value, int) and abs(value) > _LARGEST:
+                        raise RunError(f"{given_name} {value}: give a number up to {_LARGEST}", 2)
                 given = {parameter.name: options.pop(parameter.name) for parameter in common}
                 found = function(*([find(**given)] if find else []), **options)
                 if isinstance(found, str):

@@ -4,6 +4,7 @@ They are read from <job>/[<stage>/]monitor/explorer.jsonl, so crashed and stoppe
 that was evaluated again after a crash counts once, with its last value.
 """
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -72,11 +73,11 @@ def _curves(run: str, file: Path, metrics: Sequence[str]) -> Iterator[Curve]:
 
 
 def _values(line: dict[str, Any]) -> Iterator[tuple[int, str, float]]:
-    """Yields (step, name, value) of a line that names its step."""
+    """Yields (step, name, value) of a line that names its step, without values that are not finite."""
     if type(line.get("step")) is not int:
         return
     for name, value in line.items():
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             yield line["step"], name, float(value)
 
 

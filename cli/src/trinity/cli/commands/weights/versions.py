@@ -108,7 +108,11 @@ def rollback(
     as_json: AsJson = False,
 ) -> str:
     """Make an older version LIVE again, on every explorer and in the trainer, and withdraw all newer ones."""
-    number = int(version) if str(version).isdigit() else ask(live_sync, job_stage, lambda s: numbered(s, version))
+    given = str(version)  # isdecimal: isdigit is true of "²", too
+    if given.isdecimal() and len(given) < 10:  # a longer one is no version
+        number = int(given)
+    else:
+        number = ask(live_sync, job_stage, lambda sync: numbered(sync, given))
     return roll_back(job_stage, RollbackRequest(number, keep_experience, reason, yes, wait, as_json))
 
 
