@@ -270,6 +270,12 @@ def a_collective_hangs(site: Site, first: Command, two: Command) -> Command:
     return first
 
 
+def a_checkpoint_hangs(site: Site, first: Command, two: Command) -> Command:
+    (site.folder / "plugins/hang_in_save").touch()
+    first.until("an exchange of 2 ranks has stood still for 15 s (cluster.progress_timeout): a rank hangs", 90)
+    return first
+
+
 def a_machine_is_killed(site: Site, first: Command, two: Command) -> Command:
     two.kill()
     first.until("node gpu-2 is lost", 10)
@@ -307,8 +313,8 @@ def the_first_is_killed(site: Site, first: Command, two: Command) -> Command:
 
 
 ACCIDENTS = [
-    a_machine_leaves, a_rank_is_killed, a_rank_is_stopped, a_collective_hangs, a_machine_is_killed, a_cable_is_pulled,
-    the_first_is_killed,
+    a_machine_leaves, a_rank_is_killed, a_rank_is_stopped, a_collective_hangs, a_checkpoint_hangs, a_machine_is_killed,
+    a_cable_is_pulled, the_first_is_killed,
 ]  # fmt: skip
 LOSS = """
 import os
@@ -318,15 +324,24 @@ from pathlib import Path
 from trinity.plugins import policy_loss
 
 
-@policy_loss("sft_or_hang", traits=["experts"])
-def sft_or_hang(x, share):
-    \"\"\"The loss of sft. Rank 1 lives and does nothing more, once there is a file `hang`.\"\"\"
-    from trinity.trainer.algorithms.policy_losses.sft import sft
-
-    order = Path(__file__).with_name("hang")
-    if os.environ["RANK"] == "1" and order.exists():
+def obey(name):
+    \"\"\"Rank 1 lives and does nothing more, once there is a file of this name.\"\"\"
+    order = Path(__file__).with_name(name)
+    if os.environ.get("RANK") == "1" and order.exists():
         order.unlink()
         time.sleep(100_000)
+
+
+@policy_loss("sft_or_hang", traits=["experts"])
+def sft_or_hang(x, share):
+    \"\"\"The loss of sft, or a hang in a step, or in the next checkpoint.\"\"\"
+    from trinity.trainer.algorithms.policy_losses.sft import sft
+    from trinity.trainer.engine.checkpoints import Checkpoints
+
+    obey("hang")
+    if not hasattr(Checkpoints, "saves"):
+        Checkpoints.saves = Checkpoints.save
+        Checkpoints.save = lambda self, step: obey("hang_in_save") or self.saves(step)
     return sft(x, share)
 """
 STEPS = 40
@@ -364,7 +379,7 @@ def test_an_accident_costs_time_and_changes_no_weight(
     if accident in (a_machine_is_killed, a_cable_is_pulled, a_machine_leaves):
         cluster["node_wait"] = 5
     values = long_sft(quickstart_model, quickstart_data, cluster)
-    if accident is a_collective_hangs:
+    if accident in (a_collective_hangs, a_checkpoint_hangs):
         cluster["progress_timeout"] = 15
         values["algorithm"]["policy_loss_fn"] = "sft_or_hang"
         (site.folder / "plugins").mkdir()

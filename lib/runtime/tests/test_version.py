@@ -26,3 +26,8 @@ def test_all_of_trinity_comes_first(installed: dict[str, str], said: str, monkey
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     assert installed_version("trinity-sync") == said
+
+
+def test_other_packages_have_their_own() -> None:
+    assert installed_version("pydantic") == importlib.metadata.version("pydantic") != installed_version("trinity-sync")
+    assert installed_version("no-such-package") == "unknown: it is not installed"

@@ -2,15 +2,17 @@
 
 import asyncio
 import contextlib
+import importlib.metadata
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from trinity.config import Config
+from trinity.config import Config, make_plan
 from trinity.config.schema.model import ClusterConfig
 from trinity.runtime.errors import Conflict, InvalidInput, TimedOut, TrinityError
+from trinity.runtime.version import installed_version
 from trinity.trainer import wire
 from trinity.trainer.process import nodes as module
 from trinity.trainer.process.nodes import (
@@ -24,6 +26,8 @@ from trinity.trainer.process.nodes import (
     RankGroup,
     ToNode,
     Waiting,
+    refusal,
+    this_node,
 )
 from trinity.trainer.process.shared_config import shared_config
 
@@ -203,6 +207,15 @@ async def test_a_node_that_leaves_or_comes_changes_the_group_and_loses_nothing()
     Peer(nodes, further("three"))
     assert await asyncio.wait_for(nodes.changed, 1) == "node three has come"
     assert nodes.members()[1:] == (("three", 2), ("two", 2))
+
+
+def test_a_node_tells_the_versions_of_the_libraries_that_compute() -> None:
+    plan = make_plan(Config.model_validate({"model": {"model_path": "m", "max_model_len": 64}}))
+    told = this_node(plan, "run", 1, "cpu").versions
+    own = {name: importlib.metadata.version(name) for name in ("torch", "deepspeed", "transformers")}
+    assert told == {**own, "trinity-trainer": installed_version("trinity-trainer")}
+    other = further(versions={**told, "deepspeed": "0.1"})
+    assert refusal(replace(FIRST, versions=told), other).startswith("it has deepspeed 0.1, and the first node ")
 
 
 def test_machines_may_differ_in_paths_and_devices_but_in_nothing_that_ranks_compute() -> None:

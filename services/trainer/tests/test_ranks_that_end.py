@@ -149,8 +149,8 @@ def test_a_step_that_stands_still_ends_ranks_that_all_live(run: Run) -> None:
     hangs = threading.Event()
 
     def stand_still(control: Control) -> None:
-        control.update(step=6)
-        with control.computing():
+        control.update(state="training")
+        with control.together("step 7"):
             hangs.wait(20)
 
     with structlog.testing.capture_logs() as logs, pytest.raises(Ended, match="1"):
@@ -161,9 +161,37 @@ def test_a_step_that_stands_still_ends_ranks_that_all_live(run: Run) -> None:
     assert logs[-1]["reason"] == "step 7 has stood still for 1.5 s (cluster.progress_timeout): a rank hangs"
 
 
+def test_what_another_thread_does_moves_only_its_own_work() -> None:
+    """A step goes on while a checkpoint hangs; what is made tensor by tensor counts from the newest one."""
+    control, made = Control(), []
+    with control.together("a checkpoint"):
+        thread = threading.Thread(target=lambda: made.extend(control.each("a step", [1, 2])))
+        thread.start()
+        thread.join()
+        assert made == [1, 2]
+        for tensor in control.each("weights", "abc"):
+            assert (control.look(3), control.look(3)) == ("", ""), tensor
+        assert control.look(3) == "a checkpoint"
+    assert control.look(1) == ""
+
+
+def test_the_start_has_more_time_since_ranks_load_at_different_speed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(control: Control) -> None:
+        with control.together("the rendezvous"):
+            time.sleep(2 * PROGRESS_SECONDS)
+
+    monkeypatch.setattr(service, "_LOAD_SECONDS", 4 * PROGRESS_SECONDS)
+    run(None, load)
+    monkeypatch.setattr(service, "_LOAD_SECONDS", 0.0)
+    with structlog.testing.capture_logs() as logs, pytest.raises(Ended):
+        run(None, load)
+    assert logs[-1]["reason"].startswith("the rendezvous has stood still for 1.5 s")
+
+
 def test_a_long_step_that_moves_and_a_wait_between_steps_are_no_hang(run: Run) -> None:
     def work(control: Control) -> None:
-        with control.computing():
+        control.update(state="training")
+        with control.together("step 7"):
             for _ in range(6):
                 time.sleep(PROGRESS_SECONDS / 2)
                 control.moved()

@@ -9,6 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from support.programs.trainer.engine_actions import run_module
+from support.programs.trainer.hanging_ranks import LOOK_SECONDS, LOOKS, WORK_SECONDS
 from support.programs.trainer.waiting_ranks import LATE_SECONDS, TIMEOUT_SECONDS
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.process.exchange import Exchange
@@ -21,6 +22,13 @@ def test_a_batch_that_is_late_ends_no_rank(tmp_path: Path) -> None:
     assert LATE_SECONDS > 2 * TIMEOUT_SECONDS
     run_module("support.programs.trainer.waiting_ranks", tmp_path, 2, 60)
     assert [(tmp_path / str(rank)).read_bytes() for rank in range(2)] == [b"a batch"] * 2
+
+
+def test_a_rank_that_works_long_for_a_checkpoint_is_no_hang_and_one_that_joins_no_exchange_is(tmp_path: Path) -> None:
+    assert WORK_SECONDS > 2 * LOOKS * LOOK_SECONDS
+    run_module("support.programs.trainer.hanging_ranks", tmp_path, 2, 60)
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["[0, 1]"] * 2
+    assert (tmp_path / "found").read_text() == "an exchange of 2 ranks"
 
 
 def test_they_wait_on_the_host_and_not_in_a_kernel_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None:

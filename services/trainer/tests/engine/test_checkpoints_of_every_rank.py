@@ -3,6 +3,7 @@
 import json
 import runpy
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -59,6 +60,9 @@ class Exchange:
 
     def collect(self, value: Any) -> list[Any]:
         return [value]
+
+    def collect_when_done(self, work: Callable[[], Any]) -> list[Any]:
+        return [work()]
 
     def barrier(self) -> None: ...
 

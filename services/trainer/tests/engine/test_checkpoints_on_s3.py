@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,6 +47,9 @@ class Rank:
 
     def collect(self, value: Any) -> list[Any]:
         return [value]
+
+    def collect_when_done(self, work: Callable[[], Any]) -> list[Any]:
+        return [work()]
 
 
 class Engine:
@@ -130,8 +133,16 @@ def test_a_step_that_is_saved_again_replaces_the_former(url: str, tmp_path: Path
     (old.path(2) / "manifest.json").write_text('{"files": {}}')
     heard: list[Any] = [[], ".not_here", new._content(2)]
     values: list[Any] = [True, []]  # of rank 0
+
+    def collect(value: Any) -> list[Any]:
+        return [values.pop(0), value]
+
     rank = SimpleNamespace(
-        is_first=False, world_size=2, share=lambda _: heard.pop(0), collect=lambda value: [values.pop(0), value]
+        is_first=False,
+        world_size=2,
+        share=lambda _: heard.pop(0),
+        collect=collect,
+        collect_when_done=lambda work: collect(work()),
     )
     engine = Engine()
     old.load(2, engine, rank, unverified=False)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,9 @@ class Exchange:
 
     def collect(self, value: Any) -> list[Any]:
         return [value]
+
+    def collect_when_done(self, work: Callable[[], Any]) -> list[Any]:
+        return [work()]
 
     def share(self, value: Any) -> Any:
         return value if self._heard is None else self._heard

@@ -55,7 +55,7 @@ def train(plan: Plan, settings: TrainerSettings, ranks: Ranks, control: Control)
     if device == "cpu":
         torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() // ranks.here))
     try:
-        engine = TrainEngine(plan, ranks, device, settings.gpu_memory_gib)
+        engine = TrainEngine(plan, ranks, device, settings.gpu_memory_gib, control.together)
     except torch.OutOfMemoryError as error:
         card = devices.card_of(torch.device("cuda", ranks.local_rank))
         raise devices.no_room(plan, ranks, card, host_memory(), error) from None
@@ -67,7 +67,7 @@ def train(plan: Plan, settings: TrainerSettings, ranks: Ranks, control: Control)
                 publisher = make_publisher(plan, settings, engine)
         with contextlib.closing(publisher) if publisher is not None else contextlib.nullcontext():
             if settings.replay_folder is not None and settings.replay_bad_step:
-                exchange = Exchange(ranks)
+                exchange = Exchange(ranks, together=control.together)
                 train_bad_step(
                     plan, run_id_of(plan), settings.replay_bad_step, settings.replay_folder, engine, exchange
                 )
@@ -102,13 +102,14 @@ def make_loop(
 
     replay, last_step = settings.replay_folder, settings.replay_to if settings.replay_folder else None
     engine.on_micro_batch(control.moved)
-    folder, exchange, times = replay or plan.job_dir, Exchange(ranks), StepTimes()
+    exchange, aside = (Exchange(ranks, together=control.together) for _ in range(2))
+    folder, times = replay or plan.job_dir, StepTimes()
     store = CheckpointStore(folder) if replay else CheckpointStore.of(plan, run_id_of(plan))
     versions: NoVersions | VersionPublisher = NoVersions()
     if not plan.offline and replay is None:
         versions = VersionPublisher(plan, exchange, engine, control, publisher, store, times)
     commit = buffer.commit if buffer is not None and replay is None else None
-    run, aside = run_id_of(plan), Exchange(ranks)
+    run = run_id_of(plan)
     own = Checkpoints(plan, run, exchange, aside, engine, control, store, times, commit, lambda: versions.rollback)
     checkpoints: Checkpoints | ReplayCheckpoints = own
     if replay is not None:

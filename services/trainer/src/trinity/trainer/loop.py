@@ -136,7 +136,7 @@ class TrainLoop:
 
     def _train(self, raw: RawBatch) -> StepDone:
         try:
-            with self.control.computing():
+            with self.control.together(f"step {raw.entry.step}"):
                 return self.trainer.train(raw)
         except BadStep as error:
             before = raw.entry.step - 1

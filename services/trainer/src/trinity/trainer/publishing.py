@@ -110,7 +110,8 @@ class VersionPublisher:
     def _announce_base(self, step: int) -> None:
         """Publishes version 0, with a canary unless the engine has the weights of a later step."""
         probe = pseudo_random_probe(self.engine.vocabulary) if step == 0 else ()
-        canary = self._canary(probe, step)
+        with self.control.together("the publication of version 0"):
+            canary = self._canary(probe, step)
         if self.publisher is not None:
             given = self.engine.given_adapters()
             layout = self.engine.layout() if given else []
@@ -131,7 +132,8 @@ class VersionPublisher:
         due = self.plan.staleness.publishes(step, self.control.progress.last_step) or step == self._forked_at
         if not self.exchange.share(self.publisher is not None and self.publisher.wants(step, due)):
             return
-        with self.control.computing():
+        what = f"the publication of step {step}"
+        with self.control.together(what):
             canary = self._canary(self._probe or pseudo_random_probe(self.engine.vocabulary), step)
         if self.publisher is None:
             read_all(self.engine.weights())
@@ -139,7 +141,8 @@ class VersionPublisher:
             if self._reserving is not None:
                 self._reserving.result()
             layout = self.engine.layout()
-            weights = self._snapshot.take(layout, self.engine.weights())
+            with self.control.together(what):
+                weights = self._snapshot.take(layout, self.control.each(what, self.engine.weights()))
             self._publishing = self._thread.submit(self._publish, self.publisher, step, layout, weights, canary)
         self.times.spent("publish", time.monotonic() - begin)
 
@@ -230,7 +233,9 @@ class VersionPublisher:
             weights: Weights | None = None
             if self.publisher is not None:
                 weights = self.engine.base_weights() if version == 0 else self.publisher.read(version)
-            self.engine.load_weights(weights)
+            what = f"the rollback to version {version}"
+            with self.control.together(what):
+                self.engine.load_weights(None if weights is None else self.control.each(what, weights))
         self.rollback = source["number"]
         if self.publisher is not None and due is not None:
             self.publisher.follows(due)

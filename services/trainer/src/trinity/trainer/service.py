@@ -30,6 +30,7 @@ log = structlog.get_logger(__name__)
 # A failure mostly ends all ranks. Rank 0 has this time to report its error.
 _ERROR_SECONDS = 2.0
 _LOOK_SECONDS = 0.5
+_LOAD_SECONDS = 300.0  # least limit of a wait for ranks that load code and model, not all at the same speed
 # Results of rank 0 that no other rank's death causes: no error, or an error that torch does not raise.
 _OWN_END = (type(None), TrinityError, OSError, *UNEXPECTED)
 
@@ -102,20 +103,21 @@ class TrainerService:
             await self._nodes.finish()
 
     async def _watch_progress(self, died: "asyncio.Future[str]") -> None:
-        """Resolves `died` if a step stands still, since its ranks may all live and wait in a collective for each other.
+        """Resolves `died` if the ranks' common work stands still: all may live and wait in collectives for each other.
 
-        It counts its own looks, so that the time in which this process is stopped does not count.
+        Looks are counted, so that the time in which this process is stopped does not count.
         """
-        limit, before, looks = self._plan.config.cluster.progress_timeout, None, 0
-        while looks * _LOOK_SECONDS < limit:
+        what = ""
+        while not what:
             await asyncio.sleep(_LOOK_SECONDS)
-            moves = self.control.moves
-            before, looks = moves, looks + 1 if moves is not None and moves == before else 0
+            limit = self._plan.config.cluster.progress_timeout
+            if self.control.progress.state == "starting":
+                limit = max(limit, _LOAD_SECONDS)
+            what = self.control.look(limit / _LOOK_SECONDS)
         with contextlib.suppress(OSError, ValueError):  # there is no standard error
             faulthandler.dump_traceback()
         if not died.done():
-            step = self.control.progress.step + 1
-            died.set_result(f"step {step} has stood still for {limit:g} s (cluster.progress_timeout): a rank hangs")
+            died.set_result(f"{what} has stood still for {limit:g} s (cluster.progress_timeout): a rank hangs")
 
     async def _form(self, nodes: Nodes, address: str) -> None:
         """Waits for the nodes, and makes a group of their ranks and this machine's."""

@@ -130,7 +130,7 @@ class ClusterConfig(Section):
         600,
         ge=5,
         le=100_000,
-        description="Seconds in which a step begins no micro-batch, after which its ranks count as hung",
+        description="Seconds without progress in common work of ranks, before they count as hung (docs/modes.md)",
     )
     node_name: str = Field(
         "", max_length=100, description="Name of this machine of the trainer; empty: its identity's, or the host's"

@@ -155,7 +155,9 @@ class CheckpointStore:
             same = exchange.share(self._content(step)) == self._content(step)
             if not same:
                 _remove(self.path(step))  # of another machine, which has an older one or none
-            found = exchange.collect([] if same else self._prepare(step, engine, exchange, unverified))
+            found = exchange.collect_when_done(
+                lambda: [] if same else self._prepare(step, engine, exchange, unverified)
+            )
             if problem := next((one for one in found if one), []):
                 raise InvalidInput(*problem)
         engine.load(self.path(step) / "actor")

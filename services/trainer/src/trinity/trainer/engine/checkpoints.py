@@ -146,13 +146,18 @@ class Checkpoints:
 
     def _seal(self, state: TrainerState, write: Callable[[], list[Path]], attempt: str) -> None:
         """Runs in the thread of each rank: writes this rank's files; rank 0 then makes the checkpoint."""
-        begin, error = time.monotonic(), None
-        found: dict[str, Any] = {}
-        try:
-            found = asdict(self.store.put(state.step, attempt, write(), self._is_seen))
-        except Exception as failure:
-            error, found = failure, {"problem": f"{type(failure).__name__}: {failure}"}
-        ranks = self.aside.collect(found)
+        begin = time.monotonic()
+        error: Exception | None = None
+
+        def put() -> dict[str, Any]:
+            nonlocal error
+            try:
+                return asdict(self.store.put(state.step, attempt, write(), self._is_seen))
+            except Exception as failure:
+                error = failure
+                return {"problem": f"{type(failure).__name__}: {failure}"}
+
+        ranks = self.aside.collect_when_done(put)
         if error is not None:
             raise error
         for rank, one in enumerate(ranks):
@@ -177,6 +182,7 @@ class Checkpoints:
         if lora is None:
             return
         if self.exchange.is_first:
+            weights = self.control.each("a checkpoint's adapters", weights)
             write_adapters(folder, lora, self.plan.config.model.model_path, weights)
         read_all(weights)
 
@@ -189,6 +195,7 @@ class Checkpoints:
             self._save_model_files(folder)
         if with_weights and self.exchange.is_first:
             layout, weights = self.engine.whole_weights()
+            weights = self.control.each(f"the checkpoint of step {step}", weights)
             found = write_shards(weights, layout, folder, "model-{:05d}.safetensors", CHECKPOINT_SHARD_BYTES)
             write_huggingface_index(folder, *found)
         elif with_weights:

@@ -1,5 +1,6 @@
 """Wraps a trained module, policy or critic, in DeepSpeed."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from trinity.config.schema.trainer import TrainerConfig
 from trinity.trainer.engine.gradients import FiniteStepGuard, Fp32GradAccumulator, OneRankUpdate
 from trinity.trainer.engine.slices import SlicedState, Write
 from trinity.trainer.model.fused import wants_kernels
+from trinity.trainer.process.exchange import Together
 from trinity.weights.checkpoint_slices import FOLDER
 from trinity.weights.safe_load import load_safely
 
@@ -34,12 +36,15 @@ class DeepSpeedModel:
         dtype: torch.dtype,
         device: torch.device,
         grad_clip: float,
+        together: Together = contextlib.nullcontext,
     ) -> None:
+        """together: as of `Exchange`."""
         self.zero_stage = trainer.deepspeed.zero_stage
         self.optimizer = _make_optimizer(module, optimizer, device, _offloads(trainer, device))
         deepspeed = import_deepspeed(device)
         config = deepspeed_config(trainer, dtype, device, grad_clip)
-        self.engine, *_ = deepspeed.initialize(model=module, optimizer=self.optimizer, config=config)
+        with together("the preparation of the optimizer"):
+            self.engine, *_ = deepspeed.initialize(model=module, optimizer=self.optimizer, config=config)
         self.engine.checkpoint_engine.load = load_state
         self._finite_guard = FiniteStepGuard(self.optimizer, self.engine)
         self._fp32_grads = Fp32GradAccumulator(module.parameters() if self.zero_stage < 2 else ())
@@ -47,7 +52,7 @@ class DeepSpeedModel:
         one_rank = self.zero_stage == 2 and self.engine.world_size == 1 and not _offloads(trainer, device)
         if one_rank and (device.type == "cpu" or wants_kernels(module, trainer.fused_kernels)):
             self._one_rank = OneRankUpdate(self.engine.optimizer, self.optimizer, grad_clip, self._finite_guard)
-        self._state = SlicedState(self.engine, self.optimizer, self.zero_stage, dtype, device)
+        self._state = SlicedState(self.engine, self.optimizer, self.zero_stage, dtype, device, together)
         self._deepspeed = deepspeed
         self._accumulated = False
         if self.zero_stage == 0 and dtype is torch.float32:

@@ -46,7 +46,7 @@ from trinity.trainer.model.routers import routers_of
 from trinity.trainer.model.sequence_parallel import make_groups
 from trinity.trainer.model.vision import freeze_all_but_text, has_vision
 from trinity.trainer.process import devices
-from trinity.trainer.process.exchange import meet_in_store
+from trinity.trainer.process.exchange import Together, meet_in_store
 from trinity.trainer.process.ranks import LONGEST_EXCHANGE, Ranks
 from trinity.trainer.weights.shards import Weights
 from trinity.weights import Lora, TensorInfo, nccl
@@ -57,9 +57,17 @@ log = structlog.get_logger(__name__)
 class TrainEngine:
     """The policy, its optimizer and, if the algorithm needs them, the frozen reference and the critic."""
 
-    def __init__(self, plan: Plan, ranks: Ranks, device: str, gpu_memory_gib: float = 0) -> None:
-        """gpu_memory_gib: limit of this rank's memory on its GPU; 0: all of it."""
+    def __init__(
+        self,
+        plan: Plan,
+        ranks: Ranks,
+        device: str,
+        gpu_memory_gib: float = 0,
+        together: Together = contextlib.nullcontext,
+    ) -> None:
+        """gpu_memory_gib: limit of this rank's memory on its GPU; 0: all of it. together: as of `Exchange`."""
         self._plan = plan
+        self._together = together
         self._ranks = ranks
         trainer = plan.config.trainer
         self.device = torch.device("cpu" if device == "cpu" else f"cuda:{ranks.local_rank}")
@@ -75,7 +83,8 @@ class TrainEngine:
         backend = "nccl" if on_gpu else "gloo"
         others = f"the other {ranks.world_size - 1} of {ranks.world_size} ranks (this is rank {ranks.rank})"
         limit = LONGEST_EXCHANGE.total_seconds()
-        with waits.waiting(others, f"rendezvous at {ranks.meeting_place}", limit_seconds=limit):
+        rendezvous = f"rendezvous at {ranks.meeting_place}"
+        with waits.waiting(others, rendezvous, limit_seconds=limit), together(f"the {rendezvous}"):
             meet_in_store(ranks, backend)
             deepspeed.init_distributed(
                 dist_backend=backend,
@@ -101,7 +110,7 @@ class TrainEngine:
         self._kl = KlCoefficients.of(plan.algorithm)
         waits.phase("prepares the optimizer")
         self._model = DeepSpeedModel(
-            policy, plan.config.algorithm.optimizer, trainer, self.dtype, self.device, trainer.grad_clip
+            policy, plan.config.algorithm.optimizer, trainer, self.dtype, self.device, trainer.grad_clip, together
         )
         self._weights = PolicyWeights(self._model, plan, ranks, self.dtype, self.device)
         self._no_grad = NoGradForward(self._planner, ranks, self.device)
@@ -166,7 +175,13 @@ class TrainEngine:
         recompute_activations(model.model, self._activations.recompute, self._activations.layers)
         disable_dropout(model, "critic")
         learns = DeepSpeedModel(
-            model, trainer.critic.optimizer, trainer, self.dtype, self.device, trainer.critic.grad_clip
+            model,
+            trainer.critic.optimizer,
+            trainer,
+            self.dtype,
+            self.device,
+            trainer.critic.grad_clip,
+            self._together,
         )
         return Learner(learns, self._no_grad, "critic")
 

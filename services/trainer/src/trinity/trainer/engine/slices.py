@@ -10,6 +10,7 @@ ZeRO 1, 2  parameters lie in `bit16_groups_flat`, of which a rank updates one of
 ZeRO 3     `fp32_partitioned_groups_flat` has a rank's parts of the parameters of `fp16_groups`, each padded
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch.distributed as dist
 
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
+from trinity.trainer.process.exchange import Together
 from trinity.trainer.weights.shards import CHECKPOINT_SHARD_BYTES, Snapshot, describe, write_shards
 from trinity.weights import TensorInfo
 from trinity.weights.checkpoint_slices import BUFFER, INDEX, MASTER, SliceIndex, SliceReader
@@ -60,8 +62,10 @@ class SlicedState:
         zero_stage: int,
         dtype: torch.dtype,
         device: torch.device,
+        together: Together = contextlib.nullcontext,
     ) -> None:
         self._engine, self._optimizer, self._zero_stage, self._dtype = engine, optimizer, zero_stage, dtype
+        self._together = together
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         self._held = Snapshot(device)
 
@@ -124,9 +128,11 @@ class SlicedState:
                     flat = torch.empty(buffer.numel(), dtype=buffer.dtype)
                     _copy(flat, reader.whole(BUFFER, name, list(buffer.shape)))
                     buffer.copy_(flat.view(buffer.shape))
-            self._round()
-        if self._zero_stage == 3:
-            sharded.checkpoint_event_epilogue()
+        with self._together("the load of a checkpoint"):
+            with torch.no_grad():
+                self._round()
+            if self._zero_stage == 3:
+                sharded.checkpoint_event_epilogue()
         return reader.index.state
 
     def _load(self, reader: SliceReader, fragment: Fragment, numbers: dict[str, float]) -> None:

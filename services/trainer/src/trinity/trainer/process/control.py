@@ -2,9 +2,11 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,15 @@ class Progress:
         return self.state in ("waiting", "paused", "finished") and self.checkpoint_step == self.step
 
 
+@dataclass(eq=False)
+class _Common:
+    """Work of all ranks that a thread of rank 0 waits for. looks: how often it was found where it had been before."""
+
+    what: str
+    thread: int = field(default_factory=threading.get_ident)
+    looks: int = 0
+
+
 class Control:
     """The loop writes progress and reads requests; the servicer does the opposite. Thread-safe.
 
@@ -45,27 +56,38 @@ class Control:
         self._saves = False
         self._pause = threading.Event()
         self._checkpoint = threading.Event()
-        self._computes = False
-        self._moves = 0
+        self._common: list[_Common] = []
 
     @contextlib.contextmanager
-    def computing(self) -> Iterator[None]:
-        """Within it the loop waits for nothing but the computation of all ranks, which calls `moved`."""
-        self.moved()
-        self._computes = True
+    def together(self, what: str) -> Iterator[None]:
+        """Within it the calling thread waits for nothing but the work of all ranks; `moved` says that it goes on."""
+        work = _Common(what)
+        self._common.append(work)
         try:
             yield
         finally:
-            self._computes = False
+            self._common.remove(work)
 
     def moved(self) -> None:
-        """Notes that the computation has gone on, such as to its next micro-batch."""
-        self._moves += 1
+        """Notes that the thread's common work has gone on, such as to its next micro-batch."""
+        for work in list(self._common):
+            if work.thread == threading.get_ident():
+                work.looks = 0
 
-    @property
-    def moves(self) -> int | None:
-        """Number of calls of `moved`; None while nothing is computed."""
-        return self._moves if self._computes else None
+    def each(self, what: str, items: Iterable[T]) -> Iterator[T]:
+        """Yields what the ranks make together, in `together`, until there is no more."""
+        with self.together(what):
+            for item in items:
+                self.moved()
+                yield item
+
+    def look(self, looks: float) -> str:
+        """Looks once more at all common work; returns what stands still since so many looks, else an empty string."""
+        for work in list(self._common):
+            work.looks += 1
+            if work.looks >= looks:
+                return work.what
+        return ""
 
     @property
     def progress(self) -> Progress:

@@ -4,8 +4,10 @@ It uses gloo: a rank that waits in a broadcast of NCCL keeps a kernel running, w
 the same GPU.
 """
 
+import contextlib
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 from typing import TypeVar
 
@@ -16,6 +18,8 @@ from trinity.trainer.process.ranks import LONGEST_EXCHANGE, Ranks, read_store
 from trinity.weights.group_store import Store
 
 T = TypeVar("T")
+Together = Callable[[str], contextlib.AbstractContextManager[object]]  # Control.together
+_SHOW_SECONDS = 1.0
 _stores: list[Store] = []  # of this process's group, which keeps no reference
 
 
@@ -38,9 +42,17 @@ def meet_in_store(ranks: Ranks, backend: str) -> None:
 class Exchange:
     """Gives every rank the values of rank 0. The constructor and all methods are collectives."""
 
-    def __init__(self, ranks: Ranks, timeout: timedelta = LONGEST_EXCHANGE) -> None:
+    def __init__(
+        self, ranks: Ranks, timeout: timedelta = LONGEST_EXCHANGE, together: Together = contextlib.nullcontext
+    ) -> None:
+        """`together`: context in which rank 0 waits for the other ranks."""
         self._ranks = ranks
-        self._group = dist.new_group(backend="gloo", timeout=timeout) if ranks.world_size > 1 else None
+        self._together = together
+        with self._waiting():
+            self._group = dist.new_group(backend="gloo", timeout=timeout) if ranks.world_size > 1 else None
+
+    def _waiting(self) -> contextlib.AbstractContextManager[object]:
+        return self._together(f"an exchange of {self._ranks.world_size} ranks")
 
     @property
     def is_first(self) -> bool:
@@ -67,12 +79,29 @@ class Exchange:
             return [value]
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-        dist.all_gather(sizes, torch.tensor([len(data)]), group=self._group)
+        with self._waiting():
+            dist.all_gather(sizes, torch.tensor([len(data)]), group=self._group)
         rows = [torch.empty(max(int(size) for size in sizes), dtype=torch.uint8) for _ in sizes]
         row = torch.zeros_like(rows[0])
         row[: len(data)] = data
-        dist.all_gather(rows, row, group=self._group)
+        with self._waiting():
+            dist.all_gather(rows, row, group=self._group)
         return [json.loads(row[: int(size)].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+    def collect_when_done(self, work: Callable[[], T]) -> list[T]:
+        """Returns the values of `work` of all ranks, in their order. It may take long, and raises nothing.
+
+        Meanwhile the ranks show each other that they live, since a wait in a collective would look like a hang.
+        """
+        if self.world_size == 1:
+            return [work()]
+        with ThreadPoolExecutor(1, "work") as thread:
+            working = thread.submit(work)
+            while True:
+                wait([working], _SHOW_SECONDS)
+                found = self.collect([working.result()] if working.done() else [])
+                if all(found):
+                    return [value for (value,) in found]
 
     def share_when_known(
         self, poll: Callable[[], T | None], encode: Callable[[T], bytes], decode: Callable[[bytes], T]
@@ -91,15 +120,18 @@ class Exchange:
 
     def barrier(self) -> None:
         if self.world_size > 1:
-            dist.barrier(self._group)
+            with self._waiting():
+                dist.barrier(self._group)
 
     def _bytes(self, data: bytes) -> bytes:
         size = torch.tensor([len(data)])
-        dist.broadcast(size, src=0, group=self._group)
+        with self._waiting():
+            dist.broadcast(size, src=0, group=self._group)
         if not int(size):
             return b""
         payload = torch.empty(int(size), dtype=torch.uint8)
         if self.is_first:
             payload = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        dist.broadcast(payload, src=0, group=self._group)
+        with self._waiting():
+            dist.broadcast(payload, src=0, group=self._group)
         return payload.numpy().tobytes()

@@ -73,9 +73,9 @@ def write_shards(
             else:
                 written.append(Future())
                 written[-1].set_result(_write(path, shard, chain([first], parts)))
+        for name, _ in given:
+            raise InvalidInput("weights", f"got {name} after the last expected tensor")
     found = [file.result() for file in written]
-    for name, _ in given:
-        raise InvalidInput("weights", f"got {name} after the last expected tensor")
     return [tensor for tensors, _ in found for tensor in tensors], [info for _, info in found]
 
 
