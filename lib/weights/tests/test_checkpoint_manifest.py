@@ -1,11 +1,13 @@
 """Of a checkpoint only files that its trainer wrote are loaded: every other difference is named."""
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from trinity.runtime.errors import InvalidInput
 from trinity.weights.checkpoint_manifest import MANIFEST, ManifestWriter, has_manifest, verify, verify_model
@@ -75,7 +77,7 @@ def replaced_by_a_pipe(folder: Path) -> None:
         (nowhere, "rank_0.pt: is no file, and manifest.json lists it"),
         (in_a_circle, "rank_0.pt: is no file, and manifest.json lists it"),
         (replaced_by_a_pipe, "rank_0.pt: is no file, and manifest.json lists it"),
-        (changed, r"rank_0.pt: has SHA-256 [0-9a-f]{64}, manifest.json says [0-9a-f]{64}"),
+        (changed, r"rank_0.pt: has BLAKE3 [0-9a-f]{64}, manifest.json says [0-9a-f]{64}"),
         (longer, r"rank_0.pt: has 14 bytes, manifest.json says 5"),
         (removed, r"rank_0.pt: is missing, and manifest.json lists it"),
         (added, r"rank_1.pt: is not in manifest.json: the trainer did not write it"),
@@ -104,8 +106,40 @@ def test_without_a_manifest_nothing_is_loaded(checkpoint: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", '{"files": 3}', '{"files": {"a": 1}}', '{"files": {"a": {"size": "1"}}}'])
 def test_a_manifest_that_no_trainer_writes_is_refused(text: str, checkpoint: Path) -> None:
     (checkpoint / MANIFEST).write_text(text)
-    with pytest.raises(InvalidInput, match="does not list files with size and sha256"):
+    with pytest.raises(InvalidInput, match="does not list files with size and blake3 or sha256"):
         verify(checkpoint)
+
+
+def entries(checkpoint: Path) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = json.loads((checkpoint / MANIFEST).read_text())["files"]
+    return found
+
+
+def write_as_before(checkpoint: Path) -> None:
+    """As former versions did."""
+    names = (SHARD, MODEL, "trainer_state.json")
+    contents = {name: (checkpoint / name).read_bytes() for name in names}
+    listed = {name: {"size": len(c), "sha256": hashlib.sha256(c).hexdigest()} for name, c in contents.items()}
+    (checkpoint / MANIFEST).write_text(json.dumps({"files": listed}))
+
+
+def test_checksums_of_former_versions_stay_valid(checkpoint: Path) -> None:
+    write_as_before(checkpoint)
+    verify(checkpoint)
+    changed(checkpoint)
+    with pytest.raises(InvalidInput, match="has SHA-256"):
+        verify(checkpoint)
+
+
+def test_new_checksums_are_of_blake3_also_beside_former_ones(checkpoint: Path) -> None:
+    content = (checkpoint / MODEL).read_bytes()
+    assert entries(checkpoint)[MODEL] == {"size": len(content), "blake3": blake3(content).hexdigest()}
+    write_as_before(checkpoint)
+    (checkpoint / MODEL).write_bytes(b"converted")
+    ManifestWriter(checkpoint, [MODEL]).write()
+    kinds = {name: sorted(entry) for name, entry in entries(checkpoint).items()}
+    assert (kinds[MODEL], kinds[SHARD]) == (["blake3", "size"], ["sha256", "size"])
+    verify(checkpoint)
 
 
 def test_a_converted_model_is_added(checkpoint: Path) -> None:
