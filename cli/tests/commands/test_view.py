@@ -13,6 +13,7 @@ import pytest
 
 from support.fakes.data.experience import make_group, make_task
 from support.fakes.data.files import Counting, write
+from support.fakes.pages.recorded_run import make_job
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.cli.commands.view import view
 from trinity.reading import view as reading_view
@@ -273,3 +274,22 @@ def test_rewards_that_are_no_numbers_come_last(job: Callable[..., Path]) -> None
 def test_metrics_that_are_no_object_have_no_number(job: Callable[..., Path]) -> None:
     folder = job(experience(3, metrics="x"), experience(3, rollout=1, metrics={"length": 2}))
     assert [row["metrics"] for row in json.loads(view(folder, sort="length", as_json=True))] == [{"length": 2}, "x"]
+
+
+def test_the_answer_of_the_taskset_is_shown(tmp_path: Path) -> None:
+    data = tmp_path / "words.jsonl"
+    data.write_text("\n".join(json.dumps({"q": f"word {row}", "right": f"right-{row}"}) for row in range(9)))
+    folder = make_job(tmp_path / "job", lambda row: row.update(task_id=f"words/0/3/{row['ordinal']}"))
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    form = {"prompt_key": "q", "response_key": "right"}
+    config["buffer"]["explorer_input"]["taskset"] = {"name": "words", "path": str(data), "format": form}
+    path.write_text(json.dumps(config))
+    text = view(folder, step=2, sort="reward", limit=1)
+    number = re.search(r"words/0/3/(\d)", text)
+    assert number and "reference" in text and f"right-{number[1]}" in text
+    found = json.loads(view(folder, step=2, as_json=True))
+    assert {row["task_id"].replace("words/0/3/", "right-") for row in found} == {row["reference"] for row in found}
+    assert "right-" in view(folder, step=2, index=0)
+    data.unlink()
+    assert "reference" not in view(folder, step=2)

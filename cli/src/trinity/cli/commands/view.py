@@ -11,7 +11,8 @@ import typer
 from trinity.commands import AsJson, command, group
 from trinity.reading.errors import RunError
 from trinity.reading.find import AnnouncedRun, find_run
-from trinity.reading.reader import JobStage, announced_stage
+from trinity.reading.reader import JobStage, announced_stage, find_job_stage
+from trinity.reading.references import UNREADABLE, References
 from trinity.reading.render import clipped, pairs, table, to_json, visible
 from trinity.reading.view import ARRAYS, Row, read_log, read_step, versions, with_arrays
 
@@ -57,7 +58,7 @@ def view(
         if not shown:
             known = visible(str(rows[0][1].get("task_id", "")))
             raise RunError(f"no task id of step {rows[0][1]['step']} contains {task!r}; one of them is {known!r}")
-    shown = _sorted(shown, sort)[:limit]
+    shown = _with_references(place, _sorted(shown, sort)[:limit])
     if as_json:
         try:
             return to_json([with_arrays(row) for _, row in shown])
@@ -65,6 +66,20 @@ def view(
             problem = f"step {rows[0][1]['step']}: arrays of an experience are damaged: {error}"
             raise RunError(problem) from None
     return _table(shown, len(rows)) if index is None else _whole(shown[0][1], index, len(rows))
+
+
+def _with_references(place: Path | JobStage, rows: list[tuple[int, Row]]) -> list[tuple[int, Row]]:
+    """Adds the answer that the taskset has for each task, where the taskset can be read here."""
+    try:
+        stage = find_job_stage(job=place) if isinstance(place, Path) else place
+    except UNREADABLE:  # a folder without the run's configuration
+        return rows
+    references = References(stage.config, stage.folders[1] if stage.folders else None)
+    answers = [references.of(row) for _, row in rows]
+    return [
+        (number, row if answer is None else {**row, "reference": answer})
+        for (number, row), answer in zip(rows, answers, strict=True)
+    ]
 
 
 def _sorted(rows: list[tuple[int, Row]], by: str) -> list[tuple[int, Row]]:
@@ -97,6 +112,7 @@ _COLUMNS: dict[str, Callable[[tuple[int, Row]], Any]] = {
     "stale": lambda one: one[1].get("staleness", ""),
     "truncated": lambda one: str(one[1].get("truncation", "none")).replace("none", ""),
     "prompt": lambda one: clipped(str(one[1].get("prompt", "")), _PROMPT),
+    "reference": lambda one: clipped(str(one[1].get("reference", "")), _PROMPT),
     "response": lambda one: _preview(str(one[1].get("response", ""))),
 }
 
@@ -105,7 +121,8 @@ def _table(shown: list[tuple[int, Row]], total: int) -> str:
     rewards = [value for _, row in shown if isinstance(value := row.get("reward"), (int, float))]
     mean = f", mean reward {sum(rewards) / len(rewards):.3f}" if rewards else ""
     part = f"{len(shown)} of {total}" if len(shown) < total else str(total)
-    return f"step {shown[0][1]['step']}: {part} experiences{mean}\n{table(shown, _COLUMNS)}"
+    columns = {name: _COLUMNS[name] for name in _COLUMNS if name != "reference" or any(name in row for _, row in shown)}
+    return f"step {shown[0][1]['step']}: {part} experiences{mean}\n{table(shown, columns)}"
 
 
 def _preview(text: str) -> str:

@@ -1,16 +1,16 @@
 """Finds samples: the worst of a step, those with a text, each group's spread, and the answer that a task expects."""
 
 import asyncio
+import math
 import re
 import time
 from pathlib import Path
 from typing import Any
 
-from trinity.data.datasets import read_taskset
-from trinity.data.tables import column_value
 from trinity.reading import view
 from trinity.reading.errors import RunError
-from trinity.ui.source import UNREADABLE, Source
+from trinity.reading.references import References
+from trinity.ui.source import Source
 
 Facts = dict[str, Any]
 Row = dict[str, Any]
@@ -18,7 +18,6 @@ Row = dict[str, Any]
 _HITS = 100
 _SEARCH_SECONDS = 5.0
 _AROUND = 60  # characters on both sides of a match
-_MOST_BYTES = 256 << 20  # of a taskset that is read for its answers
 _SEARCHED = ("response", "prompt", "task_id")
 
 
@@ -27,7 +26,7 @@ def worst(rows: list[Row]) -> int | None:
 
     def order(place: int) -> tuple[float, ...]:
         found = (rows[place].get(name) for name in ("reward", "advantage"))
-        return tuple(value if isinstance(value, (int, float)) else float("inf") for value in found)
+        return tuple(v if isinstance(v, (int, float)) and not math.isnan(v) else math.inf for v in found)
 
     return min(range(len(rows)), key=order, default=None)
 
@@ -98,27 +97,5 @@ def _hit(step: int, place: int, row: Row, found: re.Match[str]) -> Facts:
 
 def reference(source: Source, row: Row) -> str | None:
     """Returns the answer that the taskset has for a sample's task; None if it has none, or cannot be read here."""
-    name, *numbers = str(row.get("task_id", "")).rsplit("/", 3)
-    rows = source.cached(("taskset", name), lambda: _taskset(source, name))
-    if rows is None or len(numbers) != 3 or not numbers[2].isdigit() or int(numbers[2]) >= len(rows[1]):
-        return None
-    known, value = column_value(rows[1][int(numbers[2])], rows[0])
-    return str(value) if known and value not in (None, "") else None
-
-
-def _taskset(source: Source, name: str) -> tuple[str, Any] | None:
-    """Returns the column of answers and the rows of a taskset on this machine."""
-    inputs = source.job_stage.config.buffer.explorer_input
-    for _, taskset in inputs.by_key():
-        path = Path(taskset.path or "").expanduser()
-        if not path.exists() and source.folder is not None:
-            path = source.folder.parent / path  # of a recorded run
-        if taskset.name != name or not taskset.path or not path.exists():
-            continue
-        try:
-            found = path.rglob("*") if path.is_dir() else [path]
-            if sum(one.stat().st_size for one in found) <= _MOST_BYTES:
-                return taskset.format.response_key, read_taskset(taskset.model_copy(update={"path": str(path)}))
-        except UNREADABLE:
-            return None
-    return None
+    found: References = source.cached(("references", ""), lambda: References(source.job_stage.config, source.folder))
+    return found.of(row)
