@@ -109,12 +109,14 @@ async def test_a_fork_trains_the_same_batches(
     ):
         await train(trainer, 1, STEPS, tmp_path / "weights")
         parts = await fork_parts(trainer, AT)
+        digests = [(await trainer.entry(step)).sha256 for step in (AT, AT + 1)]
         batches = {step: content(await trainer.batch(step)) for step in range(AT + 1, STEPS + 1)}
         with pytest.raises(grpc.aio.AioRpcError, match="has no ledger entry"):
             await fork_parts(trainer, STEPS + 1)
     again: list[int] = []
     async with forked(tmp_path / "forked", nats_server, parts, **pipeline) as (run, trainer):
-        assert (await trainer.entry(AT)).run == run.run
+        shared_entry = await trainer.entry(AT)
+        assert (shared_entry.run, shared_entry.sha256) == (run.run, digests[0]), "the chain of both is one up to here"
         async with explorer(nats_server.url, run.run, lambda task, _: played(task, again)):
             for step in range(AT + 1, STEPS + 1):
                 assert content(await trainer.batch(step)) == batches[step], f"step {step}"
@@ -123,6 +125,9 @@ async def test_a_fork_trains_the_same_batches(
                     run.buffer.kill()  # it begins again from its own log and ledger
                     run.buffer.start()
             stats = await trainer.stats()
+        following = await trainer.entry(AT + 1)
+        assert following.previous_sha256 == digests[0]
+        assert following.sha256 != digests[1], "its time and its place in the log are its own"
     assert stats.fed == stats.stored + stats.dead_letters + stats.outstanding
     assert stats.ledger_step == STEPS
     shared = {ordinal for ordinal, *_ in batches[AT + 1]}

@@ -39,7 +39,7 @@ _COMMANDS = {
 _GROUPS = {
     "Run": ("init", "run", "serve", "check", "debug", "launch"),
     "Watch": ("status", "log", "view", "results", "explorers", "cost", "ui"),
-    "Explain": ("batch", "fork", "replay", "replay-step", "bisect", "compare"),
+    "Explain": ("batch", "fork", "replay", "replay-step", "bisect", "compare", "provenance", "verify"),
     "Repair": ("deadletters", "weights"),
     "Admin": ("env", "certs", "convert", "export", "import-verl"),
 }

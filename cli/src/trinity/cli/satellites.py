@@ -10,6 +10,8 @@ _GROUP = "trinity.commands"
 _KNOWN = {
     "ui": ("trinity-ui", "Show runs on a page: the ledger, groups, samples. Without --writes it only reads."),
     "compare": ("trinity-ui", "Differences of two runs by step, with paired intervals."),
+    "provenance": ("trinity-ui", "Write a checkpoint's lineage as a folder that others can check, with a statement."),
+    "verify": ("trinity-ui", "Check a checkpoint's lineage, from the rows of its tasks to its files."),
     "export": ("trinity-ui", "Write ledger, experiences and metrics of a run as Parquet files."),
     "convert": ("trinity-convert", "Turn checkpoints (DeepSpeed, FSDP, Megatron) into Hugging Face folders."),
     "import-verl": ("trinity-import-verl", "Write the YAML of what a veRL script runs."),

@@ -140,6 +140,20 @@ class Buffer:
         finally:
             call.cancel()
 
+    async def entry_content(self, step: int) -> tuple[bytes, str]:
+        """Returns the content of an entry, of which its digest is SHA-256, and the digest as the buffer says it."""
+        entry = await self._entry(step)
+        digest = entry.sha256.hex()
+        for name in ("run", "cursor", "cursor_sequence", "floor_sequence", "skip_reason", "sha256"):
+            entry.ClearField(name)
+        return entry.SerializeToString(deterministic=True), digest
+
+    async def outcomes(self, step: int) -> AsyncIterator[bytes]:
+        """Yields the groups of a step as the log has them. Raises RunError once it has released them."""
+        async for part in self._parts(step):
+            if part.WhichOneof("part") == "group":
+                yield part.group.outcome
+
     async def fork_parts(self, step: int) -> AsyncIterator[bytes]:
         """Yields the encoded parts that a run needs to go on after a step. Raises RunError if some are gone."""
         call = self._stub.Fork(buffer_pb2.ForkRequest(run=self._run, step=step))

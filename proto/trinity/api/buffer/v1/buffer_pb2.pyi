@@ -102,7 +102,7 @@ class Example(_message.Message):
     def __init__(self, row: _Optional[int] = ..., messages_json: _Optional[str] = ..., buffer: _Optional[str] = ..., rejected_json: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class LedgerEntry(_message.Message):
-    __slots__ = ("run", "step", "groups", "rows", "cursor", "created_at_seconds", "policy", "reward_mean", "operators", "dropped", "auxiliary", "partial", "floor_sequence", "cursor_sequence", "skip_reason", "cut")
+    __slots__ = ("run", "step", "groups", "rows", "cursor", "created_at_seconds", "policy", "reward_mean", "operators", "dropped", "auxiliary", "partial", "floor_sequence", "cursor_sequence", "skip_reason", "cut", "previous_sha256", "sha256")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +119,8 @@ class LedgerEntry(_message.Message):
     CURSOR_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SKIP_REASON_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_SHA256_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
     run: str
     step: int
     groups: _containers.RepeatedCompositeFieldContainer[LedgerGroup]
@@ -135,7 +137,9 @@ class LedgerEntry(_message.Message):
     cursor_sequence: int
     skip_reason: str
     cut: _containers.RepeatedCompositeFieldContainer[CutTask]
-    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[LedgerGroup, _Mapping]]] = ..., rows: _Optional[_Iterable[int]] = ..., cursor: _Optional[_Union[LedgerCursor, _Mapping]] = ..., created_at_seconds: _Optional[float] = ..., policy: _Optional[str] = ..., reward_mean: _Optional[float] = ..., operators: _Optional[_Iterable[str]] = ..., dropped: _Optional[_Iterable[_Union[DroppedGroup, _Mapping]]] = ..., auxiliary: _Optional[_Iterable[_Union[AuxiliaryRow, _Mapping]]] = ..., partial: bool = ..., floor_sequence: _Optional[int] = ..., cursor_sequence: _Optional[int] = ..., skip_reason: _Optional[str] = ..., cut: _Optional[_Iterable[_Union[CutTask, _Mapping]]] = ...) -> None: ...
+    previous_sha256: bytes
+    sha256: bytes
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[LedgerGroup, _Mapping]]] = ..., rows: _Optional[_Iterable[int]] = ..., cursor: _Optional[_Union[LedgerCursor, _Mapping]] = ..., created_at_seconds: _Optional[float] = ..., policy: _Optional[str] = ..., reward_mean: _Optional[float] = ..., operators: _Optional[_Iterable[str]] = ..., dropped: _Optional[_Iterable[_Union[DroppedGroup, _Mapping]]] = ..., auxiliary: _Optional[_Iterable[_Union[AuxiliaryRow, _Mapping]]] = ..., partial: bool = ..., floor_sequence: _Optional[int] = ..., cursor_sequence: _Optional[int] = ..., skip_reason: _Optional[str] = ..., cut: _Optional[_Iterable[_Union[CutTask, _Mapping]]] = ..., previous_sha256: _Optional[bytes] = ..., sha256: _Optional[bytes] = ...) -> None: ...
 
 class CutTask(_message.Message):
     __slots__ = ("ordinal", "task_id")
@@ -190,7 +194,7 @@ class AuxiliaryRow(_message.Message):
     def __init__(self, buffer: _Optional[str] = ..., row: _Optional[int] = ...) -> None: ...
 
 class LedgerGroup(_message.Message):
-    __slots__ = ("log_sequence", "task_id", "ordinal", "num_experiences", "oldest_version", "newest_version", "staleness_steps", "use_count", "num_response_tokens", "reward_mean", "experiences", "reusable_at_seconds", "num_sampled_tokens", "prompt_cut", "moved_episodes")
+    __slots__ = ("log_sequence", "task_id", "ordinal", "num_experiences", "oldest_version", "newest_version", "staleness_steps", "use_count", "num_response_tokens", "reward_mean", "experiences", "reusable_at_seconds", "num_sampled_tokens", "prompt_cut", "moved_episodes", "outcome_sha256")
     LOG_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +210,7 @@ class LedgerGroup(_message.Message):
     NUM_SAMPLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_CUT_FIELD_NUMBER: _ClassVar[int]
     MOVED_EPISODES_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_SHA256_FIELD_NUMBER: _ClassVar[int]
     log_sequence: int
     task_id: str
     ordinal: int
@@ -221,7 +226,8 @@ class LedgerGroup(_message.Message):
     num_sampled_tokens: int
     prompt_cut: bool
     moved_episodes: int
-    def __init__(self, log_sequence: _Optional[int] = ..., task_id: _Optional[str] = ..., ordinal: _Optional[int] = ..., num_experiences: _Optional[int] = ..., oldest_version: _Optional[int] = ..., newest_version: _Optional[int] = ..., staleness_steps: _Optional[int] = ..., use_count: _Optional[int] = ..., num_response_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., experiences: _Optional[_Iterable[_Union[LedgerExperience, _Mapping]]] = ..., reusable_at_seconds: _Optional[float] = ..., num_sampled_tokens: _Optional[int] = ..., prompt_cut: bool = ..., moved_episodes: _Optional[int] = ...) -> None: ...
+    outcome_sha256: bytes
+    def __init__(self, log_sequence: _Optional[int] = ..., task_id: _Optional[str] = ..., ordinal: _Optional[int] = ..., num_experiences: _Optional[int] = ..., oldest_version: _Optional[int] = ..., newest_version: _Optional[int] = ..., staleness_steps: _Optional[int] = ..., use_count: _Optional[int] = ..., num_response_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., experiences: _Optional[_Iterable[_Union[LedgerExperience, _Mapping]]] = ..., reusable_at_seconds: _Optional[float] = ..., num_sampled_tokens: _Optional[int] = ..., prompt_cut: bool = ..., moved_episodes: _Optional[int] = ..., outcome_sha256: _Optional[bytes] = ...) -> None: ...
 
 class LedgerCursor(_message.Message):
     __slots__ = ("log_sequence", "ended_through", "stored", "dead_letters", "duplicates_dropped", "ended", "pending", "failed_attempts", "sampled_tokens", "failures", "requeued", "dropped", "fenced", "reusable", "refused", "dead", "fresh_drops", "prompts_cut", "moved_episodes", "cut_tasks", "late_groups", "cut")

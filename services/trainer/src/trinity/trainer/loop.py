@@ -146,6 +146,7 @@ class TrainLoop:
             raise
 
     def _end_step(self, done: StepDone) -> int:
+        self.control.update(ledger_sha256=done.raw.entry.sha256.hex())
         self.versions.observe(done.batch)
         for observer in self.observers:
             observer.trained(done)

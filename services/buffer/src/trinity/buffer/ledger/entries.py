@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from dataclasses import replace
 
-from trinity.buffer.ledger.wire import Entry, Skip, decode_entry, decode_skip, encode_entry, encode_skip
+from trinity.buffer.ledger.wire import Entry, Skip, decode_entry, decode_skip, digest_of, encode_entry, encode_skip
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.state.streams import append_past_others, newest_of_ours
 from trinity.runtime.broker import StoredMessage, on_subject
@@ -69,6 +69,7 @@ class Ledger:
         if entry is None:
             return None
         fits = entry.run == self._context.run and 1 <= entry.step <= message.sequence  # every earlier step lies below
+        entry = replace(entry, sha256=digest_of(entry))
         return entry if fits and message.subject == self._context.names.batch(entry.step) else None
 
     async def _first(self, step: int) -> tuple[StoredMessage, Entry] | None:
@@ -110,6 +111,8 @@ class Ledger:
         """Write the entry of the next step. SequenceConflict if another buffer wrote meanwhile."""
         if entry.step != self.newest_step + 1:
             raise ValueError(f"step {entry.step} cannot follow step {self.newest_step}")
+        entry = replace(entry, previous_sha256=self.newest.sha256 if self.newest is not None else b"")
+        entry = replace(entry, sha256=digest_of(entry))
         if len(entry.cursor) > _LONG_CURSOR_BYTES:
             entry = await self._with_cursor_aside(entry)
         data = encode_entry(entry)

@@ -6,6 +6,7 @@ batch, then those that the parent stored later and that no newer weights than th
 tasks from there on again, in the same order.
 """
 
+import hashlib
 import zlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -80,6 +81,12 @@ def read_parts(path: Path) -> Iterator[Entry | BatchGroup]:
             yield part
 
 
+def _of_run(part: Entry | BatchGroup, run: str) -> Entry | BatchGroup:
+    if isinstance(part, Entry):
+        return replace(part, run=run)
+    return replace(part, outcome=LogEntry.parse(part.outcome).of_run(run))
+
+
 @dataclass(frozen=True)
 class Beginning:
     """The state in which a fork begins. `groups` of its log, in order; `first`: sequence of the first of them."""
@@ -90,9 +97,9 @@ class Beginning:
     window: Window
 
     @classmethod
-    def of(cls, path: Path, step: int, plan: Plan) -> "Beginning":
-        """Reads the parts that the parent gave for `step`."""
-        parts = list(read_parts(path))
+    def of(cls, path: Path, step: int, plan: Plan, run: str) -> "Beginning":
+        """Reads the parts that the parent gave for `step`, as those of the new run."""
+        parts = [_of_run(part, run) for part in read_parts(path)]
         entries = [part for part in parts if isinstance(part, Entry)]
         given = {part.ordinal: part for part in parts if isinstance(part, BatchGroup)}
         shared, later = entries[:step], entries[step:]
@@ -104,8 +111,10 @@ class Beginning:
         if missing := [group.task_id for group in waiting if group.ordinal not in given]:
             raise DataLoss(f"{path} lacks the group of task {missing[0]}; remove the job folder, and fork again")
         at = {group.ordinal: first + index for index, group in enumerate(waiting)}
-        window.unused = {o: replace(group, log_sequence=at[o]) for o, group in window.unused.items()}
-        window.reusable = {o: replace(group, log_sequence=at[o]) for o, group in window.reusable.items()}
+        for pool in (window.unused, window.reusable):
+            for o, group in pool.items():
+                digest = hashlib.sha256(given[o].outcome).digest()
+                pool[o] = replace(group, log_sequence=at[o], outcome_sha256=digest)
         window.log_sequence += len(waiting)
         window.requeued = dict.fromkeys(window.requeued, 0)  # those not fed yet are the parent's
         groups = [given[group.ordinal] for group in waiting]
@@ -116,8 +125,12 @@ class Beginning:
                 continue
             sequence = window.log_sequence + 1
             reason = reasons.get(part.ordinal, "")
-            summary = known.get(part.ordinal) or _summary(part.outcome, sequence)
-            summary = replace(summary, log_sequence=sequence, use_count=0, staleness_steps=0, reusable_at=0.0)
+            fresh = _summary(part.outcome, sequence)
+            summary = replace(
+                known.get(part.ordinal) or fresh,
+                log_sequence=sequence, use_count=0, staleness_steps=0, reusable_at=0.0,
+                outcome_sha256=fresh.outcome_sha256,
+            )  # fmt: skip
             window.group(summary, "" if reason in _JUDGED_AGAIN else reason)
             groups.append(part)
         return cls(shared, groups, first, window)
@@ -155,7 +168,7 @@ async def begin(context: RunContext, ledger: Ledger, tasks: Mixture | None, step
         for entry in [part for part in read_parts(path) if isinstance(part, Entry)][ledger.newest_step : step]:
             await ledger.append(replace(entry, run=context.run))
         return Origin(step)
-    start = Beginning.of(path, step, plan)
+    start = Beginning.of(path, step, plan, context.run)
     if (await broker.state(names.experiences_stream)).last_sequence < start.first - 1:
         await broker.purge_below(names.experiences_stream, start.first)  # the log goes on behind the parent's numbers
     for sequence, group in enumerate(start.groups, start.first):
@@ -167,7 +180,7 @@ async def begin(context: RunContext, ledger: Ledger, tasks: Mixture | None, step
     for entry in start.entries[ledger.newest_step :]:
         if entry.step == step:
             entry = replace(entry, cursor=cursor_of(start.window), floor_sequence=start.window.floor())
-        await ledger.append(replace(entry, run=context.run))
+        await ledger.append(entry)
     log.info("buffer.fork.begun", step=step, groups=len(start.groups), fed=origin.fed, position=origin.position)
     return origin
 
@@ -175,7 +188,7 @@ async def begin(context: RunContext, ledger: Ledger, tasks: Mixture | None, step
 async def _store(context: RunContext, group: BatchGroup, sequence: int) -> None:
     """Stores a group of the parent's at a sequence of the log, under its explorer's subject."""
     entry = LogEntry.parse(group.outcome)
-    data, owner = entry.of_run(context.run), owner_of(entry.explorer_id)
+    data, owner = group.outcome, owner_of(entry.explorer_id)
     oldest = entry.unchecked_summary(sequence).oldest_version
     is_long = len(data) > context.broker.most_bytes - _HEADROOM_BYTES
     if is_long:

@@ -1,6 +1,7 @@
 """Entries of the ledger and parts of batches, and their protobuf messages."""
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, replace
 
 from google.protobuf.message import DecodeError
 
@@ -46,6 +47,8 @@ class Entry:
     cursor_sequence: int = 0
     skip_reason: str = ""
     cut: tuple[CutTask, ...] = ()
+    previous_sha256: bytes = b""
+    sha256: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,13 @@ def entry_to_proto(entry: Entry) -> pb.LedgerEntry:
 
 
 def encode_entry(entry: Entry) -> bytes:
-    return entry_to_proto(entry).SerializeToString()
+    return entry_to_proto(replace(entry, sha256=b"")).SerializeToString()
+
+
+def digest_of(entry: Entry) -> bytes:
+    """SHA-256 of the content of an entry, as LedgerEntry.sha256 says."""
+    content = replace(entry, run="", cursor=b"", cursor_sequence=0, floor_sequence=0, skip_reason="", sha256=b"")
+    return hashlib.sha256(entry_to_proto(content).SerializeToString(deterministic=True)).digest()
 
 
 def decode_entry(data: bytes) -> Entry | None:

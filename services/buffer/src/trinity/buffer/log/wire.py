@@ -3,6 +3,7 @@
 benchmark of a group of 4 rollouts: parsing 1 to 8 us, `LogEntry.summary` 120 us, decoding to a Group 110 to 240 us.
 """
 
+import hashlib
 import json
 import time
 from collections import defaultdict
@@ -122,17 +123,17 @@ class TaskMessage:
 class LogEntry:
     """One entry of the log. `kind`: group, failure, requeue, fence, blob, or empty."""
 
-    __slots__ = ("_made", "_outcome", "kind")
+    __slots__ = ("_data", "_made", "_outcome", "kind")
 
-    def __init__(self, outcome: experience_pb2.Outcome) -> None:
-        self._outcome = outcome
+    def __init__(self, outcome: experience_pb2.Outcome, data: bytes) -> None:
+        self._outcome, self._data = outcome, data
         self.kind = outcome.WhichOneof("outcome") or ""
         self._made: Any = getattr(outcome, self.kind) if self.kind else None
 
     @classmethod
     def parse(cls, data: bytes) -> "LogEntry":
         """Raises InvalidInput for bytes that are no entry."""
-        return cls(parse_outcome(data))
+        return cls(parse_outcome(data), data)
 
     @property
     def task(self) -> TaskMessage:
@@ -174,11 +175,14 @@ class LogEntry:
 
     def summary(self, sequence: int, limits: Limits = UNLIMITED, task_is_sound: bool = False) -> StoredGroup:
         """Validates and summarises the group: see `summarise`."""
-        return summarise(sequence, self._outcome.group, limits, task_is_sound)
+        return self._signed(summarise(sequence, self._outcome.group, limits, task_is_sound))
 
     def unchecked_summary(self, sequence: int) -> StoredGroup:
         """Summarises the group without validation: see `without_check`."""
-        return without_check(sequence, self._outcome.group)
+        return self._signed(without_check(sequence, self._outcome.group))
+
+    def _signed(self, group: StoredGroup) -> StoredGroup:
+        return replace(group, outcome_sha256=hashlib.sha256(self._data).digest())
 
     def of_run(self, run: str) -> bytes:
         """The entry of a group, encoded as one of another run."""

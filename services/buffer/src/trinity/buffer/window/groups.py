@@ -81,6 +81,7 @@ class StoredGroup:
     use_count: int = 0
     reusable_at: float = 0.0
     staleness_steps: int = 0  # at the step that trains it; 0 before
+    outcome_sha256: bytes = b""  # of its payload
 
     def staleness(self, step: int, lineage: Lineage = NOTHING_WITHDRAWN) -> int:
         """Optimizer steps between the weights that sampled the oldest token and the weights that `step` updates.

@@ -34,7 +34,8 @@ _LOADED = (_STATE, "actor/slices", "critic/slices", "actor/deepspeed", "critic/d
 class TrainerState:
     """The state of a resumed trainer without the tensors. `step` is also the position in the ledger.
 
-    rollback: number of the newest rollback applied to the weights; 0: none.
+    rollback: number of the newest rollback applied to the weights; 0: none. ledger_sha256: digest of the step's ledger
+    entry, in hexadecimal.
     """
 
     run: str
@@ -43,6 +44,7 @@ class TrainerState:
     world_size: int
     zero_stage: int
     rollback: int = 0
+    ledger_sha256: str = ""
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,8 @@ class Checkpoints:
         unverified = self.plan.config.allow_unverified_checkpoint
         self.store.load(state.step, self.engine, self.exchange, unverified=unverified)
         step = state.step
-        self.control.update(checkpoint_step=step, saved_step=step, tokens_trained=state.tokens_trained)
+        self.control.update(checkpoint_step=step, saved_step=step, tokens_trained=state.tokens_trained,
+                            ledger_sha256=state.ledger_sha256)  # fmt: skip
         log.info("trainer.resumed", step=state.step, path=str(self.store.path(state.step)))
         return state.step, state.rollback
 
@@ -135,6 +136,7 @@ class Checkpoints:
             world_size=self.exchange.world_size,
             zero_stage=self.engine.zero_stage,
             rollback=self.rollback(),
+            ledger_sha256=self.control.progress.ledger_sha256,
         )
         if self.exchange.is_first:
             seconds = time.monotonic() - begin

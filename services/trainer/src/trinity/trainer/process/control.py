@@ -26,6 +26,7 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
     waiting_for: str = ""
     nodes: tuple[tuple[str, int], ...] = ()
+    ledger_sha256: str = ""  # of the entry of the newest step
 
     @property
     def has_saved_all(self) -> bool:
