@@ -9,6 +9,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from models.families import FAMILIES, Family  # noqa: E402
 
+from trinity.config.experts import REPLAYED  # noqa: E402
+
 TARGET = ROOT / "docs/models.md"
 BEGIN, END = "<!-- families: written by `make docs` -->", "<!-- end of the families -->"
 
@@ -20,12 +22,19 @@ def document() -> str:
 
 
 def _table() -> Iterator[str]:
-    yield "| models | `model_type` | trains | shared prompts | adapters | engine on CPUs | on an H100 |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| models | `model_type` | trains | shared prompts | adapters | replay | engine on CPUs | on an H100 |"
+    yield "|---|---|---|---|---|---|---|---|"
     for family in FAMILIES:
         cells = (family.models, f"`{family.kind}`", _trains(family), _shares(family),
-                 "yes" if family.adapters else "no", _known(family.engine), _known(family.on_gpu))  # fmt: skip
+                 "yes" if family.adapters else "no", _replays(family),
+                 _known(family.engine), _known(family.on_gpu))  # fmt: skip
         yield f"| {' | '.join(cells)} |"
+
+
+def _replays(family: Family) -> str:
+    if not any("experts" in name for name in family.text):
+        return "-"
+    return "yes" if family.kind in REPLAYED else "no"
 
 
 def _known(works: bool) -> str:

@@ -91,6 +91,7 @@ def test_bypass_old_logprobs_says_the_same() -> None:
         {"policy_loss_fn_args": {"clip_range": None, "clip_range_low": 0.2, "clip_range_high": 0.28}},
         {"policy_loss_fn": "sft", "advantage_fn": "grpo", "policy_loss_fn_args": {"loss_agg_mode": "token-mean"}},
         {"enable_router_replay": False},
+        {"enable_router_replay": True},
     ],
 )
 def test_arguments_of_trinity_rft_are_taken(args: dict[str, Any]) -> None:
@@ -108,10 +109,7 @@ def test_what_stands_for_both_bounds_does_so_in_gspo_too() -> None:
     assert plan.policy_loss.args == {"clip_range": 0.1, "clip_range_low": None, "clip_range_high": None}
 
 
-def test_replayed_routes_are_refused_with_the_reason() -> None:
-    for wrong in (
-        {"algorithm": {"enable_router_replay": True}},
-        {"trainer": {"trainer_config": {"actor_rollout_ref": {"actor": {"router_replay": {"mode": "R3"}}}}}},
-    ):
-        with pytest.raises(ConfigError, match="engines do not record which experts a token took"):
-            parse(json.dumps({"model": {"model_path": "m", "max_model_len": 64}, **wrong}))
+def test_verls_key_of_replayed_routes_names_trinitys() -> None:
+    wrong = {"trainer": {"trainer_config": {"actor_rollout_ref": {"actor": {"router_replay": {"mode": "R3"}}}}}}
+    with pytest.raises(ConfigError, match=r"algorithm\.enable_router_replay replays the engine's routes"):
+        parse(json.dumps({"model": {"model_path": "m", "max_model_len": 64}, **wrong}))

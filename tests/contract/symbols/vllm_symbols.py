@@ -147,6 +147,30 @@ VLLM = (
         ),
     ),
     Border(
+        "vLLM: experts of every token",
+        ("trinity.explorer.engine.routes", "trinity.explorer.engine.scheduler", "trinity.explorer.engine.start"),
+        "Whether CPUs have a model runner that records experts itself: then routes.py goes. `execute_model` of the "
+        "model runner: tokens of a step lie in the order of `input_batch.req_ids`, and `num_computed_tokens_cpu` still "
+        "counts those before the step. On GPUs `take_output` gives rows with each output.",
+        ("tests/models/test_replay_closes_the_gap.py",),
+        (
+            "vllm.v1.worker.cpu_model_runner:CPUModelRunner.load_model",
+            "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model(scheduler_output)",
+            "vllm.model_executor.layers.fused_moe.routed_experts_capturer:"
+            "RoutedExpertsCapturer.snapshot_routing_data(num_tokens)",
+            "vllm.model_executor.layers.fused_moe.routed_experts_capturer:"
+            "bind_routed_experts_capturer(model, capturer)",
+            "vllm.v1.core.sched.output:SchedulerOutput.finished_req_ids",
+            "vllm.v1.core.sched.output:SchedulerOutput.num_scheduled_tokens",
+            "vllm.v1.core.sched.output:SchedulerOutput.total_num_scheduled_tokens",
+            "vllm.v1.request:Request.num_tokens",
+            "vllm.v1.engine:EngineCoreOutput.routed_experts",
+            "vllm.outputs:CompletionOutput.routed_experts",
+            "vllm.engine.arg_utils:EngineArgs.enable_return_routed_experts",
+            "vllm.engine.arg_utils:EngineArgs.additional_config",
+        ),
+    ),
+    Border(
         "vLLM: the scheduler and whole responses",
         (
             "trinity.explorer.engine.scheduler",

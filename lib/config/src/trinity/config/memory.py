@@ -55,7 +55,7 @@ def _model_config(folder: Path) -> dict[str, Any]:
     return _with_sizes(config) | ({"text_config": _with_sizes(text)} if isinstance(text, dict) else {})
 
 
-def _language_model(folder: Path) -> dict[str, Any]:
+def language_model(folder: Path) -> dict[str, Any]:
     """Returns the part of config.json about text; most models that read images have it as `text_config`."""
     config = _model_config(folder)
     text = config.get("text_config")
@@ -77,13 +77,13 @@ def vocabulary_of(model_path: str) -> int:
 
     A model with a hub name is found in Hugging Face's cache.
     """
-    size = _language_model(model_folder(model_path)).get("vocab_size")
+    size = language_model(model_folder(model_path)).get("vocab_size")
     return size if isinstance(size, int) and size > 0 else 0
 
 
 def has_delta_networks(model_path: str) -> bool:
     """Returns True if layers of the model, on this machine, are gated delta networks (Qwen3-Next, Qwen3.5)."""
-    return "linear_conv_kernel_dim" in _language_model(model_folder(model_path))
+    return "linear_conv_kernel_dim" in language_model(model_folder(model_path))
 
 
 def model_folder(model_path: str) -> Path:
@@ -245,7 +245,7 @@ def activation_bytes(shape: Any, recompute: bool | str, lean: bool = False) -> f
 
 def recomputing_gib(model_path: str, tokens: int) -> float:
     """Activations of a micro-batch whose layers are recomputed, in GiB; 0 where the model's shape is not known."""
-    config = _language_model(Path(model_path).expanduser())
+    config = language_model(Path(model_path).expanduser())
     return tokens * activation_bytes(SimpleNamespace(**config), True) / _GIB
 
 
@@ -256,7 +256,7 @@ def _largest(size: Any) -> int:
 
 def _cache_bytes(model_path: str, parallel: int) -> float:
     """A token's keys and values in bfloat16: 2 x layers x key-value heads x width x 2 bytes, shared by the GPUs."""
-    config = _language_model(Path(model_path).expanduser())
+    config = language_model(Path(model_path).expanduser())
     heads = config.get("num_attention_heads")
     if not heads or not config.get("hidden_size") or not config.get("num_hidden_layers"):
         return 0.0

@@ -12,9 +12,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from trinity.config.experts import Mixture
 from trinity.data.images import MOST_IMAGES, PlacedImage, check_placeholders
 from trinity.data.json_objects import json_object
 from trinity.data.outcome_checks import LONGEST_NAME, Sampled, check_certainties, check_header, check_rollouts
+from trinity.data.routes import Routes
 from trinity.data.vision import ImageRules
 from trinity.runtime.errors import FailureCause, InvalidInput
 
@@ -118,6 +120,7 @@ class Limits:
     images: rules by which the model reads images; None for a text model or unknown rules.
     reward: rewards are within plus and minus this number (explorer.reward_bound).
     logprob: log-probabilities are not below minus this number (explorer.logprob_bound).
+    mixture: sizes of the model's experts, which recorded routes must have; None if they are unknown.
     """
 
     tokens: int = 0
@@ -127,6 +130,7 @@ class Limits:
     images: ImageRules | None = None
     reward: float = LARGEST_NUMBER
     logprob: float = LARGEST_NUMBER
+    mixture: Mixture | None = None
 
     @property
     def ids_below(self) -> int:
@@ -158,7 +162,7 @@ class Experience:
 
     token_ids int32 [P + R], logprobs float32 [R], action_mask bool [R]; reward in the environment's unit.
     teacher_logprobs float32 [R], of the same tokens; None without a teacher. images: the images among the tokens, in
-    order; the policy sampled none of their placeholders.
+    order; the policy sampled none of their placeholders. routes: experts of its tokens; None if they were not recorded.
     """
 
     rollout: int
@@ -176,6 +180,7 @@ class Experience:
     response_text: str = ""
     teacher_logprobs: np.ndarray | None = None
     images: tuple[PlacedImage, ...] = ()
+    routes: Routes | None = None
 
     @property
     def response_length(self) -> int:
@@ -233,6 +238,8 @@ class Experience:
         self._check_spans(name, length)
         if self.images:
             self._check_images(name, limits)
+        if self.routes is not None:
+            self.routes.check(f"{name}.routes", len(self.token_ids), limits.mixture)
 
     def _check_images(self, name: str, limits: Limits) -> None:
         if len(self.images) > MOST_IMAGES:

@@ -138,6 +138,8 @@ def _fill_experience(message: experience_pb2.Experience, experience: Experience)
     message.prompt_text, message.response_text = experience.prompt_text, experience.response_text
     if experience.teacher_logprobs is not None:
         fill_tensor(message.teacher_logprobs, experience.teacher_logprobs)
+    if experience.routes is not None:
+        message.routes.CopyFrom(to_message(experience.routes, experience_pb2.Routes))
     for image in experience.images:
         message.images.add(digest=image.digest, start=image.start)
 

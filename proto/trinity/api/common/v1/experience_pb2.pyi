@@ -31,7 +31,7 @@ class VersionSpan(_message.Message):
     def __init__(self, version: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class Experience(_message.Message):
-    __slots__ = ("rollout", "step", "token_ids", "prompt_length", "logprobs", "action_mask", "reward", "version_spans", "truncation", "metrics", "info_json", "prompt_text", "response_text", "teacher_logprobs", "images")
+    __slots__ = ("rollout", "step", "token_ids", "prompt_length", "logprobs", "action_mask", "reward", "version_spans", "truncation", "metrics", "info_json", "prompt_text", "response_text", "teacher_logprobs", "images", "routes")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,7 @@ class Experience(_message.Message):
     RESPONSE_TEXT_FIELD_NUMBER: _ClassVar[int]
     TEACHER_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
     rollout: int
     step: int
     token_ids: _tensor_pb2.Tensor
@@ -69,7 +70,20 @@ class Experience(_message.Message):
     response_text: str
     teacher_logprobs: _tensor_pb2.Tensor
     images: _containers.RepeatedCompositeFieldContainer[PlacedImage]
-    def __init__(self, rollout: _Optional[int] = ..., step: _Optional[int] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., prompt_length: _Optional[int] = ..., logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., action_mask: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., reward: _Optional[float] = ..., version_spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., info_json: _Optional[str] = ..., prompt_text: _Optional[str] = ..., response_text: _Optional[str] = ..., teacher_logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., images: _Optional[_Iterable[_Union[PlacedImage, _Mapping]]] = ...) -> None: ...
+    routes: Routes
+    def __init__(self, rollout: _Optional[int] = ..., step: _Optional[int] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., prompt_length: _Optional[int] = ..., logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., action_mask: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., reward: _Optional[float] = ..., version_spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., info_json: _Optional[str] = ..., prompt_text: _Optional[str] = ..., response_text: _Optional[str] = ..., teacher_logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., images: _Optional[_Iterable[_Union[PlacedImage, _Mapping]]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ...) -> None: ...
+
+class Routes(_message.Message):
+    __slots__ = ("layers", "chosen", "id_bytes", "data")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    ID_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    layers: int
+    chosen: int
+    id_bytes: int
+    data: bytes
+    def __init__(self, layers: _Optional[int] = ..., chosen: _Optional[int] = ..., id_bytes: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class PlacedImage(_message.Message):
     __slots__ = ("digest", "start")

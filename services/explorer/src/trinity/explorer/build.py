@@ -9,6 +9,7 @@ import structlog
 from trinity.config import Plan
 from trinity.config.checks.teacher import teachers
 from trinity.config.checks.vision import archives
+from trinity.config.experts import mixture_of
 from trinity.config.memory import vocabulary_of
 from trinity.data.experience import Limits
 from trinity.data.templates import refuse_rewritten_history
@@ -56,6 +57,7 @@ class ExplorerBuilder:
             images=image_rules(path),
             reward=self._explorer.reward_bound,
             logprob=self._explorer.logprob_bound,
+            mixture=mixture_of(path),
         )
 
     def bounds(self) -> Bounds:
@@ -76,6 +78,7 @@ class ExplorerBuilder:
             trust_remote_code=model.trust_remote_code,
             gpu_memory_gib=self._settings.gpu_memory_gib,
             rope=model.rope,
+            routes=self._config.algorithm.enable_router_replay,
             images=image_rules(model.model_path),
             turn_end=turn_end,
             reproducible=self._config.reproducible,

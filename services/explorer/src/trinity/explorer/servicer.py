@@ -131,4 +131,5 @@ def _completion(completion: Completion, text: Callable[[np.ndarray], str]) -> pb
         token_ids=to_tensor(completion.token_ids),
         logprobs=to_tensor(completion.logprobs),
         text=text(completion.token_ids),
+        routes=None,
     )

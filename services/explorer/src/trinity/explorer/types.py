@@ -24,13 +24,15 @@ class EngineFailed(TrinityError):
 class Completion:
     """R sampled tokens. token_ids int32 [R], logprobs float32 [R] at the sampling temperature.
 
-    `version_spans` have serials of loads if an Engine made it, and weight versions if an EnginePool made it.
+    `version_spans` have serials of loads if an Engine made it, and weight versions if an EnginePool made it. routes
+    [P + R - 1, layers, chosen]: experts of the prompt's and the sampled tokens but the last; None if not recorded.
     """
 
     token_ids: np.ndarray
     logprobs: np.ndarray
     version_spans: tuple[VersionSpan, ...]
     finish_reason: str  # "stop" or "length"
+    routes: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class EngineOptions:
     rope: Mapping[str, Any] = field(default_factory=dict)  # ModelConfig.rope
     images: ImageRules | None = None  # None: the model reads no images
     turn_end: int | None = None  # the chat template's end of a reply, at which sampling stops as at the model's eos
+    routes: bool = False  # record the experts of every token
     reproducible: bool = False  # results do not depend on the other sequences of a batch
 
     @classmethod

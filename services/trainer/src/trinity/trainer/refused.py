@@ -48,8 +48,8 @@ def _models(plan: Plan, settings: TrainerSettings) -> None:
     check_ranks(settings.num_ranks, size)
     if model.lora is not None and model.lora.path:  # the adapters have values; the check before this one reads them
         model = model.model_copy(update={"lora_configs": None})
-    packed = trainer.use_remove_padding
-    policy = load_policy(model, dtype, trainer.logprob_chunk_tokens, packed=packed, weights=False)
+    packed, replay = trainer.use_remove_padding, plan.config.algorithm.enable_router_replay
+    policy = load_policy(model, dtype, trainer.logprob_chunk_tokens, packed=packed, weights=False, replay=replay)
     if size > 1:
         check_sequence_parallel(policy.model, size)
     routers_of(policy.model, plan.config.algorithm.router_aux_loss_coef, shared=size > 1)

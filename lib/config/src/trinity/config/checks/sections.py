@@ -10,6 +10,7 @@ from trinity.config.checks.engine_args import check_engine_args
 from trinity.config.checks.lora import check_lora, check_stages
 from trinity.config.checks.over_rollout import check_over_rollout
 from trinity.config.checks.reproducible import check_reproducible
+from trinity.config.checks.router_replay import check_router_replay
 from trinity.config.checks.teacher import TEACHER_WORKFLOWS, check_teacher
 from trinity.config.checks.vision import check_images
 from trinity.config.checks.weights import check_checkpoint_storage, check_synchronizer
@@ -269,6 +270,7 @@ def _check_online(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
         yield from experience_operator_problems(operators)
     yield from _check_gpus(config)
     yield from check_auxiliary(config)
+    yield from check_router_replay(config)
     if resolvable(config.algorithm):
         yield from check_reproducible(config)
         yield from check_over_rollout(config)

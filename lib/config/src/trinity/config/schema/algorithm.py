@@ -69,5 +69,8 @@ class AlgorithmConfig(Section):
     router_aux_loss_coef: float = Field(
         0.0, ge=0, le=100, description="Weight of the loss that balances a mixture's experts; 0: none"
     )
+    enable_router_replay: bool = Field(
+        False, description="Send tokens to the experts to which the engine sent them (docs/models.md)"
+    )
     loss_agg_mode: LossAggregation | None = Field(None, description="How token losses become one number")
     rollout_correction: RolloutCorrectionConfig = Field(default_factory=RolloutCorrectionConfig)

@@ -365,8 +365,8 @@ def _plausible(message: experience_pb2.Group, limits: Limits) -> bool:
             return False
         if limits.teacher or experience.HasField("teacher_logprobs") or not _is_json_object(experience.info_json):
             return False  # teachers are rare
-        if limits.images is not None or experience.images:
-            return False  # images are decoded as far as their size
+        if limits.images is not None or experience.images or experience.HasField("routes"):
+            return False  # images are decoded as far as their size, routes wholly
         if limits.numbers and experience.info_json:
             return False
         if not all(map(is_number, experience.metrics.values())) or not _are_names(experience.metrics):

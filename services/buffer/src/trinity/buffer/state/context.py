@@ -11,6 +11,7 @@ import structlog
 
 from trinity.buffer.window.groups import Lineage
 from trinity.config import Plan
+from trinity.config.experts import mixture_of
 from trinity.config.memory import vocabulary_of
 from trinity.data.experience import Limits
 from trinity.data.vision import image_rules
@@ -157,7 +158,7 @@ class RunContext:
         teacher = "teacher" in self.plan.algorithm.advantage_traits
         return Limits(
             self.plan.lengths.model, vocabulary, numbers, teacher, image_rules(self.plan.config.model.model_path),
-            explorer.reward_bound, explorer.logprob_bound,
+            explorer.reward_bound, explorer.logprob_bound, mixture_of(self.plan.config.model.model_path),
         )  # fmt: skip
 
     @property

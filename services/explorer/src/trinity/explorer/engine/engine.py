@@ -111,10 +111,17 @@ class Engine:
             raise EngineFailed(f"vLLM failed: {type(error).__name__}: {error}") from error
         parts = [part for output in outputs for part in output.outputs]
         completions = [completion_of(part, self.serials) for part in sorted(parts, key=lambda part: part.index)]
+        self._check_routes(len(prompt_token_ids), completions)
         CACHED.inc(max(output.num_cached_tokens or 0 for output in outputs))
         PROMPTS.inc(len(prompt_token_ids))
         self.tokens_generated += sum(len(completion.token_ids) for completion in completions)
         return completions * copies
+
+    def _check_routes(self, prompt: int, completions: Sequence[Completion]) -> None:
+        for made in completions if self.options.routes else ():
+            found, expected = 0 if made.routes is None else len(made.routes), prompt + len(made.token_ids) - 1
+            if found != expected:
+                raise EngineFailed(f"vLLM gave the experts of {found} tokens, of {expected} that it read")
 
     async def _vllm_prompt(self, token_ids: list[int], images: Sequence[PlacedImage]) -> Any:
         """vLLM would take sampled tokens with the placeholder's id for images. So it renders the prompt with collapsed
@@ -295,7 +302,7 @@ def completion_of(part: Any, serials: Sequence[int]) -> Completion:
     loads = np.asarray(found.ranks if found is not None and len(serials) > 1 else np.zeros(len(token_ids)), np.int64)
     changes = [0, *(np.flatnonzero(np.diff(loads)) + 1).tolist()]
     spans = spans_from([(start, serials[loads[start]]) for start in changes if start < len(loads)], len(token_ids))
-    return Completion(token_ids, logprobs, spans, part.finish_reason or "stop")
+    return Completion(token_ids, logprobs, spans, part.finish_reason or "stop", getattr(part, "routed_experts", None))
 
 
 def spans_from(starts: Sequence[tuple[int, int]], length: int) -> tuple[VersionSpan, ...]:

@@ -13,6 +13,7 @@ the same way.
 
 import time
 from array import array
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.request import Request
 
+from trinity.explorer.engine.routes import RECORDER
 from trinity.explorer.types import UNREAD_LOGPROBS
 
 _REPORT_SECONDS = 1.0
@@ -54,7 +56,11 @@ class InvalidatePrefixCacheOnPause:
         owner = request.request_id if request.num_computed_tokens else ""
         mark = f"/{self._pauses}/{owner}"
         request.cache_salt = f"{request.cache_salt or ''}{mark}"
-        request.block_hashes[:] = [block_hash + mark.encode() for block_hash in request.block_hashes]
+        # A hash keeps its length, by which vLLM's connector of recorded experts tells them apart.
+        request.block_hashes[:] = [
+            blake2b(block_hash + mark.encode(), digest_size=len(block_hash)).digest()
+            for block_hash in request.block_hashes
+        ]
         if not owner and not request.num_preemptions:  # the worker does not know its images yet
             for feature in request.mm_features:
                 feature.identifier = f"{feature.identifier}{mark}"
@@ -157,6 +163,8 @@ class DeferredOutputs:
                 sent.append(output)
             elif output.new_token_ids:
                 response.prefill = getattr(output, "prefill_stats", None) or response.prefill
+                if (routes := getattr(output, "routed_experts", None)) is not None:
+                    response.routes.append(routes)
                 if starts is None:
                     response.logprobs.append(sampled[rows[name]])
                 else:
@@ -167,6 +175,8 @@ class DeferredOutputs:
                 if response.deferred:
                     response.fill(output)
                     sent.append(output)
+                if name in RECORDER:
+                    output.routed_experts = RECORDER.take(name, response.request.num_tokens - 1)
         return sent
 
 
@@ -179,6 +189,7 @@ class _Response:
         self.logprobs = array("f")  # of every token so far
         self.loads = loads
         self.loads_before = array("l")  # for each further load, the number of tokens before it
+        self.routes: list[np.ndarray] = []  # of the tokens so far, if vLLM records experts itself
         self.prefill: Any = None  # vLLM's counts of the prompt's tokens, which come with the first of them
         self.read_by: int | None = None  # loads before the first step of a prompt that was read across a load
 
@@ -197,6 +208,8 @@ class _Response:
         if self.prefill is not None:
             output.prefill_stats = self.prefill
         output.new_token_ids = list(self.request.output_token_ids)[:count]
+        if self.routes:
+            output.routed_experts = np.concatenate(self.routes)
         output.new_logprobs = LogprobsLists(
             np.array(output.new_token_ids, dtype=np.int32)[:, None],
             np.array(self.logprobs, dtype=np.float32)[:, None],

@@ -16,6 +16,7 @@ from trinity.data.images import MOST_IMAGES
 from trinity.data.rope import rope_parameters
 from trinity.data.vision import has_tower
 from trinity.explorer.engine.devices import room_of
+from trinity.explorer.engine.routes import WANTED
 from trinity.explorer.types import EngineFailed, EngineOptions
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.process import environment
@@ -145,6 +146,8 @@ def _arguments_of(options: EngineOptions) -> dict[str, Any]:
             "scheduler_cls": _SCHEDULER,
             "scheduling_policy": "priority",  # canaries do not queue behind rollouts
         }
+    if options.routes:
+        arguments |= _routes(options)
     if options.rope:
         from transformers import AutoConfig
 
@@ -169,6 +172,13 @@ def _arguments_of(options: EngineOptions) -> dict[str, Any]:
         # FlashAttention 3 has other tiles for steps without prompts, so a token's last bits depend on other requests.
         arguments["attention_backend"] = "TRITON_ATTN"
     return arguments | dict(options.engine_args)
+
+
+def _routes(options: EngineOptions) -> dict[str, Any]:
+    """Arguments by which an engine records the experts of every token."""
+    if options.device == "cpu":
+        return {"additional_config": {WANTED: True}, "enable_prefix_caching": False}
+    return {"enable_return_routed_experts": True}
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.platforms import current_platform
 
-from trinity.explorer.engine import sampled_logprobs
+from trinity.explorer.engine import routes, sampled_logprobs
 from trinity.explorer.engine.replay import Loader
 from trinity.explorer.engine.staging import Named, Staging, find
 from trinity.weights import TensorInfo
@@ -320,6 +320,7 @@ def repack_experts() -> None:
 sampled_logprobs.install()
 if current_platform.is_cpu():
     repack_experts()
+    routes.install()
 if envs.VLLM_BATCH_INVARIANT:
     norm_row_by_row()
 if BACKEND not in WeightTransferEngineFactory._registry:

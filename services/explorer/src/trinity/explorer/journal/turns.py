@@ -155,7 +155,10 @@ def joined(first: Completion, then: Completion) -> Completion:
         np.concatenate([first.logprobs, then.logprobs]),
         spans_of(ends),
         then.finish_reason,
-    )
+        then.routes if first.routes is None or then.routes is None else np.concatenate(
+            [first.routes, then.routes[len(first.routes) :]]
+        ),
+    )  # fmt: skip
 
 
 def known_before(attempt: int, entries: Iterable[Entry]) -> Known:

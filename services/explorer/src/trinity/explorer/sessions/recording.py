@@ -155,10 +155,12 @@ class _Part:
     token_ids: list[int] = field(default_factory=list)
     logprobs: _Sampled = field(default_factory=_Sampled)
     finish_reason: str | None = None
+    routed_experts: Any = None
 
     def add(self, choice: Any) -> None:
         self.token_ids += choice.token_ids
         self.finish_reason = choice.finish_reason
+        self.routed_experts = getattr(choice, "routed_experts", None)
         found = choice.logprobs
         for start in found.start_indices if found is not None else ():
             self.logprobs.logprobs.append(found.logprobs[start])

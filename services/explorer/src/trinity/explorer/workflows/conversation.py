@@ -4,13 +4,14 @@ prompt -> replied(completion) -> told(next_turn) -> replied ... Each call return
 may branch. Sampled text is never tokenised again: other tokens could spell it, with other log-probabilities.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from trinity.data.experience import Experience, Truncation
 from trinity.data.images import PlacedImage
+from trinity.data.routes import Routes
 from trinity.explorer.types import Completion, spans_of
 from trinity.explorer.weights.load_history import WeightsWithdrawn
 
@@ -116,7 +117,25 @@ class Conversation:
             version_spans=spans_of(ends),
             truncation=self.truncation,
             images=self.before_turn(self.turns).images,
+            routes=self._routes(),
         )
+
+    def _routes(self) -> Routes | None:
+        """Experts of all tokens but the last, by the reply that first read each; None if some are unknown."""
+        parts: list[np.ndarray] = []
+        end = known = 0
+        for end, made in self._ends():
+            if made.routes is not None and len(made.routes) == end - 1:
+                parts.append(made.routes[known:])
+                known = end - 1
+        return Routes.of(np.concatenate(parts)) if parts and known == end - 1 else None
+
+    def _ends(self) -> Iterator[tuple[int, Completion]]:
+        """Yields each reply with the number of tokens up to its end."""
+        end = len(self.prompt)
+        for exchange in self.exchanges:
+            end += len(exchange.told) + len(exchange.completion.token_ids)
+            yield end, exchange.completion
 
     def step_experience(self, turn: int, rollout: int, reward: float) -> Experience:
         """Reply number `turn` as a separate experience, with everything before it as the prompt."""

@@ -13,6 +13,7 @@ from trinity.config.algorithms import AlgorithmPlan
 from trinity.data.experience import Experience, Group, KeptExperience
 from trinity.data.images import PlacedImage
 from trinity.data.outcome_checks import LONGEST_NAME
+from trinity.data.routes import Routes
 from trinity.data.wire import decode_outcome, parse_outcome
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.algorithms import advantages
@@ -55,7 +56,8 @@ class TrainSequence:
     float32 [R]: the frozen base model's; None: it is not needed, or computes each micro-batch.
     pair: k > 0 for the chosen sequence of preference pair k, -k for the rejected. keep_mask bool [R] and peers:
     statistics of the whole batch for the loss (engine.whole_batch). values and returns float32 [R]: the critic's values
-    before the step, and its targets; None without a critic. images: images among the tokens, in order.
+    before the step, and its targets; None without a critic. images: images among the tokens, in order. routes: experts
+    to which the engine sent the tokens; None: the gates choose.
     """
 
     token_ids: np.ndarray
@@ -78,6 +80,7 @@ class TrainSequence:
     values: np.ndarray | None = None
     returns: np.ndarray | None = None
     images: tuple[PlacedImage, ...] = ()
+    routes: Routes | None = None
 
     @property
     def length(self) -> int:
@@ -187,6 +190,7 @@ def _sequences_of(group: Group, index: int, version: int) -> list[TrainSequence]
             experience=experience,
             on_policy_mask=_wholly_by(experience, version),
             images=experience.images,
+            routes=experience.routes,
         )
         for experience in group.experiences
     ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from trinity.data.images import PlacedImage
 from trinity.data.vision import ImageRules
@@ -32,6 +33,9 @@ class MicroBatch:
     Each response token is predicted: `predicting` int64 [N] is the position before it in the flattened input_ids,
     `targets` int64 [N] its id, `token_temperatures` float32 [N] its sampling temperature, and `flat_indices` int64 [N]
     its index in [B, R] flattened (see `spread`).
+
+    routes int16 [tokens, layers, chosen]: experts that the engine chose for each token of the flattened input_ids, -1
+    where it is unknown; None if it is for all.
 
     The loss reads the other fields, in the order of the sequences: expert, pairs and peers float32 [B]; mask,
     old_logprobs, advantages, on_policy_mask, keep_mask, proximal_logprobs and reference_logprobs float32 [B, R], 0
@@ -60,6 +64,7 @@ class MicroBatch:
     peers: torch.Tensor
     seen: Seen | None = None
     shared: SharedPrompts | None = None
+    routes: torch.Tensor | None = None
 
     @property
     def packed(self) -> bool:
@@ -84,8 +89,7 @@ class MicroBatch:
         total = self.input_ids.shape[1]
         filling = -total % parts
         size = (total + filling) // parts
-        ids = torch.nn.functional.pad(self.input_ids, (0, filling))
-        positions = torch.nn.functional.pad(self.position_ids, (0, filling))
+        ids, positions = pad(self.input_ids, (0, filling)), pad(self.position_ids, (0, filling))
         own = slice(index * size, (index + 1) * size)
         predicts = (self.predicting >= own.start) & (self.predicting < own.stop)
         end = self.boundaries.new_tensor([total + filling])
@@ -100,6 +104,7 @@ class MicroBatch:
             token_temperatures=self.token_temperatures[predicts],
             flat_indices=self.flat_indices[predicts],
             seen=None if self.seen is None else self.seen.part(own.start, own.stop),
+            routes=None if self.routes is None else pad(self.routes, (0, 0, 0, 0, 0, filling), value=-1)[own],
         )
 
 
@@ -173,6 +178,7 @@ def collate(
         peers=of_sequences([s.peers for s in sequences]),
         seen=None if reader is None else reader.read(sequences, row.prompt_starts),
         shared=row.shared,
+        routes=_routes(sequences, row, size),
     )
 
 
@@ -199,6 +205,21 @@ def _read(
             positions[..., own] = places[..., part]
             attention[own] = 1
     return torch.from_numpy(ids), torch.from_numpy(positions), torch.from_numpy(attention)
+
+
+def _routes(sequences: Sequence[TrainSequence], row: Row, size: int) -> torch.Tensor | None:
+    """Returns the recorded experts of the row's tokens; a shared prompt has those of its last sequence."""
+    known = [one.routes for one in sequences if one.routes is not None]
+    if not known:
+        return None
+    routes = np.full((size, known[0].layers, known[0].chosen), -1, np.int16)
+    for one, start, response in zip(sequences, row.prompt_starts, row.response_starts, strict=True):
+        if one.routes is not None:
+            ids = one.routes.ids(one.length)
+            prompt = min(one.prompt_length, len(ids))  # the last token has no route
+            routes[start : start + prompt] = ids[:prompt]
+            routes[response : response + len(ids) - prompt] = ids[prompt:]
+    return torch.from_numpy(routes)
 
 
 def after_first_token(tokens: Sequence[int], images: tuple[PlacedImage, ...] = ()) -> TrainSequence:

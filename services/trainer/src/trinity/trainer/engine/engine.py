@@ -42,6 +42,7 @@ from trinity.trainer.model import activations
 from trinity.trainer.model.attention import check_shared_prompts
 from trinity.trainer.model.checkpointing import recompute_activations
 from trinity.trainer.model.policy import OffloadedReference, PolicyModel, TokenModel, disable_dropout, load_policy
+from trinity.trainer.model.router_replay import replayed_share
 from trinity.trainer.model.routers import routers_of
 from trinity.trainer.model.sequence_parallel import make_groups
 from trinity.trainer.model.vision import freeze_all_but_text, has_vision
@@ -143,6 +144,7 @@ class TrainEngine:
             group=self._group,
             head_in_float32=trainer.lm_head_float32,
             fused=self._fused,
+            replay=self._plan.config.algorithm.enable_router_replay,
         )
 
     def _freeze(self, model: TokenModel) -> None:
@@ -228,6 +230,8 @@ class TrainEngine:
         plan, critic = self._plan.algorithm, self._plan.config.trainer.critic
         rate = learning_rate(self._plan.config.algorithm.optimizer, batch.step, last_step)
         critic_rate = learning_rate(critic.optimizer, batch.step, last_step)
+        if self.policy.replay is not None:
+            self.policy.replay.check(batch)
         batch, metrics = self._preparer.for_step(batch, self._kl.reward)
         reports: list[Report] = []
         try:
@@ -313,6 +317,8 @@ class TrainEngine:
                 weight = self._plan.config.algorithm.router_aux_loss_coef * tokens / max(totals.tokens, 1)
                 loss = loss + weight * balance
                 report["router_aux_loss"] = torch.stack([balance.detach() * tokens, tokens]).float()
+            if self.policy.replay is not None:
+                report["router_replayed"] = replayed_share(micro)
             return loss, report
 
         return loss_of

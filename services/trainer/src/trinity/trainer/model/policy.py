@@ -20,6 +20,7 @@ from trinity.trainer.model import attention
 from trinity.trainer.model.fused import fuse, is_lean, wants_kernels
 from trinity.trainer.model.logprobs import chunked_logprobs
 from trinity.trainer.model.lora import adapter_weights, add_adapters, without_adapters
+from trinity.trainer.model.router_replay import RouterReplay
 from trinity.trainer.model.sequence_parallel import SequenceGroup
 from trinity.trainer.model.vision import has_vision, hidden_states, text_body
 from trinity.weights import Lora
@@ -79,6 +80,7 @@ class TokenModel(nn.Module):
         self.packed = packed
         self.group = group
         self.lean = False
+        self.replay: RouterReplay | None = None
 
     def hidden(self, micro: MicroBatch) -> tuple[MicroBatch, torch.Tensor]:
         """Returns this rank's part of the micro-batch, and the hidden states [n, H] of its n predictions.
@@ -87,6 +89,8 @@ class TokenModel(nn.Module):
         """
         if self.group is not None:
             micro = micro.part(self.group.rank, self.group.size)
+        if self.replay is not None:
+            self.replay.routes = micro.routes
         kind: dict[str, Any] = {"attention_mask": micro.attention_mask}
         if micro.packed:
             kind["packing"] = attention.Packing(micro.boundaries, micro.lengths, self.group, micro.shared)
@@ -176,6 +180,7 @@ def load_policy(
     head_in_float32: bool = False,
     fused: bool | None = False,
     weights: bool = True,
+    replay: bool = False,
 ) -> PolicyModel:
     """Loads the model in `model_path`. Raises InvalidInput if transformers cannot load it.
 
@@ -183,6 +188,7 @@ def load_policy(
 
     packed: let it read packed micro-batches if its attention allows; the result's `packed` tells. chunk: maximum number
     of tokens whose logits exist at a time. fused: use fused kernels (fused.py); None: if the model is large enough.
+    replay: send tokens to the experts that micro-batches have recorded.
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -194,6 +200,7 @@ def load_policy(
     packed = packed and pack(model, group)
     policy = PolicyModel(model, chunk, packed, group, head_in_float32, with_kernels)
     policy.lean = lean
+    policy.replay = RouterReplay(model) if replay else None
     if config.lora is not None:
         policy.lora = add_adapters(policy.model, config.lora, dtype, config.model_path)
     return policy

@@ -22,9 +22,8 @@ class Routers:
     """Records the logits of a transformers model's routers. Raises InvalidInput for a model without routers."""
 
     def __init__(self, model: Any) -> None:
-        recorder = (getattr(text_body(model), "_can_record_outputs", None) or {}).get("router_logits")
-        kind, place = getattr(recorder, "target_class", None), getattr(recorder, "index", 0)
-        found = [] if kind is None else [module for module in text_body(model).modules() if isinstance(module, kind)]
+        body = text_body(model)
+        found, place = [gate for _, gate in gates_of(body)], getattr(_recorder(body), "index", 0)
         if not found:
             raise InvalidInput(KEY, f"is above 0, and {type(model).__name__} has no routers of experts; set it to 0")
         self._top_k = int(getattr(model.config.get_text_config(), "num_experts_per_tok", 1))
@@ -56,6 +55,16 @@ class Routers:
             chosen = torch.zeros_like(one).scatter_(1, one.topk(self._top_k, dim=1).indices, 1.0)
             losses.append(one.shape[1] * (chosen.mean(0) * one.softmax(1).mean(0)).sum())
         return torch.stack(losses).mean()
+
+
+def gates_of(body: Any) -> list[tuple[str, Any]]:
+    """Returns the gates of a transformers language model by name."""
+    kind = getattr(_recorder(body), "target_class", None)
+    return [] if kind is None else [(name, module) for name, module in body.named_modules() if isinstance(module, kind)]
+
+
+def _recorder(body: Any) -> Any:
+    return (getattr(body, "_can_record_outputs", None) or {}).get("router_logits")
 
 
 def routers_of(model: Any, coefficient: float, shared: bool) -> Routers | None:
