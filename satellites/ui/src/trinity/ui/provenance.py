@@ -28,7 +28,7 @@ from trinity.reading.render import near
 from trinity.reading.run_record import this_version
 from trinity.runtime import files
 from trinity.ui import verify as verifier
-from trinity.weights.checkpoint_manifest import MANIFEST, entries_of
+from trinity.weights.checkpoint_manifest import MANIFEST
 from trinity.weights.checkpoint_manifest import verify as verify_checkpoint
 from trinity.weights.checkpoints import COMPLETE, checkpoint_folder, complete_steps
 
@@ -122,10 +122,7 @@ def _statement(job_stage: JobStage, step: int, head: str, folder: Path) -> dict[
         path.relative_to(folder).as_posix() for part in ("checkpoint", "version") for path in (folder / part).rglob("*")
     }
     found = sorted(name for name in names if (folder / name).is_file() and Path(name).name != COMPLETE)
-    entries = {f"checkpoint/{name}": one["sha256"] for name, one in entries_of(folder / "checkpoint").items()}
-    subject = [
-        {"name": name, "digest": {"sha256": entries.get(name) or verifier.sha256(folder / name)}} for name in found
-    ]
+    subject = [{"name": name, "digest": {"sha256": verifier.sha256(folder / name)}} for name in found]
     config = json.dumps(dump(job_stage.config), sort_keys=True).encode()
     source = job_stage.config.buffer.explorer_input
     tasksets = [source.taskset] if source.taskset else source.tasksets
