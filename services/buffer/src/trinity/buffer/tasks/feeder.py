@@ -87,8 +87,9 @@ class Feeder:
 
     async def feed_left_out(self) -> None:
         """Feeds the tasks of a fork that its parent had fed before others that ended."""
-        origin = self._context.origin
-        for ordinal in self._window.outstanding(origin.fed) if origin is not None else ():
+        if (origin := self._context.origin) is None:
+            return
+        for ordinal in self._window.outstanding(origin.fed):
             try:
                 await self.task(ordinal)
             except NotFound:
