@@ -113,8 +113,10 @@ def use_identity(folder: Path) -> None:
     if own is None:
         problem = f"{folder} holds neither tls.crt nor operator/tls.crt, as `trinity certs` writes them"
         raise typer.BadParameter(problem, param_hint="TRINITY_IDENTITY")
+    from trinity.runtime.trust import ca
+
     holders = {"": own}
-    if own == folder and (role := _role_of(own / "tls.crt")) in ("explorer", "trainer"):
+    if own == folder and (role := ca.role_of(own / "tls.crt")) in ("explorer", "trainer"):
         holders[f"{role.upper()}_"] = own
     for service in ("buffer", "environment", "explorer", "sync", "trainer"):
         if (folder / service).is_dir():
@@ -125,16 +127,3 @@ def use_identity(folder: Path) -> None:
         for setting, name in _IDENTITY_FILES.items():
             if (path / name).is_file():
                 os.environ.setdefault(f"TRINITY_{prefix}{setting}", str(path / name))
-
-
-def _role_of(certificate: Path) -> str:
-    """Returns the role that a certificate names; nothing for an unusable one, which its first use refuses."""
-    from cryptography import x509
-
-    from trinity.runtime.errors import InvalidInput
-    from trinity.runtime.trust import ca
-
-    try:
-        return ca.identity_of(x509.load_pem_x509_certificate(certificate.read_bytes()))[0]
-    except (ValueError, OSError, InvalidInput):
-        return ""

@@ -7,6 +7,7 @@ connection that the server ended, as servers do when credentials expire.
 import asyncio
 import contextlib
 import re
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -102,6 +103,11 @@ class Client(nats.aio.client.Client):
             if not self.was_connected:
                 raise Unauthenticated(reason)
             self._say("nats.client.refused", reason)
+        elif isinstance(error, ssl.SSLCertVerificationError) and not self.was_connected:
+            raise Unauthenticated(
+                f"NATS at {self._url} is not whom this identity's ca.crt knows ({error.verify_message}): use the "
+                "identity that `trinity certs` made for this run"
+            )
         elif not isinstance(error, (ConnectionError, OSError, nats.errors.Error)):
             log.warning("nats.client.error", error=f"{type(error).__name__}: {without_credentials(str(error))}")
 

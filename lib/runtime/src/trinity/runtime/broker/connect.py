@@ -70,8 +70,9 @@ async def connect(
     then nothing is sent without TLS. Not given, they are what `configure` said, or else what TRINITY_NATS_CREDS and
     TRINITY_NATS_CA name.
 
-    Raises Unauthenticated if NATS refuses the user, PermissionDenied if it may not use JetStream, InvalidInput for
-    files that cannot be read and for what is no URL of NATS, Unavailable if there is no answer within `wait_seconds`.
+    Raises Unauthenticated if NATS refuses the user or has a certificate of another authority than `ca`,
+    PermissionDenied if the user may not use JetStream, InvalidInput for files that cannot be read and for what is no
+    URL of NATS, Unavailable if there is no answer within `wait_seconds`.
     """
     for server in url.split(","):
         _check_server(server)

@@ -9,6 +9,7 @@ import ipaddress
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from cryptography import x509
@@ -97,6 +98,14 @@ def identity_of(certificate: x509.Certificate) -> tuple[str, str]:
     if parts.scheme != SCHEME or not role or not _NAME.fullmatch(name) or parts.query or parts.fragment:
         raise InvalidInput("certificate", f"names {found[0]!r}, must be {SCHEME}://<role>/<name>")
     return role, name
+
+
+def role_of(certificate: Path) -> str:
+    """Role of a certificate's file; nothing for an unusable one, which its first use refuses."""
+    try:
+        return identity_of(x509.load_pem_x509_certificate(certificate.read_bytes()))[0]
+    except (ValueError, OSError, InvalidInput):
+        return ""
 
 
 def check_signers(chain: Sequence[x509.Certificate]) -> None:
