@@ -105,8 +105,8 @@ class Client(nats.aio.client.Client):
             self._say("nats.client.refused", reason)
         elif isinstance(error, ssl.SSLCertVerificationError) and not self.was_connected:
             raise Unauthenticated(
-                f"NATS at {self._url} is not whom this identity's ca.crt knows ({error.verify_message}): use the "
-                "identity that `trinity certs` made for this run"
+                f"NATS at {self._url} has a certificate that this process's authorities did not sign "
+                f"({error.verify_message}): TRINITY_IDENTITY or TRINITY_NATS_CA must be of this run"
             )
         elif not isinstance(error, (ConnectionError, OSError, nats.errors.Error)):
             log.warning("nats.client.error", error=f"{type(error).__name__}: {without_credentials(str(error))}")
