@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=[case.name for case in CASES], default=[c.name for c in CASES])
     parser.add_argument("--cpu", action="store_true", help="the only form so far: a tiny model on CPUs")
     parser.add_argument("--runs", type=int, default=1, help="of each case; the table has medians")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=40, help="each trains four groups of four")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--hangs", type=float, default=240, help="seconds without a step after which a run hangs")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/faults")
