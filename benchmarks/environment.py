@@ -32,6 +32,7 @@ from environment_engines import measure_engines
 
 from support.servers.service import ServiceProcess
 from trinity.explorer.environments.client import EnvironmentClient
+from trinity.reading.nats import wait_until_open
 from trinity.runtime.process import free_port
 from trinity.sdk import Environment, Observation, attach, serve
 
@@ -102,9 +103,13 @@ async def provider(folder: Path, kind: str) -> AsyncIterator[tuple[str, list[int
     """A provider in a separate process: its address, and the processes of that side."""
     command = [sys.executable, __file__, "--provide", kind]
     if kind == "serve":
-        address = f"127.0.0.1:{free_port()}"
+        port = free_port()
+        address = f"127.0.0.1:{port}"
         process = subprocess.Popen([*command, address])  # noqa: ASYNC220 - returns at once
         try:
+            # An explorer waits only seconds for a provider that is away; on a busy machine a start takes longer.
+            if not await asyncio.to_thread(wait_until_open, "127.0.0.1", port, 60):
+                raise SystemExit(f"the provider at {address} did not start within 60 s")
             yield address, [process.pid]
         finally:
             process.terminate()
