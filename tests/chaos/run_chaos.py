@@ -17,10 +17,16 @@ import structlog
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from chaos import kill_cases, member_cases, service_cases, short_cases
+from chaos import kill_cases, machine_cases, member_cases, service_cases, short_cases
 from chaos.cases import Case, Chosen, Row, table
 
-CASES = [*member_cases.CASES, *kill_cases.CASES, *short_cases.CASES, *service_cases.CASES]
+CASES = [
+    *member_cases.CASES,
+    *kill_cases.CASES,
+    *short_cases.CASES,
+    *service_cases.CASES,
+    *machine_cases.CASES,
+]
 
 
 def say(text: str) -> None:
