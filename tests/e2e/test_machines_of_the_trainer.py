@@ -1,6 +1,8 @@
 """A trainer on several machines learns as one would, through accidents, and refuses machines that do not fit."""
 
+import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from support.programs.trainer_site import (
 )
 from support.servers import containers
 from support.servers.machines import Machines
+from trinity.runtime.trust import ca
 
 pytestmark = [
     pytest.mark.extended,
@@ -87,3 +90,53 @@ def test_an_accident_costs_time_and_changes_no_weight(
 def test_two_of_three_machines_train_each_group_once(site: Site, quickstart_model: Path, quickstart_data: Path) -> None:
     with_explorer(site, quickstart_model, quickstart_data)
     assert_groups_once(site)
+
+
+@pytest.mark.parametrize("site", [2], indirect=True)
+def test_machines_that_do_not_fit_are_refused_in_a_sentence(
+    site: Site, quickstart_model: Path, quickstart_data: Path
+) -> None:
+    """The first machine waits for another one meanwhile, and goes on with it."""
+    site.config.write_text(yaml.safe_dump(sft(quickstart_model, quickstart_data)))
+    site.prepare()
+    first = site.first()
+    first.until("1 of 2 nodes are here", START)
+    old = site.folder / "packages/transformers-0.0.1.dist-info"
+    old.mkdir(parents=True)
+    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 0.0.1\n")
+    expired, stranger = site.identity / "expired", site.folder / "stranger"
+    shutil.copytree(site.identity / "gpu-2", expired)
+    authority = ca.Pair((site.identity / "ca/ca.crt").read_bytes(), (site.identity / "ca/ca.key").read_bytes())
+    pair = ca.issue(authority, "gpu-2", role="trainer", hosts=[site.machines.hosts[1]], days=-1)
+    (expired / "tls.crt").write_bytes(pair.certificate)
+    (expired / "tls.key").write_bytes(pair.key)
+    own, site.folder = site.folder, stranger
+    stranger.mkdir()
+    site._certs("init", "--host", site.machines.hosts[0])
+    site.folder = own
+    elsewhere = {"TRINITY_IDENTITY": str(site.identity), "TRINITY_CHECKPOINT_ROOT_DIR": str(own / "elsewhere")}
+    other_run = [*site._typed("train_node", "gpu-2"), "name=other", "synchronizer.sync_timeout=5"]
+    node = site._typed("train_node", "gpu-2")
+    cases: dict[str, tuple[list[str], dict[str, str]]] = {
+        "it has transformers 0.0.1, and the first node": (
+            node,
+            {"PYTHONPATH": f"{own}/packages:{os.environ.get('PYTHONPATH', '')}"},
+        ),
+        "is in use by a live run": (site._typed("train"), {"TRINITY_IDENTITY": str(site.identity)}),
+        "is live elsewhere, with its trainer at": (site._typed("train"), elsewhere),
+        "tls.crt expired at": (node, {"TRINITY_IDENTITY": str(expired)}),
+        "no live run": (other_run, {}),
+        "certificate": (node, {"TRINITY_IDENTITY": str(stranger / "identity/trainer")}),
+    }
+    unexpected: list[str] = []
+    for number, (sentence, (arguments, variables)) in enumerate(cases.items()):
+        environment = {**site._environment("identity/gpu-2", 1), **variables}
+        command = site.machines.start(1, arguments, environment, own / f"refused_{number}.out")
+        code, said = command.finish(150), " ".join(command.text.split())
+        print(f"{sentence}: {code}\n{command.text[-1500:]}")
+        unexpected += [] if code and sentence in said else [f"{sentence}: {code}, {said[-1500:]}"]
+    assert not unexpected, "\n".join(unexpected)
+    assert "it has transformers 0.0.1" in (site.job / "log/trainer.log").read_text()
+    two = site.further(2)
+    assert first.finish(START) == 0, site.said(first, two)
+    assert {line["ranks"] for line in site.batches()} == {2}
