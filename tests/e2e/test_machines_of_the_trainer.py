@@ -125,7 +125,7 @@ def test_machines_that_do_not_fit_are_refused_in_a_sentence(
         "is in use by a live run": (site._typed("train"), {"TRINITY_IDENTITY": str(site.identity)}),
         "is live elsewhere, with its trainer at": (site._typed("train"), elsewhere),
         "tls.crt expired at": (node, {"TRINITY_IDENTITY": str(expired)}),
-        "no live run": (other_run, {}),
+        "NATS forbids trainer/gpu-2": (other_run, {}),
         "certificate": (node, {"TRINITY_IDENTITY": str(stranger / "identity/trainer")}),
     }
     unexpected: list[str] = []
