@@ -1,4 +1,4 @@
-"""Say what entered each optimizer step, from the records of probe and grader alone.
+"""Reconstruct the data of each optimizer step from the records of probe and grader.
 
 A sequence is a row's prompt and the tokens after it. A step's sequences are those whose embedding was computed with
 gradients since the process's former step. The lineage is the steps that the last weights are made of: the last step,
@@ -17,7 +17,7 @@ Response = tuple[int, tuple[int, ...]]  # row, tokens
 
 @dataclass(frozen=True)
 class Work:
-    """What a system is asked to do: train each row once, in `rows / tasks` steps of `tasks` groups of `group`."""
+    """The workload: each row is trained once, in `rows / tasks` steps of `tasks` groups of `group` responses."""
 
     prompts: Sequence[tuple[int, ...]]  # of each row, with the chat template
     group: int
@@ -39,7 +39,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a system lost, doubled or invented. All are 0 where each row is trained once, on graded responses."""
+    """Counts of lost, repeated and invented data; 0 for a run that trains each row once, on graded responses."""
 
     steps: int  # of the lineage
     steps_undone: int

@@ -1,4 +1,4 @@
-"""The faults: what is done to a run, and when, by the number of steps that the probe has seen."""
+"""The faults, and the numbers of steps after which they strike."""
 
 import os
 import random
@@ -12,7 +12,7 @@ import psutil
 
 @dataclass
 class Run:
-    """A run that goes on. `trainer`: the process that computed the newest step."""
+    """A live run. `trainer`: id of the process that computed the newest step."""
 
     root: psutil.Process  # of the system's processes
     trainer: Callable[[], int]

@@ -144,7 +144,7 @@ def play(system: System, case: Case, settings: Settings, work: audit.Work, folde
 
 
 class Started:
-    """The processes of a run; leaving the block ends those that are left."""
+    """Starts the processes of a run, and kills all of them when the block ends."""
 
     def __init__(self, system: System, settings: Settings, folder: Path) -> None:
         self._command, self._folder = system.command(settings, folder), folder

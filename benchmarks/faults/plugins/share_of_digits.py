@@ -7,7 +7,7 @@ from trinity.plugins import reward_function
 
 
 def record_updates(gradients):
-    """On one rank Trinity updates weights in a pass of its own in place of the optimizer's step."""
+    """Wraps the update of one rank, which does not call the optimizer's step."""
     gradients.OneRankUpdate._step = probe.steps_of(gradients.OneRankUpdate._step, lambda update: update._optimizer)
 
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[3]
 
 @dataclass(frozen=True)
 class Settings:
-    """What every system is configured with. `model`: a Hugging Face folder; `data`: rows with question, answer, row."""
+    """The configuration that all systems share. `model`: a Hugging Face folder; `data`: rows of question and number."""
 
     model: Path
     data: Path
@@ -30,7 +30,7 @@ class System(Protocol):
     """A system, started by the supervisor that its documentation recommends, resuming from its newest checkpoint."""
 
     name: str
-    recovery: str  # what restarts it, and from what it resumes: printed beside the figures
+    recovery: str  # the supervisor and the state that it resumes from; printed after the table
 
     def prepare(self, settings: Settings, folder: Path) -> None:
         """Installs what the system needs, and writes its configuration into the folder of the run."""

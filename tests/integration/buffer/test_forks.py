@@ -1,4 +1,4 @@
-"""A run that goes on from a step of another one: the same tasks in the same order, and the groups sampled by then.
+"""A run that continues from a step of another one: the same tasks in the same order, and the groups sampled by then.
 
 Buffers, sync and NATS are real processes; explorers are the real loop without an engine.
 """

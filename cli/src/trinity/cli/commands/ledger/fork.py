@@ -1,4 +1,4 @@
-"""`trinity fork`: another run that goes on from a step of this one, with other keys.
+"""`trinity fork` creates a run that continues from a step of another one, with other keys.
 
 The fork's folder gets hard links to the checkpoint of the step and to the model, and <job>/fork/parts.bin with what the
 parent's buffer gives: the ledger up to the step, and the groups that were sampled by then and not yet trained
@@ -40,7 +40,7 @@ _STATE = "trainer_state.json"
 
 @dataclass(frozen=True)
 class Fork:
-    """What was made. `groups`: sampled by the parent for later steps; `shared_steps`: how far these reach."""
+    """A new fork. `groups`: number of groups that the parent sampled for later steps; `command` starts the fork."""
 
     parent: str
     step: int
@@ -61,7 +61,7 @@ def fork(
     stage: StageOption = "",
     as_json: AsJson = False,
 ) -> int:
-    """Make a run that goes on from a step of another one, with other keys."""
+    """Create a run that continues from a step of another one, with other keys."""
     if not at:
         raise RunError("give --at STEP, the last step that both runs share", 2)
     job_stage = find_parent(run, stage)
@@ -137,7 +137,7 @@ def _checkpoint(job_stage: JobStage, at: int) -> Path:
 def _config(job_stage: JobStage, at: int, overrides: Sequence[str], name: str) -> Config:
     """Returns the configuration of the fork. Raises RunError for keys that a fork cannot change."""
     parent = job_stage.config
-    fixed = {"name": "give --name", "stages": "a fork has one stage", "mode": "fork runs on as its parent"}
+    fixed = {"name": "give --name", "stages": "a fork has one stage", "mode": "a fork keeps its parent's"}
     for key, why in fixed.items():
         if given := next((one for one in overrides if one.partition("=")[0].split(".")[0] == key), ""):
             raise RunError(f"{given}: {why}", 2)
@@ -274,7 +274,7 @@ def _notes(job_stage: JobStage, at: int, newest: int) -> list[str]:
 
 def _text(made: Fork) -> str:
     lines = [
-        f"{made.name} goes on from step {made.step} of {made.parent}, with {made.groups} groups that it had sampled",
+        f"{made.name} continues from step {made.step} of {made.parent}, with {made.groups} groups that it had sampled",
         *(f"note: {note}" for note in made.notes),
         f"run it by: {made.command}",
     ]
