@@ -13,7 +13,7 @@ from support.fakes.pages.recorded_run import make_job
 from trinity.reading.series import BUSY, Curves
 from trinity.ui import curves
 from trinity.ui.app import make_app
-from trinity.ui.charts import Axis, Span
+from trinity.ui.charts import Axis, Span, StepAxis, scale
 from trinity.ui.places import Places
 
 pytestmark = pytest.mark.core
@@ -117,3 +117,28 @@ def test_a_pause_is_drawn_short_but_not_work() -> None:
     assert Axis(spans, [Span("alive", 0, 2 * day)]).pauses == []
     assert Axis([]).at(3.0) == 0 and Axis([Span("alive", 5.0, 5.0)]).at(5.0) == 0
     assert Axis([Span("a", float("nan"), float("inf")), Span("a", 1.0, 3.0)]).at(2.0) == 50
+
+
+def test_steps_are_equally_wide_whatever_lies_between_them() -> None:
+    day = 86_400.0
+    ends = [(3, 10.0), (4, 12.0), (5, 3 * day), (6, 3 * day + 1)]
+    axis = StepAxis([Span("sampled", 0.0, 3 * day + 5)], ends)
+    assert [axis.at(end) for _, end in ends] == [20, 40, 60, 80], "and one such place for what came after the last"
+    assert (axis.at(0.0), axis.at(11.0), axis.at(3 * day + 5)) == (0, 30, 100)
+    assert axis.ticks() == [(10, "3"), (30, "4"), (50, "5"), (70, "6")]
+    assert [text for _, text in StepAxis([], [(step, float(step)) for step in range(1, 101)]).ticks()] == [
+        "1", "14", "27", "40", "53", "66", "79", "92"
+    ]  # fmt: skip
+    nothing_after = StepAxis([Span("sampled", 1.0, 2.0)], [(1, 2.0)])
+    assert (nothing_after.at(1.0), nothing_after.at(2.0)) == (0, 100)
+    again = StepAxis([], [(1, 5.0), (2, 3.0), (3, 9.0)])  # the clock went back
+    assert again.at(4.0) <= again.at(6.0) <= again.at(8.0)
+
+
+def test_an_axis_in_time_has_the_clock_below_it() -> None:
+    texts = [text for _, text in Axis([Span("alive", 1.7e9, 1.7e9 + 60)]).ticks()]
+    assert len(texts) == 3 and all(len(text) == len("01:02:03") for text in texts)
+    days = [text for _, text in Axis([Span("alive", 1.7e9, 1.7e9 + 200_000)]).ticks()]
+    assert all(len(text) == len("2023-11-14 01:02:03") for text in days)
+    assert str(scale(Axis([Span("alive", 1.0, 61.0)]))).count("<text") == 3
+    assert Axis([]).ticks() == []

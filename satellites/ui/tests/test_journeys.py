@@ -122,6 +122,23 @@ def test_a_stopped_run_shows_when_versions_were_live_and_loaded(get: Get, runs: 
     assert '<td class="n">10</td><td class="preview">worse</td>' in page
 
 
+def places(page: str, css: str) -> list[float]:
+    return [float(x) for x in re.findall(rf'<rect class="{css}" x="([\d.]+)"', page)]
+
+
+@pytest.mark.parametrize("path", ["/one/fleet", "/one/versions"])
+def test_lanes_are_drawn_in_time_or_in_steps(path: str, get: Get, runs: Path) -> None:
+    monitor = runs / "one/monitor/trainer.jsonl"
+    steps = [json.loads(line)["step"] for line in monitor.read_text().splitlines()]
+    in_time, in_steps = get(path), get(f"{path}?axis=step")
+    assert 'href="?axis=time" aria-current="true"' in in_time and 'href="?axis=step" aria-current="true"' in in_steps
+    assert places(in_time, "published") != places(in_steps, "published")
+    assert re.findall(r'text-anchor="\w+">(\d+)<', in_steps) == [str(step) for step in sorted(set(steps))]
+    assert get(f"{path}?axis=<script>").count("aria-current") == in_time.count("aria-current")
+    monitor.unlink()
+    assert "?axis=" not in get(f"{path}?axis=step"), "no step is known"
+
+
 def test_a_stopped_run_shows_how_long_its_processes_lived(get: Get, runs: Path) -> None:
     page = get("/one/fleet")
     lanes = dict(re.findall(r"<tr><th>(\w+)</th><td>(.*?)</td>", page))

@@ -29,8 +29,8 @@ FATES = {"recomputed", "skipped", "duplicate", "failed", "dead_letter", "evaluat
          "starting", "restarting", "idle", "other"}  # fmt: skip
 OTHERS = {"overview", "versions", "fleet", "waste", "dead letters", "compare", "version", "advantage", "mask", "ratio",
           "entropy", "search", "log", "configuration"}  # fmt: skip
-PAGES = ("", "/versions", "/fleet", "/waste?price=2", "/dead", "/dead/7", "/compare", "/compare/two", "/step/4",
-         "/step/4/lanes", "/step/4/group/15", "/step/4/sample/0", "/step/4/sample/0?by=advantage",
+PAGES = ("", "/versions?axis=step", "/fleet", "/waste?price=2", "/dead", "/dead/7", "/compare", "/compare/two",
+         "/step/4", "/step/4/lanes", "/step/4/group/15", "/step/4/sample/0", "/step/4/sample/0?by=advantage",
          "/step/4/sample/0?by=mask", "/step/4/sample/0?by=logprob", "/step/4/sample/0?by=ratio",
          "/step/3/sample/0/trace", "/task/11", "/task/7",
          "/task/99")  # fmt: skip
@@ -58,6 +58,12 @@ def test_fields_of_a_text_are_those_of_its_translation() -> None:
     for english, chinese in CHINESE.items():
         theirs, ours = (set(re.findall(r"\{(\w+)|(%s)", text)) for text in (english, chinese))
         assert ours <= theirs, english
+
+
+def test_a_job_and_a_task_have_one_word_each() -> None:
+    for english, chinese in CHINESE.items():
+        assert bool(re.search(r"\bjobs?\b", english, re.IGNORECASE)) == ("作业" in chinese), english
+        assert "任务" in chinese or not re.search("task", english, re.IGNORECASE), english
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=[path.stem for path in TEMPLATES])

@@ -73,9 +73,9 @@ class Pages:
             one("/now", "overview_live.html", screens.overview),  # the middle, which a live run's page asks for again
             one("/dead", "dead.html", letters.dead),
             one("/dead/{ordinal:number}", "letter.html", letters.letter),
-            one("/versions", "versions.html", history.versions),
+            one("/versions", "versions.html", history.versions, _axis),
             one("/versions/{number:number}", "version.html", history.version),
-            one("/fleet", "fleet.html", history.fleet),
+            one("/fleet", "fleet.html", history.fleet, _axis),
             one("/waste", "waste.html", waste.waste, lambda request: request.query_params.get("price", "")),
             one("/step/{step:number}", "step.html", screens.step),
             one("/step/{step:number}/group/{ordinal:number}", "group.html", screens.group),
@@ -308,6 +308,10 @@ async def _form(request: Request, token: str) -> dict[str, str]:
 def _colouring(request: Request) -> str:
     wanted = request.query_params.get("by", "")
     return wanted if wanted in tokens.COLOURINGS else tokens.COLOURINGS[0]
+
+
+def _axis(request: Request) -> str:
+    return request.query_params.get("axis", "")
 
 
 def _level(request: Request) -> str:

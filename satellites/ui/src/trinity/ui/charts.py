@@ -8,6 +8,8 @@ from itertools import accumulate, pairwise
 import numpy as np
 from markupsafe import Markup
 
+from trinity.reading.render import when
+
 _WIDTH, _HEIGHT = 160.0, 36.0
 _PAUSE, _SHORT = 4, 0.04  # of an axis: the least length of a pause, and how long it is drawn
 
@@ -67,6 +69,50 @@ class Axis:
         """Returns the place of a moment between the first and the last."""
         whole = self._places[-1] or 1.0
         return 100 * float(np.interp(moment, self._moments or [0.0], self._places)) / whole
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Returns (place, label): the local time at both ends and in the middle."""
+        if len(self._moments) < 2:
+            return []
+        moments = [float(np.interp(place * self._places[-1], self._places, self._moments)) for place in (0, 0.5, 1)]
+        texts = [when(moment) for moment in moments]
+        same_day = len({text[:10] for text in texts}) == 1
+        return [(50.0 * number, text[11:] if same_day else text) for number, text in enumerate(texts)]
+
+
+class StepAxis(Axis):
+    """The axis of several lanes in optimizer steps, from 0 to 100: all steps are equally wide, pauses within them too.
+
+    `ends`: number of each step, ascending, and the Unix time at which its training ended. A step trained again has its
+    last time. Moments after the last step have a place as wide as a step.
+    """
+
+    def __init__(self, whole: Sequence[Span], ends: Sequence[tuple[int, float]]) -> None:
+        super().__init__(whole)
+        times = np.maximum.accumulate([end for _, end in ends])
+        begin, end = (self._moments[0], self._moments[-1]) if self._moments else (times[0], times[-1])
+        self._steps = [step for step, _ in ends]
+        self._moments = [min(begin, float(times[0])), *times.tolist()] + ([end] if end > times[-1] else [])
+        self._places = [float(place) for place in range(len(self._moments))]
+        self.pauses = []
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Returns (place, label) of at most nine steps, in the middle of each."""
+        every = max(1, math.ceil(len(self._steps) / 8))
+        chosen = [place for place in range(len(self._steps)) if place % every == 0]
+        return [(100 * (place + 0.5) / self._places[-1], str(self._steps[place])) for place in chosen]
+
+
+def scale(axis: Axis) -> Markup:
+    """Draws the labels below lanes of an axis."""
+    ends = {0.0: "start", 100.0: "end"}
+    found = (
+        Markup('<text x="{x}%" y="11" text-anchor="{anchor}">{text}</text>').format(
+            x=f"{place:.3f}", anchor=ends.get(place, "middle"), text=text
+        )
+        for place, text in axis.ticks()
+    )
+    return Markup('<svg class="scale">{}</svg>').format(Markup().join(found))
 
 
 def lane(spans: Sequence[Span], axis: Axis) -> Markup:

@@ -4,6 +4,7 @@ Logs that were rotated away are missing. A process without devices has no accoun
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ _PINS = ("sync.version.pinned", "sync.version.unpinned")
 _OF_VERSIONS = (_STAGED, _REJECTED, journeys.LIVE, journeys.LOADED)
 _MOST_VERSIONS = 200
 _MOST_STEPS = 200
+_ALL_STEPS = 100_000  # of an axis in steps
 _SEARCHED_STEPS = 4  # for the newest group of an explorer
 
 
@@ -62,14 +64,14 @@ class _Past:
         return found + [Span("published", one.order(), one.order()) for one in self.loads]
 
 
-async def versions(source: Source) -> Facts:
-    """Returns the weight versions, newest first, and a lane for each in the logs.
+async def versions(source: Source, by: str) -> Facts:
+    """Returns the weight versions, newest first, and a lane for each in the logs. `by`: as `_drawn`.
 
     Raises RunError if there are neither.
     """
     problems: list[str] = []
     listed = await screens.or_none(source.versions(), problems)
-    past = await asyncio.to_thread(_versions, source.folder)
+    past = await asyncio.to_thread(_versions, source.folder, by)
     if listed is None and not past["pasts"]:
         raise RunError("; ".join(problems))
     return {
@@ -82,7 +84,7 @@ async def versions(source: Source) -> Facts:
     }
 
 
-def _versions(folder: Path | None) -> Facts:
+def _versions(folder: Path | None, by: str) -> Facts:
     entries = journeys.log_events(folder, (*_OF_VERSIONS, _ROLLED_BACK, *_PINS))
     found: dict[int, _Past] = {}
     for one in entries:
@@ -94,11 +96,29 @@ def _versions(folder: Path | None) -> Facts:
     for past in reversed(newest):
         rows.append((past, past.spans(until)))
         until = past.live or until
-    axis = charts.Axis([span for _, spans in rows for span in spans])
     return {
-        "pasts": [(past, charts.lane(spans, axis)) for past, spans in rows],
+        **_drawn("pasts", rows, folder, by),
         "pinned_by": _pinned_by(entries),
         "rollbacks": [(one.order(), one.fields) for one in entries if one.fields["event"] == _ROLLED_BACK],
+    }
+
+
+def _drawn(name: str, rows: Sequence[tuple[Any, list[Span]]], folder: Path | None, by: str) -> Facts:
+    """Returns the lanes of the rows as `name`, and their axis: in steps if `by` is "step", else in time."""
+    whole = [span for _, spans in rows for span in spans]
+    wanted = by == "step"
+    ends = [
+        (line["step"], float(end))
+        for line in series.read(folder, "trainer", _ALL_STEPS if wanted else 1)
+        if isinstance(end := line.get("time"), (int, float)) and math.isfinite(end)
+    ]
+    in_steps = wanted and bool(ends)
+    alive = [span for span in whole if span.css == "alive"]
+    axis = charts.StepAxis(whole, ends) if in_steps else charts.Axis(whole, alive)
+    return {
+        name: [(row, charts.lane(spans, axis)) for row, spans in rows],
+        "axis": {"by": "step" if in_steps else "time", "choices": ("time", "step") if ends else ()},
+        "scale": charts.scale(axis),
         "seconds": axis.seconds,
         "pauses": axis.pauses,
     }
@@ -146,13 +166,14 @@ async def _rollback(source: Source, number: int, problems: list[str]) -> Facts |
     }
 
 
-async def fleet(source: Source) -> Facts:
-    """Returns processes, explorers and providers of a live run, and the history of processes with devices.
+async def fleet(source: Source, by: str) -> Facts:
+    """Returns processes, explorers and providers of a live run, and the history of processes with devices. `by`: as
+    `_drawn`.
 
     Raises RunError for a stopped run without an account of its devices.
     """
     found = await source.status()
-    past = await asyncio.to_thread(_fleet, source.folder)
+    past = await asyncio.to_thread(_fleet, source.folder, by)
     if found is None and not past["lanes"]:
         raise RunError("the run does not live: its processes are gone; trinity log shows what they said")
     problems: list[str] = []
@@ -182,7 +203,7 @@ async def _newest_groups(source: Source) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _fleet(folder: Path | None) -> Facts:
+def _fleet(folder: Path | None, by: str) -> Facts:
     """Returns a lane for each process with devices: its lives, the work of the trainer, loads of weights."""
     loads = journeys.log_events(folder, (journeys.LOADED,))
     trained = _steps(folder)
@@ -195,13 +216,7 @@ def _fleet(folder: Path | None) -> Facts:
         ]  # fmt: skip
         inner = [span for span in inner if watch.began <= span.begin and span.end <= watch.ended]
         rows.append((watch, [*alive, *inner, *died]))
-    whole = [span for _, spans in rows for span in spans]
-    axis = charts.Axis(whole, [span for span in whole if span.css == "alive"])
-    return {
-        "lanes": [(watch, charts.lane(spans, axis)) for watch, spans in rows],
-        "seconds": axis.seconds,
-        "pauses": axis.pauses,
-    }
+    return _drawn("lanes", rows, folder, by)
 
 
 def _watches(folder: Path | None) -> Sequence[lives.Watch]:
