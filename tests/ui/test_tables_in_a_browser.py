@@ -129,6 +129,9 @@ def test_tables_of_a_phone_scroll_and_are_not_cut(pages: Any) -> None:
           return !scrolls && table.getBoundingClientRect().right > innerWidth;
         }).length""")
         assert cut == 0, path
+        narrow = page.evaluate("""[...document.querySelectorAll(".tiles, .lanes td svg")].filter((one) =>
+          one.getBoundingClientRect().width < (one.matches(".tiles") ? 340 : 200)).length""")
+        assert narrow == 0, f"{path}: tiles beside the heading, or lanes that show nothing"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
