@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from support.programs.run import TrinityRun
 FULL = {"tasks": 32, "group": 8, "tokens": 512, "steps": 9, "unmeasured": 4}
 TINY = {"tasks": 2, "group": 2, "tokens": 16, "steps": 3, "unmeasured": 1}
 RUN_SECONDS = 400.0
-_PARTS = ("wait", "step", "publish")
+PARTS = ("wait", "step", "publish")
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,17 @@ class Row:
 
     name: str
     gpus: int
-    trl: bool = False
+    peer: bool = False
     offset: int = 0
     engines: int = 1
 
 
+Player = Callable[[argparse.Namespace, Path, Row, str], dict[str, Any]]
 ROWS = (
-    Row("TRL, colocate", 1, trl=True),
+    Row("TRL, colocate", 1, peer=True),
     Row("shared, sync", 1),
     Row("shared, one step ahead", 1, offset=1),
-    Row("TRL, colocate, DDP", 2, trl=True),
+    Row("TRL, colocate, DDP", 2, peer=True),
     Row("1 + 1, sync", 2),
     Row("1 + 1, one step ahead", 2, offset=1),
     Row("shared, sync", 2, engines=2),
@@ -68,16 +70,20 @@ ROWS = (
 )
 
 
-def parsed() -> argparse.Namespace:
-    made = whole_run.parser(__doc__)
+def parser(document: str | None, rows: int) -> argparse.ArgumentParser:
+    """Options of a comparison with so many rows."""
+    made = whole_run.parser(document)
     made.add_argument("--size", choices=list(whole_run.SHAPES), default="1.5B", help="shape of the model")
     made.add_argument("--lora", type=int, metavar="RANK", help="train adapters of all linear layers; needs peft")
-    made.add_argument("--only", type=int, nargs="+", default=range(1, len(ROWS) + 1), help="these rows, from 1")
-    made.add_argument("--rows", type=int, default=16, help="of TRL's micro-batch")
-    made.add_argument("--liger", action="store_true", help="TRL with Liger's kernels")
+    made.add_argument("--only", type=int, nargs="+", default=range(1, rows + 1), help="these rows, from 1")
+    made.add_argument("--liger", action="store_true", help="the peer with Liger's kernels")
     made.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="keys of Trinity's rows")
     for name, value in FULL.items():
         made.add_argument(f"--{name}", type=int, default=value)
+    return made
+
+
+def parsed(made: argparse.ArgumentParser) -> argparse.Namespace:
     args = made.parse_args()
     if args.tiny:
         vars(args).update(TINY, size="tiny")
@@ -103,7 +109,7 @@ def config(args: argparse.Namespace, folder: Path, row: Row, name: str) -> dict[
 def play(args: argparse.Namespace, folder: Path, row: Row, name: str) -> dict[str, Any]:
     path = whole_run.write_yaml(folder / f"{name}.yaml", config(args, folder, row, name))
     plugins = str(Path(__file__).parent / "workflows")
-    run = TrinityRun(path, folder, **whole_run.environment(args, _cards(row)), TRINITY_PLUGIN_DIRS=plugins)
+    run = TrinityRun(path, folder, **whole_run.environment(args, cards(row)), TRINITY_PLUGIN_DIRS=plugins)
     began = time.time()
     with whole_run.started(run, *args.set):
         steps = whole_run.until_trained(run, args.steps, RUN_SECONDS)
@@ -111,8 +117,9 @@ def play(args: argparse.Namespace, folder: Path, row: Row, name: str) -> dict[st
     seconds = (steps[-1]["time"] - steps[args.unmeasured - 1]["time"]) / len(counted)
     for left in [run.job / "weights", *run.job.glob("global_step_*")]:
         shutil.rmtree(left, ignore_errors=True)
-    parts = {part: statistics.mean(line[f"time/{part}"] for line in counted) for part in _PARTS}
-    return {"seconds": seconds, "first": steps[0]["time"] - began, **parts}
+    parts = {part: statistics.mean(line[f"time/{part}"] for line in counted) for part in PARTS}
+    tokens = statistics.mean(line["sample/response_tokens"] for line in counted)
+    return {"seconds": seconds, "first": steps[0]["time"] - began, "tokens": tokens, **parts}
 
 
 def play_trl(args: argparse.Namespace, folder: Path, row: Row, name: str) -> dict[str, Any]:
@@ -127,7 +134,7 @@ def play_trl(args: argparse.Namespace, folder: Path, row: Row, name: str) -> dic
         command += [f"--{key}", str(getattr(args, key))]
     command += [f"--{key}" for key in ("cpu", "liger") if getattr(args, key)]
     command += ["--lora", str(args.lora)] if args.lora else []
-    given = {**os.environ, **whole_run.environment(args, _cards(row)), "HF_HUB_OFFLINE": "1"}
+    given = {**os.environ, **whole_run.environment(args, cards(row)), "HF_HUB_OFFLINE": "1"}
     with (folder / f"{name}.out").open("w") as log:
         peer = subprocess.Popen(command, stdout=log, stderr=log, env=given, process_group=0)
         try:
@@ -142,16 +149,17 @@ def play_trl(args: argparse.Namespace, folder: Path, row: Row, name: str) -> dic
     return {"seconds": (ends[-1] - ends[0]) / (len(ends) - 1)}
 
 
-def _cards(row: Row) -> str:
+def cards(row: Row) -> str:
     return ",".join(str(index) for index in range(row.gpus))
 
 
-def found_by(args: argparse.Namespace, folder: Path, row: Row) -> dict[str, Any]:
+def found_by(args: argparse.Namespace, folder: Path, row: Row, peer: Player = play_trl) -> dict[str, Any]:
+    """What the row found, from its file if it was played before. `peer` plays the rows of the peer."""
     name = f"{row.name}-{row.gpus}".replace(", ", "-").replace(" ", "-").replace("+", "and")
     path = folder / f"{name}.json"
     if not path.exists():
         try:
-            found = play_trl(args, folder, row, name) if row.trl else play(args, folder, row, name)
+            found = (peer if row.peer else play)(args, folder, row, name)
         except (RuntimeError, IndexError) as error:  # the other rows are still useful
             found = {"missing": str(error)[-1500:]}
         path.write_text(json.dumps(found))
@@ -160,7 +168,9 @@ def found_by(args: argparse.Namespace, folder: Path, row: Row) -> dict[str, Any]
 
 
 def main() -> None:
-    args = parsed()
+    given = parser(__doc__, len(ROWS))
+    given.add_argument("--rows", type=int, default=16, help="of TRL's micro-batch")
+    args = parsed(given)
     made = Table(
         f"{args.tasks} x {args.group} responses of {args.tokens} tokens, one update a step, {args.size}",
         ("", "GPUs", "s/step", "samples/s", "waits", "trains", "publishes", "first step", "of TRL"),
@@ -176,9 +186,9 @@ def main() -> None:
                 made.rows.append((f"{row.name}: {found['missing'].splitlines()[0][:60]}", str(row.gpus), *[""] * 7))
                 continue
             speed = args.tasks * args.group / found["seconds"]
-            if row.trl:
+            if row.peer:
                 peers[row.gpus] = speed
-            parts = tuple(f"{found[part]:.2f}" if part in found else "" for part in (*_PARTS, "first"))
+            parts = tuple(f"{found[part]:.2f}" if part in found else "" for part in (*PARTS, "first"))
             ratio = f"{speed / peers[row.gpus]:.2f}" if row.gpus in peers else ""
             made.rows.append((row.name, str(row.gpus), f"{found['seconds']:.2f}", f"{speed:.1f}", *parts, ratio))
     made.show()

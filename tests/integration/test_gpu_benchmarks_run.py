@@ -28,6 +28,12 @@ TABLES = {
     "e2e_learns.py": ("16 = 16 + 0 + 0", "16 of 16", "15 of 15", "KL of engine and trainer", "of limit"),
     "real_model.py": ("seed-1, templates it never saw", "what it took", "GPU minutes", "limit"),
     "against_trl.py --only 2": ("shared, sync", "samples/s", "publishes", "of TRL"),
+    "against_verl.py --only 1 2": (
+        "veRL, colocated: verl is not installed",
+        "shared, sync",
+        "tokens/step",
+        "of its sync",
+    ),
     "reproducible.py --only off": ("seconds a step, run off", "of limit"),
     "machines.py": ("killed: until a step by the others", "back: until a step by all", "of limit"),
     "membership.py": (
