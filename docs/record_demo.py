@@ -57,7 +57,8 @@ def copy(job: Path, folder: Path) -> None:
     for name in _FILES:
         shutil.copyfile(source / name, folder / name)
     shutil.copytree(source / "monitor/devices", folder / "monitor/devices")
-    shutil.copyfile(job / "version.json", folder / "version.json")
+    for name in ("version.json", "summary.json"):
+        shutil.copyfile(job / name, folder / name)
     (folder / ".lock").touch()
     for path in (source / "log").glob("*.log"):
         lines = [line for line in path.read_text().splitlines(keepends=True) if any(f'"{e}"' in line for e in _EVENTS)]

@@ -40,6 +40,7 @@ def test_it_is_small() -> None:
 def test_there_are_two_runs_which_compare_offers(client: TestClient, root: Path) -> None:
     keys = re.findall(r'href="/run/([^"/]+)"', client.get("/").text)
     assert len(set(keys)) == len(runs(root)) == 2
+    assert client.get("/").text.count('class="state finished"') == 2
     page = client.get(f"/run/{keys[0]}/compare").text
     assert keys[1] in page
 
