@@ -6,13 +6,14 @@
 
 Both machines are processes of this host, with their own GPUs, and meet as machines do: by the run's NATS and the
 trainer's service. The second and all its ranks are killed in the middle of a step. Seconds count from the kill, and
-from the command that starts it again.
+from the command that starts it again. The rows below each are their parts, by the first one's log.
 """
 
 import argparse
 import os
 import sys
 import time
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,17 @@ from support.servers.nats import NatsServer
 
 ROW_SECONDS = 420.0
 AGAIN_SECONDS = 60.0
+_PHASE = "service.phase.began"
+# Parts of a start, by the event or phase in the trainer's log at which they end.
+PARTS = {
+    "service.failed": "the group ends",
+    "service.started": "the process serves",
+    "trainer.nodes.formed": "machines meet, code is loaded",
+    "loads the model": "ranks meet",
+    "prepares the optimizer": "the model is loaded",
+    "service.ready": "the optimizer and the checkpoint are loaded",
+    "trainer.step.done": "the first step",
+}
 
 
 def parsed() -> argparse.Namespace:
@@ -62,7 +74,7 @@ class Pair:
     def __init__(self, args: argparse.Namespace, folder: Path, nats: NatsServer) -> None:
         self._args, self._folder, self._url = args, folder, nats.url
         self._config = whole_run.write_yaml(folder / "machines.yaml", config(args, folder))
-        self._monitor = folder / "jobs/benchmark/machines/monitor/batches.jsonl"
+        self._stage = folder / "jobs/benchmark/machines"
 
     def start(self, index: int, *own: str) -> Command:
         cards = range(index * self._args.gpus, (index + 1) * self._args.gpus)
@@ -74,7 +86,7 @@ class Pair:
         return Command([sys.executable, *arguments], values, self._folder / f"machine-{index + 1}.out")
 
     def batches(self) -> list[dict[str, Any]]:
-        return whole_run.lines(self._monitor)
+        return whole_run.lines(self._stage / "monitor/batches.jsonl")
 
     def until(self, ranks: int, more: int, command: Command) -> float:
         """Seconds until so many further steps were trained by so many ranks."""
@@ -84,6 +96,18 @@ class Pair:
                 raise RuntimeError(f"no {more} steps by {ranks} ranks:\n{command.text[-3000:]}")
             time.sleep(0.02)
         return time.monotonic() - began
+
+    def parts(self, since: float) -> list[tuple[str, ...]]:
+        """Rows of the seconds from then to the first step of the group that was formed then."""
+        found = [line for line in whole_run.events(self._stage, "trainer", *PARTS, _PHASE) if line["at"] >= since]
+        rows, at = [], since
+        for line in dropwhile(lambda line: line["event"] != "service.failed", found):
+            if part := PARTS.get(line.get("phase") or line["event"]):
+                rows.append(whole_run.plain(f"    {part}", f"{line['at'] - at:.1f} s"))
+                at = line["at"]
+            if line["event"] == "trainer.step.done":
+                break
+        return rows
 
 
 def kill(machine: Command) -> None:
@@ -104,12 +128,14 @@ def measure(args: argparse.Namespace, folder: Path, nats: NatsServer) -> list[tu
         kill(second)
         lost = pair.until(args.gpus, 1, first)
         rows.append(whole_run.row("killed: until a step by the others", f"{lost:.1f} s", lost, AGAIN_SECONDS))
+        rows += pair.parts(time.time() - lost)
         again = before - pair.batches()[-1]["step"] + 1
         rows.append(whole_run.plain("steps that were trained again", str(max(0, again))))
         rows.append(whole_run.plain(f"a step by {args.gpus} ranks", f"{pair.until(args.gpus, 5, first) / 5:.2f} s"))
         second = pair.start(1, "mode=train_node", "cluster.node_name=second")
         back = pair.until(whole, 1, first)
-        return [*rows, whole_run.row("back: until a step by all", f"{back:.1f} s", back, 2 * AGAIN_SECONDS)]
+        rows.append(whole_run.row("back: until a step by all", f"{back:.1f} s", back, 2 * AGAIN_SECONDS))
+        return [*rows, *pair.parts(time.time() - back)]
     finally:
         kill(second)
         kill(first)

@@ -335,3 +335,37 @@ async def test_what_a_process_prints_stays_within_its_limit(tmp_path: Path, monk
     assert all(file.stat().st_size < 250_000 for file in printed)
     text = "".join(file.read_text() for file in reversed(printed))
     assert int(text.split()[-1]) > 30
+
+
+LOADS_FIRST = """
+import os, sys, time
+from trinity.runtime import spares
+spares.wait(lambda: print("loaded", os.getpid(), flush=True))
+print("runs", os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+async def test_a_spare_that_has_loaded_meanwhile_takes_the_place_of_a_child_that_died(tmp_path: Path) -> None:
+    def said(word: str) -> list[int]:
+        lines = child.output.read_text().splitlines()
+        return [int(line.split()[1]) for line in lines if line.startswith(word)]
+
+    child = make(tmp_path, LOADS_FIRST, prints_ready="runs", keeps_spare=True)
+    child.start()
+    keeper = asyncio.create_task(child.keep_running(asyncio.Event()))
+    try:
+        async with asyncio.timeout(30):
+            for round in range(2):
+                while len(said("loaded")) < round + 1:
+                    await asyncio.sleep(0.01)
+                child.end_group(signal.SIGKILL)
+                while len(said("runs")) < round + 2:
+                    await asyncio.sleep(0.01)
+                assert child.pid == said("runs")[-1] == said("loaded")[round], "it did not begin anew"
+            while len(said("loaded")) < 3:
+                await asyncio.sleep(0.01)
+    finally:
+        keeper.cancel()
+        await stop_all([child], 5)
+    assert not psutil.pid_exists(said("loaded")[-1])

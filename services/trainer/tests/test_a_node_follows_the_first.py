@@ -41,8 +41,10 @@ class Site:
         self.port = free_port()
         self.started: list[subprocess.Popen[bytes]] = []
         self.groups: list[Ranks] = []
+        self.spares: list[int] = []
         monkeypatch.setattr(module, "_AGAIN_SECONDS", 0.05)
         monkeypatch.setattr(module, "launch", self._launch)
+        monkeypatch.setattr(module, "keep_spares", self.spares.append)
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
                      "TRINITY_LAUNCHES_RANKS", "TRINITY_RANKS_STORE", "TRINITY_RANKS_FILE",
                      "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):  # fmt: skip
@@ -100,6 +102,7 @@ async def test_it_trains_again_with_a_new_first_and_ends_when_the_training_is_fi
         assert ready.is_set()
     async with site.first() as nodes:
         await site.group(nodes, 2)
+        assert set(site.spares) == {3} and len(site.spares) > 1, "ranks load while the nodes wait for each other"
         assert [child.poll() for child in site.started] == [-9] * 3 + [None] * 3, "ranks end with their group"
         site.started[3].kill()
         assert not nodes.lost.done()

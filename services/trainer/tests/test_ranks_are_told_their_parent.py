@@ -4,12 +4,15 @@ import os
 import queue
 import signal
 import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trinity.trainer import rank_main, service
+from trinity.trainer.process import ranks as module
 from trinity.trainer.process.ranks import Ranks, launch, launch_others
 from trinity.trainer.settings import TrainerSettings
 
@@ -58,3 +61,30 @@ def test_a_launchers_further_ranks_train_and_do_not_serve(monkeypatch: pytest.Mo
         service.make_service(TrainerSettings())
     monkeypatch.setenv("RANK", "0")
     assert service.make_service(TrainerSettings()) == "serves"  # type: ignore[comparison-overlap]
+
+
+WAITS = """
+import os, sys
+from pathlib import Path
+from trinity.runtime import spares
+loaded = []
+spares.wait(lambda: loaded.append(os.environ.get("RANK")))
+Path(sys.argv[1], os.environ["RANK"]).write_text(f"{os.getpid()} {os.environ['LOCAL_RANK']} {loaded}")
+"""
+
+
+def test_a_spare_becomes_the_rank_of_its_order_and_others_begin_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "_RANK", [sys.executable, "-c", WAITS, str(tmp_path)])
+    monkeypatch.setattr(module, "_spares", [])
+    monkeypatch.delenv("RANK", raising=False)
+    for _ in range(2):
+        module.keep_spares(1)
+    (spare,) = module._spares
+    for child in launch(Ranks(3, 8, 0, local_world_size=2), range(2), lambda *_: None, 0.0):
+        assert child.wait(60) == 0
+    found = [(tmp_path / str(rank)).read_text() for rank in (3, 4)]
+    assert found[0] == f"{spare._process.pid} 0 [None]", "it loaded before it was a rank"
+    assert found[1].endswith(" 1 []")
+    assert module._spares == []

@@ -19,6 +19,7 @@ from trinity.reading.render import clipped, visible
 from trinity.runtime import files, waits
 from trinity.runtime.errors import EXIT_AGAIN, EXIT_FOR_GOOD, EXIT_UNEXPECTED
 from trinity.runtime.process import as_parent, inherited, is_suspended
+from trinity.runtime.spares import Spare
 
 log = structlog.get_logger(__name__)
 
@@ -42,8 +43,9 @@ class Child:
     as no death. `hold(name, reason)` waits while something outside keeps the process from running; it returns True if
     the death does not count. `say` gets a line for the screen at each death, restart and wait; `continues` tells what
     the run does meanwhile. A child that a signal has stopped is killed after `stopped_seconds`, unless that is 0. A
-    child that `logs_ready` serves once its log says so, one with `prints_ready` once it has printed that text; before
-    that each death is a quick one, however long it loaded.
+    child that `keeps_spare` is replaced by a spare, once it has served. A child that `logs_ready` serves once its log
+    says so, one with `prints_ready` once it has printed that text; before that each death is a quick one, however long
+    it loaded.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Child:
     logs_ready: bool = False
     prints_ready: str = ""
     stopped_seconds: float = 0.0
+    keeps_spare: bool = False
     on_event: Callable[[str, str, int, str], None] = lambda event, name, pid, reason: None  # started, died, finished
     hold: Callable[[str, str], Awaitable[bool]] | None = None
     say: Callable[[str], None] = lambda text: None
@@ -74,27 +77,44 @@ class Child:
     _died_of: str = ""
     _started_at: float = field(default=0.0)
     _begins: dict[Path, int] = field(default_factory=dict)
+    _spare: Spare | None = None
 
     def start(self) -> None:
         """Starts the process. Call it from the main thread: the child ends with the thread that made it."""
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self.announce_file.unlink(missing_ok=True)
         self._begins = {path: path.stat().st_size for path in (self.log_file, self.output) if path.exists()}
-        limits = {f"TRINITY_{self.service.upper()}_LOG_MIB": str(self.log_mib)} if self.service in _SERVICES else {}
-        with self.output.open("ab") as out:
-            self.process = subprocess.Popen(
-                list(self.command),
-                env={**inherited(), **limits, **self.environment, **as_parent()},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        spare, self._spare = self._spare, None
+        self.process = spare.begin(self._full_environment()) if spare is not None else None
+        if self.process is None:
+            with self.output.open("ab") as out:
+                self.process = subprocess.Popen(
+                    list(self.command),
+                    env=self._full_environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
         self._started_at = time.monotonic()
         self._served_at = None if self.logs_ready or self.prints_ready else self._started_at
         self.phase, self.waits, self._read = "starts", "", self._begins.get(self.log_file, 0)
         log.info("run.process.started", name=self.name, pid=self.process.pid)
         self.on_event("started", self.name, self.pid, "")
+
+    def _full_environment(self) -> dict[str, str]:
+        limits = {f"TRINITY_{self.service.upper()}_LOG_MIB": str(self.log_mib)} if self.service in _SERVICES else {}
+        return {**inherited(), **limits, **self.environment, **as_parent()}
+
+    def _keep_spare(self) -> None:
+        with self.output.open("ab") as out:
+            how = {"stdout": out, "stderr": subprocess.STDOUT, "start_new_session": True}
+            self._spare = Spare(self.command, self._full_environment(), **how)
+
+    def drop_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.end()
+            self._spare = None
 
     @property
     def output(self) -> Path:
@@ -134,6 +154,7 @@ class Child:
             self.end_group(signal.SIGKILL)  # what a killed process left behind
             if self.once and self.has_finished():
                 self.finished = True
+                self.drop_spare()
                 self.on_event("finished", self.name, self.pid, "")
                 if code != 0:  # not what it should be, but there is nothing left to do for another process
                     log.error(
@@ -224,6 +245,8 @@ class Child:
         self._served_at = time.monotonic()
         if self.restarts:
             self.say(f"{self.name} serves again, {self._served_at - self._started_at:.0f} s after its start")
+        if self.keeps_spare and self._spare is None:
+            self._keep_spare()
 
     def _new_lines(self) -> list[str]:
         """Returns the whole lines that the log has got since the last call."""
@@ -317,6 +340,7 @@ async def stop_all(children: Sequence[Child], seconds: float, at_once: asyncio.E
         await asyncio.sleep(0.05)
     for child in children:
         child.end_group(signal.SIGKILL)
+        child.drop_spare()
     for child in children:
         if child.process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -31,12 +31,13 @@ from trinity.trainer.process.nodes import (
     Waiting,
     this_node,
 )
-from trinity.trainer.process.ranks import launch, ranks_of_node
+from trinity.trainer.process.ranks import keep_spares, launch, ranks_of_node
 from trinity.trainer.settings import TrainerSettings
 
 log = structlog.get_logger(__name__)
 
 _AGAIN_SECONDS = 1.0
+_LOAD_SECONDS = 30.0  # of the ranks, from which spares should not take the processor
 _TELL_SECONDS = 8.0
 _KILL_SECONDS = 10.0
 
@@ -94,6 +95,7 @@ class NodeService:
         """Is a node of one group. Returns True if the training is finished; False if the group is over."""
         self._outbox = asyncio.Queue()
         self._outbox.put_nowait(node)
+        keep_spares(self._settings.num_ranks)  # they load while the nodes wait for each other
         silent_seconds = self._plan.config.cluster.node_timeout
         async with (
             rpc.channel(self._settings.first_address) as channel,
@@ -122,6 +124,7 @@ class NodeService:
 
         log.info("trainer.node.trains", first_rank=group.first_rank, ranks=group.world_size, interface=interface)
         self._children = launch(ranks, range(here), on_death, self._plan.config.cluster.node_timeout)
+        loop.call_later(_LOAD_SECONDS, keep_spares, here)
 
     async def _end_ranks(self) -> None:
         for child in self._children:

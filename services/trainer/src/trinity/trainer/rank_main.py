@@ -1,10 +1,10 @@
 """Main of ranks other than rank 0: only the training loop. The process ends with rank 0, its parent."""
 
 from trinity.config.service import load_plan
-from trinity.runtime import broker, log_stream, logs, process
+from trinity.runtime import broker, log_stream, logs, process, spares
 from trinity.runtime.settings import load_settings
 from trinity.runtime.torch_builds import hide_unusable_companions
-from trinity.trainer.build import run_id_of, train
+from trinity.trainer.build import load_code, run_id_of, train
 from trinity.trainer.process.control import Control
 from trinity.trainer.process.ranks import ranks_from_environment
 from trinity.trainer.settings import TrainerSettings
@@ -12,7 +12,6 @@ from trinity.trainer.settings import TrainerSettings
 
 def main() -> None:
     process.die_with_parent()
-    hide_unusable_companions()
     settings = load_settings(TrainerSettings)
     ranks = ranks_from_environment(settings.num_ranks)
     file = settings.log_file
@@ -33,4 +32,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    hide_unusable_companions()
+    spares.wait(lambda: load_code(load_settings(TrainerSettings)))
     main()

@@ -16,11 +16,11 @@ from trinity.runtime.errors import EXIT_AGAIN, UNEXPECTED, TrinityError
 from trinity.runtime.process import interface_to
 from trinity.runtime.settings import is_loopback, split_address
 from trinity.trainer import rank_main
-from trinity.trainer.build import run_id_of, train
+from trinity.trainer.build import load_code, run_id_of, train
 from trinity.trainer.node import NodeService
 from trinity.trainer.process.control import Control
 from trinity.trainer.process.nodes import Nodes, this_node
-from trinity.trainer.process.ranks import Ranks, launch_others, ranks_from_environment, ranks_of_node
+from trinity.trainer.process.ranks import Ranks, keep_spares, launch_others, ranks_from_environment, ranks_of_node
 from trinity.trainer.servicer import TrainerServicer
 from trinity.trainer.settings import TrainerSettings
 
@@ -125,7 +125,8 @@ class TrainerService:
 
         host, _ = split_address(address, "address")
         store = self._store = await asyncio.to_thread(Store.serve, host)  # serves as long as this process
-        await nodes.wait()
+        keep_spares(self._settings.num_ranks - 1)
+        await asyncio.gather(nodes.wait(), asyncio.to_thread(load_code, self._settings))
         port = int(store.address.rpartition(":")[2])
         interface = self._plan.config.cluster.network_interface
         interface = interface or next((name for one in nodes.hosts() if (name := interface_to(one))), "")

@@ -87,7 +87,7 @@ class Stage:
                 url = f"http://{serving['SERVE_LISTEN']}/v1"
                 self._display.say(f"agents open sessions at {url} (API key in {serving['API_KEYS_FILE']})")
         if plan.config.cluster.nodes > 1:
-            trainer.stopped_seconds = plan.config.cluster.node_timeout
+            trainer.stopped_seconds, trainer.keeps_spare = plan.config.cluster.node_timeout, True
         self.children.append(trainer)
         for child in self.children:
             child.log_mib = plan.config.monitor.log_mib

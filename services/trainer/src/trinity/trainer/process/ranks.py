@@ -25,12 +25,15 @@ import structlog
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.process import as_parent, is_suspended, loopback_interface
+from trinity.runtime.spares import Spare
 
 log = structlog.get_logger(__name__)
 
 # While the others wait, rank 0 may write to a slow storage; torch's limit is ten minutes.
 LONGEST_EXCHANGE = timedelta(hours=1)
 _LOOK_SECONDS = 0.5
+_RANK = [sys.executable, "-m", "trinity.trainer.rank_main"]
+_spares: list[Spare] = []
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,12 @@ def _set_launch(rank: int, here: int, world_size: int) -> None:
     )  # fmt: skip
 
 
+def keep_spares(number: int) -> None:
+    """Starts processes that import everything, for the next `launch`; does nothing for those that are there."""
+    while len(_spares) < number:
+        _spares.append(Spare(_RANK, {**os.environ, **as_parent()}))
+
+
 def launch_others(
     ranks: Ranks, on_death: Callable[[int, int], None], hung_seconds: float = 0.0
 ) -> list[subprocess.Popen[bytes]]:
@@ -143,7 +152,9 @@ def launch(
         rank = ranks.rank - ranks.local_rank + local
         place = {"RANK": str(rank), "LOCAL_RANK": str(local), "TRINITY_LAUNCHES_RANKS": "0"}
         environment = {**os.environ, **as_parent(), **place}
-        child = subprocess.Popen([sys.executable, "-m", "trinity.trainer.rank_main"], env=environment)
+        spare = _spares.pop().begin(environment) if _spares else None
+        child = spare or subprocess.Popen(_RANK, env=environment)
+        log.info("trainer.rank.started", rank=rank, pid=child.pid, spare=spare is not None)
         children.append(child)
         given = child, rank, on_death, hung_seconds
         threading.Thread(target=_watch, args=given, daemon=True, name=f"rank-{rank}").start()
