@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trinity.config import Plan, make_plan
-from trinity.config.advice import memory
+from trinity.config.advice import memory_by_machines
 from trinity.config.devices import MemorySplit, describe_sharing, problems, ranks_sharing, split_memory
 from trinity.config.load import parse
 from trinity.config.memory import Sharding, cache_gib, certain_gib, host_gib
@@ -127,8 +127,14 @@ def test_training_states_must_fit_on_the_fewest_machines_too() -> None:
     assert "on each of 2 rank(s)" in found(plan_of(*two), gpus(1, gib=50))["trainer.deepspeed.zero_stage"]
     four = ["mode=train", "cluster.node_num=4", "cluster.gpu_per_node=1", "cluster.least_nodes=1"]
     assert found(plan_of(*four), gpus(1, gib=60))["cluster.least_nodes"].endswith("set it to 2")
-    said = memory(plan_of(*two, "cluster.least_nodes=1"))
-    assert said is not None and "on 1 of 2 machines 117.3 GiB" in said
+    rows = [row.split() for row in memory_by_machines(plan_of(*four, "cluster.least_nodes=2"))]
+    assert rows == [
+        ["machines", "ranks", "GiB", "a", "rank"],
+        ["2", "2", "65.2"],
+        ["3", "3", "47.8"],
+        ["4", "4", "39.1"],
+    ]
+    assert memory_by_machines(plan_of()) == []
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """A plan as text."""
 
 from trinity.config import Plan
-from trinity.config.advice import memory
+from trinity.config.advice import memory, memory_by_machines
 from trinity.config.checks import weights
 from trinity.config.names import auxiliary_name
 from trinity.reading.render import visible
@@ -41,7 +41,7 @@ def describe(plan: Plan) -> str:
     rows.append(("job folder", str(plan.job_dir)))
     advice = memory(plan) if config.mode in ("both", "train") else None
     if advice:
-        rows.append(("memory", advice))
+        rows += [("memory", advice), *(("", row) for row in memory_by_machines(plan))]
     width = max(len(name) for name, _ in rows)
     return "\n".join(
         [f"{config.project}/{config.name}"]

@@ -13,7 +13,7 @@ from trinity.config.schema.buffer import DEFAULT_REWARD_FUNCTION, DEFAULT_WORKFL
 from trinity.config.workflows import WORKFLOWS, asked_model, ignored_args, scores_by_name
 from trinity.plugins.declarations import ALGORITHMS
 
-_MOST_FEWER = 8  # numbers of machines whose memory is told
+_MOST_FEWER = 8  # numbers of fewer machines whose memory is told
 
 
 def advice(config: Config) -> Iterator[str]:
@@ -93,21 +93,33 @@ def memory(plan: Plan) -> str | None:
     if known is None:
         return None
     count, source = known
-    cluster = plan.config.cluster
-    ranks = plan.gpus.trainer or (plan.config.trainer.num_ranks or 1) * cluster.nodes
-    sharding = Sharding.of(plan, ranks)
+    sharding = Sharding.of(plan, _ranks(plan))
     trainer, host = training_gib(plan, count, sharding), host_gib(plan, count, sharding)
     beside = f" and {host:.1f} GiB of host memory" if host else ""
     engine = weights_gib(count, plan.config.explorer.rollout_model)
     least = "" if plan.config.trainer.max_token_len_per_gpu else "at least "
     rollout = "" if plan.offline else f"; weights of an engine {engine:.1f} GiB a GPU, plus the key-value cache"
-    fewer = range(max(cluster.fewest_nodes, cluster.nodes - _MOST_FEWER), cluster.nodes)
-    gib = {n: training_gib(plan, count, Sharding.of(plan, max(1, ranks * n // cluster.nodes))) for n in fewer}
-    beside += "".join(f", on {n} of {cluster.nodes} machines {size:.1f} GiB" for n, size in gib.items())
     return (
         f"{count / 1e9:.2f} billion parameters {source}: training states {trainer:.1f} GiB a rank{beside}, "
         f"activations of {least}{plan.micro_batch_tokens} tokens in addition{rollout}"
     )
+
+
+def memory_by_machines(plan: Plan) -> list[str]:
+    """The rows of a table: training states of a rank by the number of machines that train; none for one machine."""
+    known, cluster = parameters_of(plan.config.model.model_path), plan.config.cluster
+    if known is None or cluster.nodes < 2:
+        return []
+    rows = [f"{'machines':>8}  {'ranks':>5}  {'GiB a rank':>10}"]
+    for number in range(max(cluster.fewest_nodes, cluster.nodes - _MOST_FEWER), cluster.nodes + 1):
+        ranks = max(1, _ranks(plan) * number // cluster.nodes)
+        size = training_gib(plan, known[0], Sharding.of(plan, ranks))
+        rows.append(f"{number:>8}  {ranks:>5}  {size:>10.1f}")
+    return rows
+
+
+def _ranks(plan: Plan) -> int:
+    return plan.gpus.trainer or (plan.config.trainer.num_ranks or 1) * plan.config.cluster.nodes
 
 
 def algorithm_advice(config: Config) -> Iterator[str]:
