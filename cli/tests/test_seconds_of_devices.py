@@ -76,6 +76,25 @@ def test_what_ends_of_the_trainer_cost_is_summed_by_cause(tmp_path: Path) -> Non
     assert "\x1b" not in text[0]
 
 
+def test_a_killed_supervisor_costs_what_passes_until_its_successor_trains(tmp_path: Path) -> None:
+    """It writes no end. A command that ended in order costs nothing, however much later the run is resumed."""
+    began = {"name": "trainer", "service": "trainer", "devices": 1}
+    started = {"name": "trainer", "pid": 7}
+    killed = [(0.0, "began", began), (1.0, "started", started), (9.0, "beat", {})]
+    resumed = [(20.0, "began", began), (21.0, "started", started), (40.0, "ended", {"name": "trainer"})]
+    later = [(9000.0, "began", began), (9001.0, "started", started), (9010.0, "beat", {})]
+    write_events(tmp_path, *killed, *resumed, *later)
+    steps = [(1, 4.0), (2, 8.0), (2, 25.0), (3, 30.0), (4, 9005.0)]
+    lines = [{"step": step, "time": at, "time/step": 1.0} for step, at in steps]
+    (tmp_path / "monitor/trainer.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = cost.account("a/b", cost.measure(tmp_path), Groups(), {})
+    aborted, again, away, loads = 1, 1, 12, 3
+    assert [(one["count"], one["seconds"]) for one in found["losses"]] == [(1, aborted + again + away + loads)]
+    assert "ended without a word" in found["losses"][0]["cause"]
+    assert found["ettr"] == pytest.approx(1 - 17 / (9 + 11 + 20 + 10))
+    assert found["kills"] == 1
+
+
 def test_an_account_without_reasons_is_one_of_an_older_version(tmp_path: Path) -> None:
     write_events(tmp_path, *of("trainer"))
     assert losses_text(fates.losses(lives.read(tmp_path), [])) == ["9 s lost, 1 time(s): the trainer died"]

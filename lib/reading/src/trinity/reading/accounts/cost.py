@@ -4,6 +4,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from trinity.reading.accounts import fates, lives
@@ -76,7 +77,11 @@ def account(run: str, measured: Measured, groups: Groups, shares: Mapping[str, f
 
 def _ettr(measured: Measured) -> float | None:
     """Returns the effective training time ratio: the part of the trainer's time that its ends did not cost."""
-    seconds = sum(watch.ended - watch.began for watch in measured.watches if watch.service == "trainer")
+    watches = [watch for watch in measured.watches if watch.service == "trainer"]
+    seconds = sum(watch.ended - watch.began for watch in watches)
+    for watch, after in pairwise(watches):
+        if watch.name == after.name and watch.lives and watch.lives[-1].how == "died":
+            seconds += max(0.0, after.began - watch.ended)  # until a killed `trinity run` is started again
     lost = sum(loss["seconds"] for loss in measured.losses)
     return max(0.0, 1 - lost / seconds) if seconds else None
 

@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -46,20 +47,23 @@ def losses(watches: Iterable[Watch], steps: list[Facts]) -> list[Facts]:
     Of each end: the step that it cut off, the steps that are trained again, and the time until the next process trains.
     """
     found: dict[str, Facts] = {}
+    lives: defaultdict[str, list[Life]] = defaultdict(
+        list
+    )  # a killed supervisor's trainer has its successor's after it
     for watch in watches:
-        if watch.service != "trainer":
+        if watch.service == "trainer":
+            lives[watch.name] += watch.lives
+    for life, after in ((life, after) for own in lives.values() for life, after in zip_longest(own, own[1:])):
+        if life.how != "died":
             continue
-        for life, after in zip(watch.lives, [*watch.lives[1:], None], strict=True):
-            if life.how != "died":
-                continue
-            own = _of_trainer(life, steps)
-            seconds = own["aborted"] + own["recomputed"]
-            if after is not None:
-                then = _of_trainer(after, steps)
-                seconds += after.began - life.ended + then["starting"]
-            one = found.setdefault(life.reason, {"cause": life.reason, "count": 0, "seconds": 0.0})
-            one["count"] += 1
-            one["seconds"] += seconds
+        own = _of_trainer(life, steps)
+        seconds = own["aborted"] + own["recomputed"]
+        if after is not None:
+            then = _of_trainer(after, steps)
+            seconds += after.began - life.ended + then["starting"]
+        one = found.setdefault(life.reason, {"cause": life.reason, "count": 0, "seconds": 0.0})
+        one["count"] += 1
+        one["seconds"] += seconds
     return sorted(found.values(), key=lambda one: -one["seconds"])
 
 

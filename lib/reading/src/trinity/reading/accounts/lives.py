@@ -8,6 +8,8 @@ from typing import Any
 from trinity.reading.accounts.device_log import folder_of
 from trinity.runtime import files
 
+_KILLED = "its `trinity run` ended without a word, as by kill -9 or a power cut"
+
 
 @dataclass
 class Life:
@@ -69,8 +71,10 @@ def _watches(path: Path) -> list[Watch]:
     for line in filter(_is_event, files.json_lines(path.read_bytes().splitlines())):
         at, event, name = line["time"], line["event"], line.get("name", "")
         if event == "began":
+            if name in alive:
+                alive[name].how, alive[name].reason = "died", _KILLED
+                del alive[name]
             opened[name] = Watch(name, line["service"], line["devices"], at, at)
-            alive.pop(name, None)
             found.append(opened[name])
             continue
         if event == "beat":  # of the supervisor: all that it has lives
