@@ -146,7 +146,8 @@ def play_verl(args: argparse.Namespace, folder: Path, row: Row, name: str) -> di
     path = os.pathsep.join(filter(None, (str(args.verl or ""), os.environ.get("PYTHONPATH", ""))))
     given = {
         **os.environ, **whole_run.environment(args, against_trl.cards(row)), "PYTHONPATH": path,
-        "PYTHONUNBUFFERED": "1", "RAY_USAGE_STATS_ENABLED": "0", "VERL_FILE_LOGGER_PATH": str(steps),
+        "PYTHONUNBUFFERED": "1", "HYDRA_FULL_ERROR": "1", "RAY_USAGE_STATS_ENABLED": "0",
+        "VERL_FILE_LOGGER_PATH": str(steps),
         # At INFO, 0.9.1 ends in a TypeError of a log line if no engine shares the trainer's GPUs.
         "VERL_LOGGING_LEVEL": "WARN",
     }  # fmt: skip
@@ -167,8 +168,10 @@ def play_verl(args: argparse.Namespace, folder: Path, row: Row, name: str) -> di
             end_all(peer)
     lines = [line["data"] for line in whole_run.lines(steps)]
     if len(ends) < args.steps:
-        why = f"veRL ended with {peer.returncode} after {len(ends)} steps"
-        return {"missing": f"{why}: {log.read_text(errors='replace')[-3000:]}"}
+        text = log.read_text(errors="replace")
+        errors = [line for line in text.splitlines() if "Error" in line] or [""]
+        why = f"veRL ended with {peer.returncode} after {len(ends)} steps: {errors[-1].strip()}"
+        return {"missing": f"{why}\n{text[-3000:]}"}
     return {"first": ends[0] - began, **measured(ends, lines, args.unmeasured)}
 
 
@@ -225,7 +228,7 @@ def main() -> None:
     speeds = {row: args.tasks * args.group / one["seconds"] for row, one in found.items() if "missing" not in one}
     for row, one in found.items():
         if row not in speeds:
-            made.rows.append((f"{row.name}: {one['missing'].splitlines()[0][:60]}", str(row.gpus), *[""] * 9))
+            made.rows.append((f"{row.name}: {one['missing'].splitlines()[0][:120]}", str(row.gpus), *[""] * 9))
             continue
         parts = (f"{one[part]:.2f}" for part in (*against_trl.PARTS, "first"))
         ratios = (over(speeds, row, sync) for sync in (True, False))
