@@ -54,7 +54,7 @@ def make_state(parameters: int, meeting: Path) -> Any:
     module(torch.randn(4, width)).square().mean().backward()
     optimizer.step()
     engine = SimpleNamespace(module=module, optimizer=optimizer)
-    return SlicedState(engine, optimizer, 0, torch.float32, torch.device("cpu"))
+    return SlicedState(engine, optimizer, "adamw", 0, torch.float32, torch.device("cpu"))
 
 
 class Bench:

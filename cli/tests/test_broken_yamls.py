@@ -171,7 +171,7 @@ NAMES = [
     ("algorithm.advantage_fn", "''", "must not be empty"),
     ("algorithm.policy_loss_fn", "nope", "not registered"),
     ("algorithm.policy_loss_fn_args", "{nope: 1}", "no such argument"),
-    ("algorithm.optimizer.optimizer_type", "muon", "the optimizer is AdamW"),
+    ("algorithm.optimizer.optimizer_type", "sgd", "one of adamw, muon, adamw_8bit"),
     ("algorithm.lr", "1e-6", "unknown key"),
     ("algoritm", "{}", "did you mean 'algorithm'"),
     ("data", "{train_files: x}", "unknown key"),

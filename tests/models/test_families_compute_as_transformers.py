@@ -1,6 +1,8 @@
 """Each family trains on the log-probabilities and gradients that transformers computes one sequence at a time."""
 
+from collections import Counter
 from collections.abc import Iterable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from trinity.config.schema.model import LoraConfig, ModelConfig
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data.batch import TrainSequence
 from trinity.trainer.data.microbatch import collate
+from trinity.trainer.engine.optimizers import _matrices
 from trinity.trainer.model.attention import check_shared_prompts, why_not_packed
 from trinity.trainer.model.file_parts import FileParts
 from trinity.trainer.model.policy import PolicyModel, load_policy
@@ -166,3 +169,19 @@ def test_merged_adapters_are_the_trained_model(family: Family, tmp_path: Path) -
     save_file({n: t.contiguous() for n, t in whole.items()}, tmp_path / "model.safetensors", metadata={"format": "pt"})
     changed = policy_of(tmp_path, packed=False)
     torch.testing.assert_close(by_policy(policy, batch), by_policy(changed, batch), atol=5e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", cases(FAMILIES))
+def test_muon_updates_the_matrices_of_the_files(family: Family, tmp_path: Path) -> None:
+    """Experts one by one; no embedding, head, norm, bias or convolution, and nothing that is frozen."""
+    make_model(family, tmp_path)
+    policy = policy_of(tmp_path, packed=False)
+    found = Counter((one.rows, one.columns) for parts in dict(_matrices(policy)).values() for one in parts)
+    apart = ("embed", "norm", "conv", "bias", "lm_head", "visual", "vision", "multi_modal_projector")
+    expected: Counter[tuple[int, int]] = Counter()
+    for path in tmp_path.glob("*.safetensors"):
+        for name, tensor in load_file(path).items():
+            if tensor.dim() > 1 and not any(word in name for word in apart):
+                expected[tensor.shape[-2], tensor.shape[-1]] += prod(tensor.shape[:-2])
+    assert found == expected
+    assert sum(found.values()) >= 7

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from trinity.config.checks.sections import check_trainer
+from trinity.config.checks.sections import _check_optimizers, check_trainer
+from trinity.config.schema import Config
 from trinity.config.schema.trainer import TrainerConfig
 
 pytestmark = pytest.mark.core
@@ -48,3 +49,16 @@ def test_contradictions_are_named_with_the_other_key(values: dict[str, Any], sai
 )
 def test_what_works_together_passes(values: dict[str, Any]) -> None:
     assert problems(**values) == []
+
+
+@pytest.mark.parametrize("key", ["algorithm.optimizer", "trainer.critic.optimizer"])
+@pytest.mark.parametrize("kind", ["muon", "adamw_8bit", "adamw"])
+def test_only_adamw_has_its_states_in_host_memory(key: str, kind: str) -> None:
+    config: dict[str, Any] = {"algorithm": {}, "trainer": {"critic": {}}}
+    section = config["algorithm"] if key.startswith("algorithm") else config["trainer"]["critic"]
+    section["optimizer"] = {"optimizer_type": kind}
+    for offloads in (False, True):
+        config["trainer"]["deepspeed"] = {"zero_stage": 2, "offload_optimizer": offloads}
+        found = [str(problem) for problem in _check_optimizers(Config.model_validate(config))]
+        refused = [f"{key}.optimizer_type: is {kind}, whose states stay on the GPU; use adamw"]
+        assert [text.partition(", or ")[0] for text in found] == refused * (offloads and kind != "adamw")

@@ -129,7 +129,6 @@ def test_a_section_that_is_not_enabled_has_no_effect() -> None:
 @pytest.mark.parametrize(
     ("section", "taken", "refused"),
     [
-        ({"algorithm": {"optimizer": {"optimizer_type": "X"}}}, "adam", "muon"),
         ({"explorer": {"rollout_model": {"engine_type": "X"}}}, "vllm_async", "sglang"),
         ({"trainer": {"trainer_strategy": "X"}}, "fsdp2", "megatron"),
     ],

@@ -54,6 +54,17 @@ def test_the_published_example_is_taken_as_it_is(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"), [("adam", "adamw"), ("AdamW", "adamw"), ("muon", "muon"), ("AdamW8bit", "adamw_8bit")]
+)
+def test_optimizers_have_the_names_of_trinity_rft_and_verl(given: str, meant: str) -> None:
+    own = EXAMPLE.replace("  optimizer:\n", f"  optimizer:\n    optimizer_type: {given}\n")
+    verls = EARLIER.replace("          lr: 3e-5\n", f"          lr: 3e-5\n          optimizer: {given}\n")
+    verls = verls.replace("optimizer_offload: true", "optimizer_offload: false")
+    assert parse(own).algorithm.optimizer.optimizer_type == meant
+    assert parse(verls).algorithm.optimizer.optimizer_type == meant
+
+
 def test_old_names_reach_the_keys_they_mean() -> None:
     config = parse(EARLIER)
     assert config.algorithm.optimizer.lr == 3e-5

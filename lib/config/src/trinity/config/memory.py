@@ -135,12 +135,18 @@ class Sharding:
             yield asked, Sharding(self.ranks, 3, offload_optimizer=True, offload_param=True)
 
 
+def _moments(plan: Plan) -> float:
+    """Bytes of an optimizer's states per parameter; the embeddings of Muon have AdamW's."""
+    return {"adamw": 8.0, "muon": 4.0, "adamw_8bit": 2.0}[plan.config.algorithm.optimizer.optimizer_type]
+
+
 def _bytes(plan: Plan) -> tuple[float, float, float]:
     """Bytes of weights, gradients and states per parameter."""
     in_float32 = plan.config.trainer.deepspeed.dtype == "float32"
     if plan.config.model.lora is not None:  # adapters' own states are small
         return (4.0 if in_float32 else 2.0), 0.0, 0.0
-    return (4.0, 4.0, 8.0) if in_float32 else (2.0, 4.0, 12.0)
+    moments = _moments(plan)
+    return (4.0, 4.0, moments) if in_float32 else (2.0, 4.0, 4.0 + moments)
 
 
 def _reference(plan: Plan) -> float:
@@ -190,7 +196,9 @@ def host_gib(plan: Plan, count: float, sharding: Sharding) -> float:
 def cpu_gib(plan: Plan, count: float) -> float:
     """GiB of training and an engine together on one CPU, in float32."""
     trains, explores = plan.config.mode in ("both", "train"), not plan.offline and plan.config.mode != "train"
-    training = 4.0 if plan.config.model.lora else 16.0 + (4.0 if plan.algorithm.needs_reference else 0.0)
+    training = (
+        4.0 if plan.config.model.lora else 8.0 + _moments(plan) + (4.0 if plan.algorithm.needs_reference else 0.0)
+    )
     return count * (training * trains + 4.0 * explores) / _GIB
 
 
@@ -199,7 +207,7 @@ def checkpoint_gib(plan: Plan, count: float) -> float:
     weights = _bytes(plan)[0]
     if plan.config.model.lora is not None:
         return 0.0
-    own = 12.0 * (2 if plan.algorithm.critic else 1)
+    own = (4.0 + _moments(plan)) * (2 if plan.algorithm.critic else 1)
     return count * (own + (weights if plan.config.trainer.save_hf_checkpoint != "never" else 0.0)) / _GIB
 
 

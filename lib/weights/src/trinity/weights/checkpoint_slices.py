@@ -6,6 +6,7 @@
 
 A tensor has the elements from `start` on of a flattened parameter. Its kind is `master` (float32 weights), the name of
 an optimizer's state (`exp_avg`, `exp_avg_sq`), or `buffer`. The slices of a kind cover each parameter that has it.
+In place of a parameter, states of 8 bits have `rank <number> master <number>`.
 Nothing of these files can run code. The trainer writes them (trinity.trainer.engine.slices).
 """
 

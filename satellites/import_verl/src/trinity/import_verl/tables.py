@@ -68,6 +68,7 @@ LAYOUT: tuple[Row | str, ...] = (
     Row("continue_from_checkpoint", "trainer.resume_mode", None, _RESUME),
     Row("algorithm.algorithm_type", "algorithm.adv_estimator", "gae", ESTIMATORS, only=True),
     Row("algorithm.repeat_times", f"{ROLLOUT}.n", "1"),
+    Row(f"{_OPTIMIZER}.optimizer_type", f"{_OPTIM}.optimizer"),
     Row(f"{_OPTIMIZER}.lr", f"{_OPTIM}.lr"),
     Row(f"{_OPTIMIZER}.lr_warmup_steps", f"{_OPTIM}.lr_warmup_steps"),
     Row(f"{_OPTIMIZER}.lr_warmup_steps_ratio", f"{_OPTIM}.lr_warmup_steps_ratio"),

@@ -74,8 +74,8 @@ def check_inputs(plan: Plan, source: str, *, listens: bool = True) -> int:
     ConfigError with all problems.
     """
     checks = (
-        _check_engine, _check_model, _check_vision, _check_critic, _check_reward_models, _check_lora, _check_monitor,
-        _check_stores, _check_endpoints, _check_operators, _check_containers, _check_port,
+        _check_engine, _check_model, _check_vision, _check_critic, _check_reward_models, _check_lora, _check_optimizers,
+        _check_monitor, _check_stores, _check_endpoints, _check_operators, _check_containers, _check_port,
     )  # fmt: skip
     problems = [problem for check in checks for problem in check(plan)]
     if listens and plan.config.mode in ("explore", "serve", *([] if plan.offline else ["both"])):
@@ -196,6 +196,20 @@ def _check_engine(plan: Plan) -> list[Problem]:
         return []
     what = "needs vLLM, which is not installed: `pip install -e '.[cpu]'`, or '.[cuda]' on a machine with GPUs"
     return [Problem("mode", f"{plan.config.mode!r} {what}")]
+
+
+def _check_optimizers(plan: Plan) -> list[Problem]:
+    if plan.config.mode not in ("both", "train") or importlib.util.find_spec("bitsandbytes") is not None:
+        return []
+    sections = {"algorithm.optimizer": plan.config.algorithm.optimizer}
+    if plan.algorithm.critic:
+        sections["trainer.critic.optimizer"] = plan.config.trainer.critic.optimizer
+    what = "is adamw_8bit, which needs bitsandbytes; `pip install -e '.[bitsandbytes]'`"
+    return [
+        Problem(f"{key}.optimizer_type", what)
+        for key, optimizer in sections.items()
+        if optimizer.optimizer_type == "adamw_8bit"
+    ]
 
 
 def _check_lora(plan: Plan) -> list[Problem]:

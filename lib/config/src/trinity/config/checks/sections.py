@@ -70,6 +70,7 @@ def _check_stage(config: Config, plugins_loaded: bool, others: Iterable[Check]) 
         yield from check_algorithm(config)
     yield from _check_monitor(config)
     yield from check_trainer(config.trainer)
+    yield from _check_optimizers(config)
     yield from check_lora(config)
     yield from check_rope(config)
     yield from check_engine_args(config)
@@ -114,6 +115,15 @@ def check_algorithm(config: Config) -> Iterator[Problem]:
             if place == "repeat_times" and learns_from_pairs(config):
                 continue  # the two of a row are compared
             yield Problem(f"algorithm.{place}", problem)
+
+
+def _check_optimizers(config: Config) -> Iterator[Problem]:
+    """Finds optimizers whose states cannot be in host memory."""
+    policy, critic = config.algorithm.optimizer, config.trainer.critic.optimizer
+    for key, optimizer in {"algorithm.optimizer": policy, "trainer.critic.optimizer": critic}.items():
+        if config.trainer.deepspeed.offload_optimizer and optimizer.optimizer_type != "adamw":
+            problem = f"is {optimizer.optimizer_type}, whose states stay on the GPU; use adamw"
+            yield Problem(f"{key}.optimizer_type", f"{problem}, or trainer.deepspeed.offload_optimizer: false")
 
 
 def check_trainer(trainer: TrainerConfig) -> Iterator[Problem]:

@@ -11,8 +11,12 @@ LossAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-me
 
 
 class OptimizerConfig(Section):
-    """AdamW and its schedule."""
+    """The optimizer and the schedule of its rate."""
 
+    optimizer_type: Literal["adamw", "muon", "adamw_8bit"] = Field(
+        "adamw",
+        description="muon: matrices by Muon, the rest by AdamW; adamw_8bit: moments in 8 bits (docs/trainer.md)",
+    )
     lr: float = Field(1e-6, gt=0, le=1, description="Peak learning rate")
     lr_warmup_steps: int = Field(
         -1, ge=-1, le=1_000_000_000, description="Linear warm-up, in optimizer steps; -1: from the ratio"
@@ -21,7 +25,8 @@ class OptimizerConfig(Section):
     min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Where cosine and linear end, as a part of lr")
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = Field("constant", description="After the warm-up")
     betas: Annotated[tuple[_Beta, _Beta], Strict(False)] = Field((0.9, 0.999), description="AdamW's betas")
-    weight_decay: float = Field(0.01, ge=0, le=100, description="AdamW's decoupled weight decay")
+    weight_decay: float = Field(0.01, ge=0, le=100, description="Decoupled weight decay")
+    momentum: float = Field(0.95, ge=0, lt=1, description="Muon's momentum, of Nesterov's kind")
 
 
 class RolloutCorrectionConfig(Section):

@@ -11,7 +11,8 @@ from torch import nn
 from trinity.config.schema.algorithm import OptimizerConfig
 from trinity.config.schema.trainer import TrainerConfig
 from trinity.trainer.engine.gradients import FiniteStepGuard, Fp32GradAccumulator, OneRankUpdate
-from trinity.trainer.engine.slices import SlicedState, Write
+from trinity.trainer.engine.optimizers import Muon, make_optimizer
+from trinity.trainer.engine.slices import SlicedState, Write, all_fragments, clear_state
 from trinity.trainer.model.fused import wants_kernels
 from trinity.trainer.process.exchange import Together
 from trinity.weights.checkpoint_slices import FOLDER
@@ -40,7 +41,7 @@ class DeepSpeedModel:
     ) -> None:
         """together: as of `Exchange`."""
         self.zero_stage = trainer.deepspeed.zero_stage
-        self.optimizer = _make_optimizer(module, optimizer, device, _offloads(trainer, device))
+        self.optimizer = make_optimizer(module, optimizer, device, _offloads(trainer, device))
         deepspeed = import_deepspeed(device)
         config = deepspeed_config(trainer, dtype, device, grad_clip)
         with together("the preparation of the optimizer"):
@@ -49,10 +50,16 @@ class DeepSpeedModel:
         self._finite_guard = FiniteStepGuard(self.optimizer, self.engine)
         self._fp32_grads = Fp32GradAccumulator(module.parameters() if self.zero_stage < 2 else ())
         self._one_rank: OneRankUpdate | None = None
+        if isinstance(self.optimizer, Muon):
+            shared = self.zero_stage > 0 and self.engine.world_size > 1
+            fragments = all_fragments(self.engine, self.optimizer, self.zero_stage)
+            self.optimizer.place(fragments, self.engine.world_size, has_parts=shared)
         one_rank = self.zero_stage == 2 and self.engine.world_size == 1 and not _offloads(trainer, device)
+        one_rank = one_rank and optimizer.optimizer_type == "adamw"
         if one_rank and (device.type == "cpu" or wants_kernels(module, trainer.fused_kernels)):
             self._one_rank = OneRankUpdate(self.engine.optimizer, self.optimizer, grad_clip, self._finite_guard)
-        self._state = SlicedState(self.engine, self.optimizer, self.zero_stage, dtype, device, together)
+        kind = optimizer.optimizer_type
+        self._state = SlicedState(self.engine, self.optimizer, kind, self.zero_stage, dtype, device, together)
         self._deepspeed = deepspeed
         self._accumulated = False
         if self.zero_stage == 0 and dtype is torch.float32:
@@ -127,9 +134,7 @@ class DeepSpeedModel:
         refresh = getattr(self.engine.optimizer, "refresh_fp32_params", None)
         if refresh is not None:
             refresh()
-        for state in self.optimizer.state.values():
-            for key, value in state.items():
-                state[key] = value.zero_() if isinstance(value, torch.Tensor) else type(value)(0)
+        clear_state(self.optimizer)
 
     def save(self, folder: Path, state: dict[str, Any]) -> None:
         """Writes what `snapshot` copies."""
@@ -187,23 +192,6 @@ def import_deepspeed(device: torch.device) -> Any:
         # Disables a shared-memory all-reduce that is compiled on first use (40 s); gloo is as fast at these sizes.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
-
-
-def _make_optimizer(
-    module: nn.Module, config: OptimizerConfig, device: torch.device, offloads: bool
-) -> torch.optim.Optimizer:
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    if offloads:
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-        return DeepSpeedCPUAdam(parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
-    return torch.optim.AdamW(
-        parameters,
-        lr=config.lr,
-        betas=config.betas,
-        weight_decay=config.weight_decay,
-        fused=device.type == "cuda",
-    )
 
 
 def _offloads(trainer: TrainerConfig, device: torch.device) -> bool:

@@ -26,6 +26,7 @@ from trinity.trainer.weights.shards import CHECKPOINT_SHARD_BYTES, Snapshot, des
 from trinity.weights import TensorInfo
 from trinity.weights.checkpoint_slices import BUFFER, INDEX, MASTER, SliceIndex, SliceReader
 
+_OPTIMIZER = "optimizer"  # entry of the index's state
 Named = tuple[str, torch.Tensor]
 Write = Callable[[], list[Path]]  # writes files, and returns their paths
 
@@ -53,18 +54,25 @@ class Fragment:
 
 
 class SlicedState:
-    """The trained state of a module wrapped by DeepSpeed: gathered for writing, and loaded."""
+    """The trained state of a module wrapped by DeepSpeed: gathered for writing, and loaded.
+
+    The states of an 8-bit optimizer are blocks of a master's elements with a scale each. They are saved as they are, by
+    rank and master, and only the same ranks and stage can load them.
+    """
 
     def __init__(
         self,
         engine: Any,
         optimizer: torch.optim.Optimizer,
+        kind: str,
         zero_stage: int,
         dtype: torch.dtype,
         device: torch.device,
         together: Together = contextlib.nullcontext,
     ) -> None:
+        """kind: `optimizer_type` of the configuration."""
         self._engine, self._optimizer, self._zero_stage, self._dtype = engine, optimizer, zero_stage, dtype
+        self._kind, self._in_blocks = kind, kind == "adamw_8bit"
         self._together = together
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         self._held = Snapshot(device)
@@ -116,13 +124,12 @@ class SlicedState:
         sharded = self._engine.optimizer
         if self._zero_stage == 3:
             sharded.checkpoint_event_prologue()  # frees parameters that are whole: they have the old values
-        for state in self._optimizer.state.values():
-            for key, value in state.items():
-                state[key] = value.zero_() if isinstance(value, torch.Tensor) else type(value)(0)
+        clear_state(self._optimizer)
         with torch.no_grad():
-            for fragment in self._fragments():
-                numbers = counts if self._zero_stage else reader.numbers(fragment.name)
-                self._load(reader, fragment, numbers)
+            if self._in_blocks:
+                self._load_blocks(reader)
+            for master, fragments in self._by_master().items():
+                self._load(reader, master, fragments, counts)
             for name, buffer in self._buffers():
                 if reader.index.buffers.get(name) == list(buffer.shape):
                     flat = torch.empty(buffer.numel(), dtype=buffer.dtype)
@@ -135,29 +142,64 @@ class SlicedState:
                 sharded.checkpoint_event_epilogue()
         return reader.index.state
 
-    def _load(self, reader: SliceReader, fragment: Fragment, numbers: dict[str, float]) -> None:
-        _copy(fragment.of(fragment.master), reader.read(MASTER, fragment.name, fragment.start, fragment.length))
-        if not numbers:  # no update yet
-            return
-        state, own = self._optimizer.state[fragment.master], reader.kinds(fragment.name)
-        for kind in sorted((reader.kinds() if self._zero_stage else own) - {MASTER, BUFFER}):
-            if kind not in state:
-                state[kind] = torch.zeros_like(fragment.master)
-            if kind in own:
-                _copy(fragment.of(state[kind]), reader.read(kind, fragment.name, fragment.start, fragment.length))
-        for key, number in numbers.items():
-            state[key] = self._number(fragment.master, state.get(key), number)
+    def _load(
+        self, reader: SliceReader, master: torch.Tensor, fragments: list[Fragment], counts: dict[str, float]
+    ) -> None:
+        """counts: numbers of the states of all parameters, which ZeRO 1 to 3 update together."""
+        kinds = {kind for fragment in fragments for kind in reader.kinds(fragment.name)} - {MASTER, BUFFER}
+        numbers = [found for fragment in fragments if (found := reader.numbers(fragment.name))]
+        state = self._optimizer.state[master] if kinds or numbers else {}
+        state |= {kind: torch.zeros_like(master) for kind in sorted(kinds - state.keys())}
+        for fragment in fragments:
+            for kind in (MASTER, *sorted(kinds & reader.kinds(fragment.name))):
+                whole = master if kind == MASTER else state[kind]
+                _copy(fragment.of(whole), reader.read(kind, fragment.name, fragment.start, fragment.length))
+        for key, number in (counts if self._zero_stage and numbers else dict(*numbers)).items():
+            state[key] = self._number(master, state.get(key), number)
+
+    def _load_blocks(self, reader: SliceReader) -> None:
+        """Loads 8-bit states of every master that has been updated."""
+        optimizer: Any = self._optimizer
+        groups = optimizer.param_groups
+        for index, master in enumerate(self._by_master()):
+            name = self._name_of_blocks(index)
+            if not reader.kinds(name):
+                continue
+            state = optimizer.state[master]
+            if not state:
+                optimizer.param_groups = [{**groups[0], "params": [master]}]
+                optimizer.init_state(optimizer.param_groups[0], master, 0, 0)
+                optimizer.param_groups = groups
+            for kind in reader.kinds(name):
+                held = state[kind].view(-1)
+                _copy(held, reader.read(kind, name, 0, len(held)))
+
+    def _blocks(self) -> Iterator[Named]:
+        """Yields the 8-bit states of this rank's masters, and under ZeRO 0 rank 0's."""
+        for index, master in enumerate(self._by_master() if self._zero_stage or self._rank == 0 else ()):
+            for kind, value in self._optimizer.state.get(master, {}).items():
+                if isinstance(value, torch.Tensor) and not kind.startswith("qmap"):  # tables of codes are constant
+                    yield f"{kind}/0/{self._name_of_blocks(index)}", value.view(-1)
+
+    def _name_of_blocks(self, index: int) -> str:
+        return f"rank {self._rank if self._zero_stage else 0} master {index}"
+
+    def _by_master(self) -> dict[torch.Tensor, list[Fragment]]:
+        found: dict[torch.Tensor, list[Fragment]] = {}
+        for fragment in self._fragments():
+            found.setdefault(fragment.master, []).append(fragment)
+        return found
 
     def _numbers(self, fragment: Fragment) -> dict[str, float]:
-        """Returns the entries of the optimizer's state that are no elementwise tensors."""
-        state, master = self._optimizer.state.get(fragment.master, {}), fragment.master
-        return {key: float(value) for key, value in state.items() if not _is_elementwise(key, value, master)}
+        """Returns the count of the parameter's updates, if its optimizer counts."""
+        state = self._optimizer.state.get(fragment.master, {})
+        return {"step": float(state["step"])} if "step" in state else {}
 
     def _number(self, master: torch.Tensor, before: Any, number: float) -> Any:
         """Returns a number in the form of the optimizer: torch's are tensors, DeepSpeedCPUAdam's an int."""
         if isinstance(before, torch.Tensor):
             return before.fill_(number)
-        if before is not None or not type(self._optimizer).__module__.startswith("torch."):
+        if before is not None or not isinstance(self._optimizer, torch.optim.AdamW):
             return type(before or 0)(number)
         on_device = self._optimizer.param_groups[0].get("fused")
         return torch.tensor(number, dtype=torch.float32, device=master.device if on_device else "cpu")
@@ -182,6 +224,7 @@ class SlicedState:
         tied = {name: names[id(parameter)] for name, parameter in both if names[id(parameter)] != name}
         buffers = {name: list(buffer.shape) for name, buffer in self._buffers()}
         dtype = str(self._dtype).removeprefix("torch.")
+        state = {**state, _OPTIMIZER: {"type": self._kind, "zero_stage": self._zero_stage}}
         return SliceIndex(self._ranks, dtype, self._shapes(), buffers, tied, state)
 
     def _check(self, reader: SliceReader) -> None:
@@ -191,6 +234,15 @@ class SlicedState:
                 there, here = (f"of shape {of[name]}" if name in of else "not at all" for of in (saved, mine))
                 problem = f"is of another model: it has {name} {there}, the model of this run {here}"
                 raise InvalidInput(str(reader.folder), problem)
+        made = {"type": "adamw", "zero_stage": self._zero_stage, **reader.index.state.get(_OPTIMIZER, {})}
+        if made["type"] != self._kind:
+            problem = f"has states of {made['type']}, but optimizer_type is {self._kind}; set it to {made['type']}"
+            raise InvalidInput(str(reader.folder), f"{problem}, or begin another run with these weights")
+        shape, now = (reader.index.ranks, made["zero_stage"]), (self._ranks, self._zero_stage)
+        if self._in_blocks and shape != now:
+            there, here = (f"{ranks} rank(s) under zero_stage {stage}" for ranks, stage in (shape, now))
+            problem = f"has 8-bit states of {there}, which {here} cannot load; resume with {there}"
+            raise InvalidInput(str(reader.folder), problem)
 
     def _shapes(self) -> dict[str, list[int]]:
         """Shapes of the trained parameters, whole under ZeRO 3 too."""
@@ -206,9 +258,11 @@ class SlicedState:
         for fragment in fragments:
             place = f"{fragment.start}/{fragment.name}"
             yield f"{MASTER}/{place}", fragment.of(fragment.master)
-            for kind, value in self._optimizer.state.get(fragment.master, {}).items():
+            for kind, value in {} if self._in_blocks else self._optimizer.state.get(fragment.master, {}).items():
                 if _is_elementwise(kind, value, fragment.master):
                     yield f"{kind}/{place}", fragment.of(value)
+        if self._in_blocks:
+            yield from self._blocks()
         if self._rank == 0:
             yield from ((f"{BUFFER}/0/{name}", buffer.reshape(-1)) for name, buffer in self._buffers())
 
@@ -229,21 +283,31 @@ class SlicedState:
 
     def _fragments(self) -> list[Fragment]:
         """Returns the elements that this rank updates."""
-        names = {id(parameter): name for name, parameter in self._engine.module.named_parameters()}
-        sharded = self._engine.optimizer
-        if self._zero_stage == 3:
-            found = _parts_of_parameters(sharded, names, self._rank)
-        elif self._zero_stage:
-            found = _parts_of_groups(sharded, names, self._rank)
-        else:
-            groups = [group["params"] for group in self._optimizer.param_groups]
-            of_names = getattr(sharded, "fp16_groups", groups)
-            found = (
-                Fragment(names[id(parameter)], 0, parameter.numel(), master, 0)
-                for parameters, masters in zip(of_names, groups, strict=True)
-                for parameter, master in zip(parameters, masters, strict=True)
-            )
-        return [fragment for fragment in found if fragment.length > 0]
+        return [one for one in all_fragments(self._engine, self._optimizer, self._zero_stage) if one.length > 0]
+
+
+def all_fragments(engine: Any, optimizer: torch.optim.Optimizer, zero_stage: int) -> list[Fragment]:
+    """Returns the elements of every trained parameter that this rank updates; a length below 1 means none."""
+    names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
+    sharded = engine.optimizer
+    if zero_stage == 3:
+        return list(_parts_of_parameters(sharded, names, dist.get_rank()))
+    if zero_stage:
+        return list(_parts_of_groups(sharded, names, dist.get_rank()))
+    groups = [group["params"] for group in optimizer.param_groups]
+    return [
+        Fragment(names[id(parameter)], 0, parameter.numel(), master, 0)
+        for parameters, masters in zip(getattr(sharded, "fp16_groups", groups), groups, strict=True)
+        for parameter, master in zip(parameters, masters, strict=True)
+    ]
+
+
+def clear_state(optimizer: torch.optim.Optimizer) -> None:
+    """Sets the optimizer's states to zero, as before the first update; tables of 8-bit codes stay."""
+    for state in optimizer.state.values():
+        for key, value in state.items():
+            if not key.startswith("qmap"):
+                state[key] = value.zero_() if isinstance(value, torch.Tensor) else type(value)(0)
 
 
 def _parts_of_groups(sharded: Any, names: dict[int, str], rank: int) -> Iterator[Fragment]:

@@ -138,14 +138,18 @@ class PolicyModel(TokenModel):
         model.set_output_embeddings(head)
         self.lora: Lora | None = None
 
+    @property
+    def head(self) -> nn.Module:
+        found: nn.Module = self.model.get_output_embeddings()
+        return found
+
     def forward(self, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns each response token's log-probability, and the entropy of its distribution.
 
         Both are float32 [B, R] and 0 after each response's end.
         """
         micro, hidden = self.hidden(micro)
-        head = self.model.get_output_embeddings()
-        logprobs, entropy = head(hidden, micro.targets, micro.token_temperatures)
+        logprobs, entropy = self.head(hidden, micro.targets, micro.token_temperatures)
         return self.gather(micro, logprobs), self.gather(micro, entropy)
 
     def weights(self) -> Iterator[tuple[str, nn.Parameter]]:
