@@ -14,18 +14,22 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from support.programs.run import TrinityRun, write_config
 
-pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(900)]
 
-STEPS = 24
+STEPS = 20
 VERIFIED = "sync.version.verified"
 TOWERS = ("visual", "vision_tower", "multi_modal_projector")
 
 
 # Steps of SFT leave room to learn by GRPO: after 200, Qwen3.5 has 0.8.
-@pytest.mark.parametrize(("family", "sft_steps"), [("qwen3_5", 100), ("gemma3", 200), ("qwen3_moe", 200)])
+@pytest.mark.parametrize(
+    ("family", "sft_steps", "replay"),
+    [("qwen3_5", 100, False), ("gemma3", 200, False), ("qwen3_moe", 200, False), ("qwen3_moe", 200, True)],
+)
 def test_the_quickstart_learns(
     family: str,
     sft_steps: int,
+    replay: bool,
     repository: Path,
     quickstart_data: Path,
     tmp_path: Path,
@@ -35,6 +39,7 @@ def test_the_quickstart_learns(
     monkeypatch.setattr(sys, "argv", ["make_model.py", str(model), "--family", family])
     runpy.run_path(str(quickstart / "make_model.py"), run_name="__main__")
     changes = {
+        "algorithm": {"enable_router_replay": replay},
         "buffer": {"total_steps": STEPS},
         "explorer": {"eval_interval": STEPS},
         "stages": {0: {"buffer": {"total_steps": sft_steps}}},
@@ -43,7 +48,7 @@ def test_the_quickstart_learns(
     run = TrinityRun(config, tmp_path, TRINITY_MODEL_PATH=str(model), TRINITY_TASKSET_PATH=str(quickstart_data))
     try:
         run.start()
-        assert run.finish(1400) == 0, run.tail()
+        assert run.finish(800) == 0, run.tail()
     finally:
         run.end()
     summary = json.loads((run.job / "summary.json").read_text())
@@ -53,6 +58,10 @@ def test_the_quickstart_learns(
     log = (run.job / "rft/log/sync.log").read_text().splitlines()
     verified = {line["version"]: line["error"] for line in map(json.loads, log) if line["event"] == VERIFIED}
     assert sorted(verified) == list(range(STEPS + 1)), "an explorer has computed the canary of every version"
+    steps = [json.loads(line) for line in (run.job / "rft/monitor/trainer.jsonl").read_text().splitlines()]
+    assert [step.get("actor/router_replayed") for step in steps if "actor/grad_norm" in step] == [
+        1.0 if replay else None
+    ] * STEPS
     assert_towers_are_equal(model, run.job / f"rft/global_step_{STEPS}/actor/huggingface")
 
 
