@@ -77,6 +77,7 @@ MONITOR_ARGS: dict[str, tuple[str, ...]] = {
     "wandb": ("base_url", "api_key", "entity", "tags", "notes"),
     "mlflow": ("uri", "username", "password"),
     "swanlab": ("workspace", "mode", "logdir"),
+    "trackio": ("space_id", "server_url", "private"),
     "none": (),
 }
 

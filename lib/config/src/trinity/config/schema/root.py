@@ -38,8 +38,9 @@ Mode = Literal["both", "explore", "train", "train_node", "bench", "serve"]
 class MonitorConfig(Section):
     """Two runs per job, `<name>_explorer` and `<name>_trainer`; the same lines are always in <job>/monitor/*.jsonl."""
 
-    monitor_type: Literal["tensorboard", "wandb", "mlflow", "swanlab", "none"] = Field(
-        "tensorboard", description="tensorboard, or an installed wandb, mlflow or swanlab; none: only the job folder"
+    monitor_type: Literal["tensorboard", "wandb", "mlflow", "swanlab", "trackio", "none"] = Field(
+        "tensorboard",
+        description="tensorboard, or an installed wandb, mlflow, swanlab or trackio; none: only the job folder",
     )
     monitor_args: dict[str, Any] | None = Field(
         None,

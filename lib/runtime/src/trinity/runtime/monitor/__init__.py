@@ -1,4 +1,4 @@
-"""Writes the metrics of a run to <job>/monitor/<role>.jsonl, and to TensorBoard, wandb, MLflow or SwanLab.
+"""Writes the metrics of a run to <job>/monitor/<role>.jsonl, and to TensorBoard, wandb, MLflow, SwanLab or Trackio.
 
 A monitor never hurts the run: what fails is logged as `runtime.monitor.failed` and counted, and the lines are written
 all the same. Services behind a network are called from a thread of their own, so `log` does not wait for them.
@@ -19,6 +19,7 @@ from trinity.runtime.monitor.local import Lines, TensorboardFiles
 from trinity.runtime.monitor.mlflow_run import MlflowRun
 from trinity.runtime.monitor.options import Backend, MonitorOptions
 from trinity.runtime.monitor.swanlab_run import SwanlabRun
+from trinity.runtime.monitor.trackio_run import TrackioRun
 from trinity.runtime.monitor.wandb_run import WandbRun
 
 __all__ = ["Backend", "Monitor", "MonitorOptions", "open_monitor"]
@@ -27,6 +28,7 @@ HOSTED: dict[str, Callable[[MonitorOptions], Backend]] = {
     "wandb": WandbRun,
     "mlflow": MlflowRun,
     "swanlab": SwanlabRun,
+    "trackio": TrackioRun,
 }
 
 
