@@ -76,6 +76,20 @@ def test_what_ends_of_the_trainer_cost_is_summed_by_cause(tmp_path: Path) -> Non
     assert "\x1b" not in text[0]
 
 
+def test_the_loss_of_a_machine_is_counted_once_and_against_the_time_of_the_run(tmp_path: Path) -> None:
+    first = [(5.0, "died", {"reason": "node gpu-2 is lost"}), (9.0, "started", {}), (20.0, "ended", {})]
+    other = [(4.0, "died", {"reason": "killed by SIGKILL"}), (7.0, "started", {}), (20.0, "ended", {})]
+    for name, events in (("trainer", first), ("trainer-gpu-2", other)):
+        begin = [(0.0, "began", {"service": "trainer", "devices": 2}), (0.0, "started", {})]
+        own = [(at, event, {"name": name, "pid": 1, **more}) for at, event, more in [*begin, *events]]
+        write_events(tmp_path, *own, supervisor=name)
+    steps = [{"step": 1, "time": 3.0, "time/step": 1.0}, {"step": 2, "time": 12.0, "time/step": 1.0}]
+    (tmp_path / "monitor/trainer.jsonl").write_text("\n".join(map(json.dumps, steps)))
+    found = cost.account("a/b", cost.measure(tmp_path), Groups(), {})
+    assert found["losses"] == [{"cause": "node gpu-2 is lost", "count": 1, "seconds": 2.0 + 4.0 + 2.0}]
+    assert found["ettr"] == pytest.approx(1 - 8 / 20)
+
+
 def test_a_killed_supervisor_costs_what_passes_until_its_successor_trains(tmp_path: Path) -> None:
     """It writes no end. A command that ended in order costs nothing, however much later the run is resumed."""
     began = {"name": "trainer", "service": "trainer", "devices": 1}

@@ -77,10 +77,10 @@ def account(run: str, measured: Measured, groups: Groups, shares: Mapping[str, f
 
 def _ettr(measured: Measured) -> float | None:
     """Returns the effective training time ratio: the part of the trainer's time that its ends did not cost."""
-    watches = [watch for watch in measured.watches if watch.service == "trainer"]
+    watches = [watch for watch in measured.watches if watch.leads]
     seconds = sum(watch.ended - watch.began for watch in watches)
     for watch, after in pairwise(watches):
-        if watch.name == after.name and watch.lives and watch.lives[-1].how == "died":
+        if watch.lives and watch.lives[-1].how == "died":
             seconds += max(0.0, after.began - watch.ended)  # until a killed `trinity run` is started again
     lost = sum(loss["seconds"] for loss in measured.losses)
     return max(0.0, 1 - lost / seconds) if seconds else None

@@ -42,18 +42,14 @@ def of_watch(watch: Watch, stage: Path, steps: list[Facts]) -> Fates:
 
 
 def losses(watches: Iterable[Watch], steps: list[Facts]) -> list[Facts]:
-    """Returns what the ends of trainers cost, by cause, the dearest first: `cause`, `count`, and wall `seconds`.
+    """Returns what the ends of the trainer cost, by cause, the dearest first: `cause`, `count`, and wall `seconds`.
 
-    Of each end: the step that it cut off, the steps that are trained again, and the time until the next process trains.
+    On several machines they are those of the first one, whose trainer ends with each loss. Of each end: the step that
+    it cut off, the steps that are trained again, and the time until the next process trains.
     """
     found: dict[str, Facts] = {}
-    lives: defaultdict[str, list[Life]] = defaultdict(
-        list
-    )  # a killed supervisor's trainer has its successor's after it
-    for watch in watches:
-        if watch.service == "trainer":
-            lives[watch.name] += watch.lives
-    for life, after in ((life, after) for own in lives.values() for life, after in zip_longest(own, own[1:])):
+    lives = [life for watch in watches if watch.leads for life in watch.lives]
+    for life, after in zip_longest(lives, lives[1:]):
         if life.how != "died":
             continue
         own = _of_trainer(life, steps)

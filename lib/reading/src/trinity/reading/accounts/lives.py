@@ -46,6 +46,11 @@ class Watch:
         return self.devices * (self.ended - self.began)
 
     @property
+    def leads(self) -> bool:
+        """True for the trainer of the first machine. Those of others are named after their machines."""
+        return self.name == self.service == "trainer"
+
+    @property
     def kills(self) -> int:
         return sum(life.how == "died" for life in self.lives)
 
