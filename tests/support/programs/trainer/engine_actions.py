@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from support.programs.trainer.training import BASE, fixed_batch, save_as_before, start_module, wait_for
+from support.programs.trainer.training import BASE, fixed_batch, save_as_before, start_module, wait_for, with_routes
 
 Dump = dict[str, np.ndarray]
 
@@ -28,7 +28,8 @@ def act(
 ) -> tuple[dict[str, Dump], dict[str, Any]]:
     """Dumps by name, and found values by name. `changes`: keys of sections of the configuration.
 
-    Actions: ["train", step], ["dump", name], ["load", name of a dump], ["base"],
+    Actions: ["train", step], or with random routes ["train", step, layers, chosen, experts],
+    ["dump", name], ["load", name of a dump], ["base"],
     ["probe", name, sequences] (and another name: that of the other head),
     ["save", name], ["resume", name of what was saved], ["save as before", name]: in DeepSpeed's own form,
     ["masters", name of a dump], ["moments", name of a dump]: float32 weights and the optimizer's states, whole,
@@ -125,7 +126,9 @@ def main() -> None:
     dumps: dict[str, dict[str, torch.Tensor]] = {}
     for verb, *arguments in job["actions"]:
         if verb == "train":
-            found[f"train {arguments[0]}"] = engine.train(fixed_batch(arguments[0]), 100)
+            step, *sizes = arguments
+            batch = with_routes(fixed_batch(step), *sizes) if sizes else fixed_batch(step)
+            found[f"train {step}"] = engine.train(batch, 100)
         elif verb == "dump":
             dumps[arguments[0]] = {name: tensor.clone() for name, tensor in engine.weights()}
         elif verb == "whole":

@@ -135,6 +135,19 @@ def fixed_batch(step: int, *, rewards: str = "random", one_prompt: bool = False)
     return TrainBatch(step=step, sequences=tuple(sequences))
 
 
+def with_routes(batch: Any, layers: int, chosen: int, experts: int) -> Any:
+    """The batch as if an engine had sent every token to other experts than the gates choose, the same each time."""
+    from trinity.data.routes import Routes
+
+    rng = np.random.default_rng(batch.step)
+    sequences = []
+    for sequence in batch.sequences:
+        scores = rng.random((sequence.length - 1, layers, experts))
+        ids = np.argsort(scores, -1)[..., :chosen].astype(np.uint8)
+        sequences.append(replace(sequence, routes=Routes.of(ids)))
+    return replace(batch, sequences=tuple(sequences))
+
+
 def of_experiences(batch: Any) -> Any:
     """The batch as if its sequences were those of the log: then a step may record their tokens."""
     rng = np.random.default_rng(0)
