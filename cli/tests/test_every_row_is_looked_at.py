@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from support.fakes.models.tokenizer_folder import make_tokenizer_folder
 from trinity.cli.main import app
 from trinity.cli.supervise.checks import preflight
+from trinity.config import Config, make_plan
 from trinity.data.datasets import read
 
 pytestmark = pytest.mark.core
@@ -249,3 +250,33 @@ def test_a_model_that_writes_is_refused_as_a_reward_model(
     code, said = check(tmp_path, {}, False, explorer=rater, workflow_args={"reward_model": ""})
     assert ("explorer.auxiliary_models: are to score rows, and write text; add a sequence" in said) == refused
     assert code == 2 or not refused
+
+
+SAMPLED = {"mode": "both", "algorithm": {"algorithm_type": "grpo", "repeat_times": 2}}
+OF_DATA = {"mode": "train", "algorithm": {"algorithm_type": "sft"}}
+
+
+@pytest.mark.parametrize(
+    ("run", "quantization", "refused"),
+    [
+        (SAMPLED, {"quant_method": "mxfp4"}, "mxfp4"),
+        (SAMPLED, {"quant_method": "fp8"}, "fp8"),
+        (SAMPLED, {}, "unknown"),
+        (SAMPLED, None, ""),
+        (OF_DATA, {"quant_method": "mxfp4"}, ""),
+        (OF_DATA, {"quant_method": "compressed-tensors"}, "compressed-tensors"),
+    ],
+)
+def test_quantized_weights_are_refused_where_an_engine_shares_them(
+    tmp_path: Path, run: dict[str, Any], quantization: dict[str, Any] | None, refused: str
+) -> None:
+    config = {"model_type": "gpt_oss"} | ({} if quantization is None else {"quantization_config": quantization})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = {"model_path": str(tmp_path), "max_prompt_tokens": 4, "max_response_tokens": 4}
+    place = {"path": "d", "format": {"prompt_key": "q", "response_key": "a"}}
+    data = {"trainer_input": {"experience_buffer": place}} if run is OF_DATA else {"explorer_input": {"taskset": place}}
+    buffer = {"train_batch_size": 2} if run is OF_DATA else {"batch_size": 2}
+    values = {"project": "p", "name": "n", "model": model, "buffer": buffer | {"total_steps": 1} | data, **run}
+    said = [str(problem) for problem in preflight._check_model(make_plan(Config.model_validate(values)))]
+    assert len(said) == bool(refused), said
+    assert all(f"is quantized ({refused}), which engines and trainer do not share" in text for text in said)

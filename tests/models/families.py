@@ -109,7 +109,7 @@ FAMILIES = (
         {"vision_config": _TOWER}, windowed=True,
     ),
     Family(
-        "gpt_oss", "gpt-oss (bfloat16 files)",
+        "gpt_oss", "gpt-oss",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW, "num_hidden_layers": 2},
         windowed=True,
     ),

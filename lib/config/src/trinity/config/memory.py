@@ -55,6 +55,12 @@ def _model_config(folder: Path) -> dict[str, Any]:
     return _with_sizes(config) | ({"text_config": _with_sizes(text)} if isinstance(text, dict) else {})
 
 
+def quantization_of(model_path: str) -> str:
+    """Returns the method of a model's quantized weights; "" for none, and if its config.json is not on this machine."""
+    found = _model_config(model_folder(model_path)).get("quantization_config")
+    return str(found.get("quant_method") or "unknown") if isinstance(found, dict) else ""
+
+
 def language_model(folder: Path) -> dict[str, Any]:
     """Returns the part of config.json about text; most models that read images have it as `text_config`."""
     config = _model_config(folder)

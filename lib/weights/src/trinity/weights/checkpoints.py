@@ -95,14 +95,28 @@ def newest_model(job_dir: Path) -> tuple[int, Path] | None:
     return None
 
 
+def _not_quantized(config: bytes) -> bytes:
+    try:
+        values = json.loads(config)
+    except ValueError:
+        return config
+    if not isinstance(values, dict) or "quantization_config" not in values:
+        return config
+    return json.dumps({key: value for key, value in values.items() if key != "quantization_config"}, indent=2).encode()
+
+
 def copy_all_but_weights(source: Path, target: Path) -> None:
     """Copies a model's config, tokenizer and chat template into a folder; existing files stay.
 
-    config.json is copied last: its presence shows that the other files are complete.
+    config.json is copied last: its presence shows that the other files are complete. It loses its
+    `quantization_config`, since trained weights are not quantized.
     """
     target.mkdir(parents=True, exist_ok=True)
     found = [path for path in source.iterdir() if path.is_file() and not path.name.startswith(".")]
     for path in sorted(found, key=lambda path: path.name == "config.json"):
         weights = path.suffix in _WEIGHTS or path.name.endswith(".index.json")
         if not weights and not (target / path.name).exists():
-            files.write_atomic(target / path.name, path.read_bytes())
+            content = path.read_bytes()
+            if path.name == "config.json":
+                content = _not_quantized(content)
+            files.write_atomic(target / path.name, content)

@@ -20,6 +20,7 @@ from trinity.cli.supervise.processes.services import container_problems
 from trinity.config import Config, ConfigError, Plan, Problem, devices, expand, make_plan
 from trinity.config.checks.lora import PLACE, choose, modules_of
 from trinity.config.checks.weights import S3
+from trinity.config.memory import quantization_of
 from trinity.config.names import auxiliary_name, rates
 from trinity.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity.config.schema.explorer import AuxiliaryModelConfig
@@ -268,6 +269,10 @@ def _check_model(plan: Plan) -> list[Problem]:
     problems = [problem for key, path in models for problem in check_model_folder(key, path)]
     if problems or plan.config.mode == "explore":
         return problems
+    method = quantization_of(model.model_path) if plan.config.mode in ("both", "train") else ""
+    if method and (method != "mxfp4" or not plan.offline):
+        what = f"{model.model_path!r} is quantized ({method}), which engines and trainer do not share"
+        return [Problem("model.model_path", f"{what}; begin with bfloat16 weights (docs/models.md)")]
     own = not plan.config.model.rope
     longest = _longest(Path(plan.config.model.model_path).expanduser()) if own else 0
     if longest and plan.lengths.model > longest:

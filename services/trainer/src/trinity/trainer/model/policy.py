@@ -11,6 +11,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 
+from trinity.config.memory import quantization_of
 from trinity.config.schema.model import ModelConfig
 from trinity.data.rope import rope_parameters
 from trinity.data.vision import has_tower
@@ -218,13 +219,31 @@ def from_pretrained(kind: Any, key: str, path: str, config: ModelConfig, dtype: 
     options["trust_remote_code"] = config.trust_remote_code
     try:
         rope = config_with_rope(config) if key == "model.model_path" else {}
+        own = rope.get("config") or AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
+        if quantization_of(path):
+            return _dequantized(kind, key, path, own, options, weights)
         if weights or Path(path).expanduser().is_dir():
             return kind.from_pretrained(path, **options, **rope, **({} if weights else {"device_map": {"": "meta"}}))
-        own = rope.get("config") or AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
         with torch.device("meta"):
             return kind.from_config(own, **options)
     except (OSError, ValueError) as error:
         raise InvalidInput(key, f"{path!r} cannot be loaded: {error}") from None
+
+
+def _dequantized(kind: Any, key: str, path: str, own: Any, options: dict[str, Any], weights: bool) -> Any:
+    """Loads weights of four bits as `options["dtype"]`. Raises InvalidInput for other quantized weights."""
+    method = quantization_of(path)
+    if method != "mxfp4":
+        raise InvalidInput(key, f"{path!r} is quantized ({method}); only bfloat16 and mxfp4 weights are trained")
+    if not weights:
+        del own.quantization_config
+        with torch.device("meta"):
+            return kind.from_config(own, **options)
+    from transformers.utils.quantization_config import Mxfp4Config
+
+    model = kind.from_pretrained(path, config=own, quantization_config=Mxfp4Config(dequantize=True), **options)
+    model._weight_conversions = None  # transformers 5.19 would name experts by the pattern of its quantizer
+    return model.to(options["dtype"])
 
 
 def config_with_rope(model: ModelConfig) -> dict[str, Any]:
