@@ -22,6 +22,7 @@ TABLES = {
         "the explorer's formula alone",
         "ratio",
     ),
+    "quantized.py": ("int8 weights", "loads in s", "of the first", "KL"),
     "trainer.py": ("4096, memory", "none", "16384", "packed", "compiled", "6N", "ratio"),
     "trainer.py sequence-16k": ("sequence-16k", "tokens/s"),
     "vision.py": ("rollout", "trainer", "language", "images, tokens/s", "ratio"),
