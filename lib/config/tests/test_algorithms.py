@@ -217,3 +217,22 @@ def test_what_an_aggregation_does_not_reach_is_said() -> None:
 
 def test_what_dr_grpo_divides_by_is_the_longest_response_of_the_run() -> None:
     assert make_plan(parsed("algorithm_type: dr_grpo")).algorithm.max_response_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "arguments", "cap", "decoupled"),
+    [
+        ("algorithm_type: grpo", "{quantization: fp8}", 2.0, True),
+        ("algorithm_type: grpo", "{kv_cache_dtype: fp8}", 2.0, True),
+        ("algorithm_type: grpo", "{kv_cache_dtype: bfloat16}", None, None),
+        ("algorithm_type: grpo, rollout_correction: {decoupled: false}", "{quantization: fp8}", None, False),
+        ("algorithm_type: opmd", "{quantization: fp8}", 2.0, None),
+        ("algorithm_type: opmd_kimi", "{quantization: fp8}", None, None),
+    ],
+)
+def test_engines_that_quantize_are_corrected_for_unless_the_yaml_says_how(
+    algorithm: str, arguments: str, cap: float | None, decoupled: bool | None
+) -> None:
+    config = parsed(algorithm, more=f"explorer: {{rollout_model: {{engine_args: {arguments}}}}}")
+    correction = make_plan(config).algorithm.correction
+    assert (correction.token_cap, correction.decoupled) == (cap, decoupled)

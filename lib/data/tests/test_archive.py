@@ -38,7 +38,9 @@ _int64 = st.integers(-(2**63), 2**63 - 1)
 def experiences(draw: st.DrawFn, index: int) -> Experience:
     prompt, response = draw(st.integers(1, 3)), draw(st.integers(0, 6))
     half = response // 2
-    spans = (VersionSpan(draw(st.integers(0, 2**62)), 0, half), VersionSpan(2**62, half, response)) if half else ()
+    spans = (
+        (VersionSpan(draw(st.integers(0, 2**62)), 0, half), VersionSpan(2**62, half, response, "fp8")) if half else ()
+    )
     ids = draw(st.lists(st.integers(0, 2**31 - 1), min_size=prompt + response, max_size=prompt + response))
     bits = draw(st.lists(st.integers(0, 2**32 - 1), min_size=response, max_size=response))
     taught = draw(st.none() | st.lists(st.floats(-90, 0, width=32), min_size=response, max_size=response))

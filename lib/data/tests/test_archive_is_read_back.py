@@ -124,6 +124,7 @@ _GOOD = {"token_ids": [1, 2, 3], "prompt_length": 1, "reward": 1.0}
             {"version_spans": [[0, 0]]},
             "column version_spans: has .0, 0., must be .version, first token, one past the last",
         ),
+        ({"version_spans": [[0, 0, 2, 8]]}, "column version_spans: has .0, 0, 2, 8., must be .version"),
         ({"truncation": 9}, "column truncation: is 9, must be 1"),
         ({"task_id": 7}, "column task_id: is 7, must be text"),
         ({"task": "{}"}, "column task: is no trinity.api.common.v1.Task"),

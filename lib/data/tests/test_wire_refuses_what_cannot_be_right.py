@@ -71,6 +71,7 @@ def _changed(**changes: object) -> Experience:
         ("prompt_length", _changed(prompt_length=1000)),
         ("token_ids", _changed(token_ids=np.full(_changed().prompt_length + 6, -1, np.int32))),
         ("version_spans", _changed(version_spans=(VersionSpan(3, 0, 5),))),
+        ("version_spans", _changed(version_spans=(VersionSpan(3, 0, 6, "f" * 65),))),
         ("version_spans", _changed(version_spans=(VersionSpan(3, 0, 2), VersionSpan(2, 2, 6)))),
         ("version_spans", _changed(version_spans=(VersionSpan(3, 0, 3), VersionSpan(4, 4, 6)))),
     ],

@@ -171,9 +171,17 @@ async def test_files_that_go_while_they_are_read_reject_no_version_that_was_over
 
 
 def test_the_mean_and_the_largest_difference_both_count() -> None:
-    assert problem_of(CANARY, replace(measured(1), mean_error=0.01, max_error=0.1)) == ""
-    assert "mean difference 0.011" in problem_of(CANARY, replace(measured(1), mean_error=0.011))
-    assert "largest 0.11, at most 0.1" in problem_of(CANARY, replace(measured(1), max_error=0.11))
+    assert problem_of(CANARY, replace(measured(1), mean_error=0.01, max_error=0.1), "float32") == ""
+    assert "mean difference 0.011" in problem_of(CANARY, replace(measured(1), mean_error=0.011), "float32")
+    assert "largest 0.11, at most 0.1" in problem_of(CANARY, replace(measured(1), max_error=0.11), "float32")
+
+
+@pytest.mark.parametrize(("precision", "factor"), [("", 1), ("bfloat16", 1), ("fp8", 3), ("bfloat16, cache fp8", 3)])
+def test_engines_that_quantize_may_differ_more(precision: str, factor: int) -> None:
+    canary = replace(CANARY, quantized_factor=3.0)
+    just, more = (replace(measured(1), mean_error=factor * 0.01 + extra) for extra in (-1e-6, 1e-3))
+    assert problem_of(canary, just, precision) == ""
+    assert "mean difference" in problem_of(canary, more, precision)
 
 
 async def test_an_explorer_that_dies_under_its_canary_is_replaced(run: Run, tmp_path: Path) -> None:

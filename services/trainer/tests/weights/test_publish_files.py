@@ -203,6 +203,19 @@ def test_tolerances_follow_the_dtypes_unless_they_are_given(
     assert canary.tolerances(plan, trains_in_float32, on_gpu) == expected
 
 
+@pytest.mark.parametrize(
+    ("given", "allowed", "largest"), [(None, (1e-3, 1e-2), 0.2), (None, (0.1, 1.0), 0.4), (0.02, (0.02, 0.2), 0.02)]
+)
+def test_tolerances_of_engines_that_quantize_are_those_of_half_precision_times_four(
+    given: float | None, allowed: tuple[float, float], largest: float
+) -> None:
+    config = BASE | {"model": {**BASE["model"], "model_path": "m"}, "synchronizer": {"canary_tolerance": given}}
+    plan = make_plan(Config.model_validate(config))
+    made = Canary((), *allowed, canary.quantized_factor(plan, allowed))
+    assert made.allowed("fp8")[0] == pytest.approx(largest)
+    assert made.allowed("bfloat16") == allowed
+
+
 def test_engines_of_delta_networks_round_to_bfloat16_on_cpus(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {"linear_conv_kernel_dim": 4}}))
     plan = make_plan(Config.model_validate(BASE | {"model": {**BASE["model"], "model_path": str(tmp_path)}}))

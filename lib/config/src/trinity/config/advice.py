@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 
-from trinity.config.algorithms import resolvable, resolve
+from trinity.config.algorithms import for_quantized, resolvable, resolve
 from trinity.config.checks.over_rollout import over_rollout_advice
 from trinity.config.checks.weights import weights_advice
 from trinity.config.memory import Sharding, host_gib, parameters_of, training_gib, weights_gib
 from trinity.config.names import auxiliary_name
 from trinity.config.plan import DEFAULT_TOKENS, Plan, expand, learns_from_disk
 from trinity.config.schema import Config
+from trinity.config.schema.algorithm import RolloutCorrectionConfig
 from trinity.config.schema.buffer import DEFAULT_REWARD_FUNCTION, DEFAULT_WORKFLOW
 from trinity.config.workflows import WORKFLOWS, asked_model, ignored_args, scores_by_name
 from trinity.plugins.declarations import ALGORITHMS
@@ -130,6 +131,13 @@ def algorithm_advice(config: Config) -> Iterator[str]:
     if plan.of_pairs and config.algorithm.loss_agg_mode is not None:
         yield "algorithm.loss_agg_mode: only affects the KL and entropy terms; dpo is a mean over pairs"
     correction, name = plan.correction, plan.policy_loss.name
+    if config.explorer.rollout_model.quantized and correction == RolloutCorrectionConfig():
+        correction = for_quantized(plan)
+        yield (
+            f"algorithm.rollout_correction: engines quantize, so token_cap is {correction.token_cap}"
+            if correction.token_cap
+            else f"algorithm.rollout_correction: engines quantize, and {name} takes no token_cap against it"
+        )
     weighed = correction.token_cap is not None or correction.sequence_cap is not None or correction.decoupled is False
     if "ratio" in plan.loss_traits and not weighed and _asynchronous(config) and _several_updates(config):
         yield (

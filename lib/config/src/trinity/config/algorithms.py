@@ -28,6 +28,10 @@ PARTS = (
 )
 
 
+# Of truncated importance sampling (Yao et al., 2025), which is made for engines in other numbers than the trainer.
+QUANTIZED_CAP = 2.0
+
+
 @dataclass(frozen=True)
 class Part:
     """A registered function and its full arguments."""
@@ -152,6 +156,14 @@ def resolve(config: AlgorithmConfig) -> AlgorithmPlan:
         correction=config.rollout_correction,
         max_response_tokens=1,  # the lengths of the run are not of this section: see plan.make_plan
     )
+
+
+def for_quantized(plan: AlgorithmPlan) -> RolloutCorrectionConfig:
+    """Returns the correction for engines that quantize, where the YAML has none: truncated importance sampling."""
+    of_sequences = "sequences" in plan.loss_traits and "geometric" not in plan.loss_traits
+    if plan.offline or plan.of_pairs or of_sequences or "mean" in plan.loss_traits:
+        return plan.correction
+    return RolloutCorrectionConfig(decoupled="ratio" in plan.loss_traits or None, token_cap=QUANTIZED_CAP)
 
 
 def _traits(registry: Registry[Declaration], part: Part | None) -> tuple[str, ...]:

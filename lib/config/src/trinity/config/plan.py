@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from trinity.config.algorithms import AlgorithmPlan, resolve
+from trinity.config.algorithms import AlgorithmPlan, for_quantized, resolve
 from trinity.config.schema import Config
+from trinity.config.schema.algorithm import RolloutCorrectionConfig
 from trinity.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity.plugins.declarations import ALGORITHMS
 
@@ -224,6 +225,8 @@ def _algorithm(plan: Plan) -> AlgorithmPlan:
     algorithm = plan.algorithm
     if learns_from_pairs(plan.config):
         algorithm = replace(algorithm, offline=True)
+    if plan.config.explorer.rollout_model.quantized and algorithm.correction == RolloutCorrectionConfig():
+        algorithm = replace(algorithm, correction=for_quantized(algorithm))
     return replace(algorithm, max_response_tokens=plan.lengths.response)
 
 

@@ -141,13 +141,17 @@ class Limits:
 UNLIMITED = Limits()
 
 
+MOST_OF_PRECISION = 64  # characters
+
+
 @dataclass(frozen=True)
 class VersionSpan:
-    """Response tokens [start, end) were sampled by weight version `version`."""
+    """Response tokens [start, end) were sampled by weight version `version`, in the engine's `precision`."""
 
     version: int
     start: int
     end: int
+    precision: str = ""  # as in common.v1.VersionSpan
 
 
 class Truncation(IntEnum):
@@ -272,6 +276,8 @@ class Experience:
             if span.start != at or span.end <= span.start or span.version < max(newest, 0):
                 problem = f"{span} does not follow token {at} and version {newest}"
                 raise InvalidInput(f"{name}.version_spans", problem)
+            if len(span.precision) > MOST_OF_PRECISION:
+                raise InvalidInput(f"{name}.version_spans", f"name a precision of {len(span.precision)} characters")
             at, newest = span.end, span.version
         if at != length:
             raise InvalidInput(f"{name}.version_spans", f"cover [0, {at}), the response has {length} tokens")

@@ -131,7 +131,7 @@ def _fill_experience(message: experience_pb2.Experience, experience: Experience)
     fill_tensor(message.logprobs, experience.logprobs)
     fill_tensor(message.action_mask, experience.action_mask)
     for span in experience.version_spans:
-        message.version_spans.add(version=span.version, start=span.start, end=span.end)
+        message.version_spans.add(**vars(span))
     message.truncation = int(experience.truncation)  # type: ignore[assignment]  # the stub knows no plain numbers
     message.metrics.update(experience.metrics)
     message.info_json = experience.info_json

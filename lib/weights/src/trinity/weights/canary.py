@@ -26,9 +26,10 @@ class Measured:
     expected: float
     computed: float
 
-    def within(self, canary: Canary) -> bool:
-        """Returns False also for values that are not finite."""
-        return self.mean_error <= canary.mean_tolerance and self.max_error <= canary.max_tolerance
+    def within(self, canary: Canary, precision: str = "") -> bool:
+        """Tells if an engine of this precision is sound; False also for values that are not finite."""
+        mean, most = canary.allowed(precision)
+        return self.mean_error <= mean and self.max_error <= most
 
     def __str__(self) -> str:
         return (

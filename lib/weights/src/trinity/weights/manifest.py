@@ -112,13 +112,26 @@ class Probe:
     images: tuple[bytes, ...] = ()
 
 
+# Precisions of engines that compute as the checkpoint is; "" is an explorer that does not name one.
+NOT_QUANTIZED = ("", "float32", "bfloat16", "float16")
+
+
 @dataclass(frozen=True)
 class Canary:
-    """Log-probabilities that engines must reproduce after a load, within a mean and a maximum difference in nats."""
+    """Log-probabilities that engines must reproduce after a load, within a mean and a maximum difference in nats.
+
+    Engines that quantize weights or cache may differ `quantized_factor` times as much.
+    """
 
     probes: tuple[Probe, ...]
     mean_tolerance: float
     max_tolerance: float
+    quantized_factor: float = 1.0
+
+    def allowed(self, precision: str) -> tuple[float, float]:
+        """Returns the allowed mean and largest difference, in nats, of an engine of this precision."""
+        factor = 1.0 if precision in NOT_QUANTIZED else max(1.0, self.quantized_factor)
+        return self.mean_tolerance * factor, self.max_tolerance * factor
 
 
 @dataclass(frozen=True)
@@ -219,6 +232,8 @@ class Manifest:
             raise InvalidInput("manifest.canary.probes", "is empty")
         if not (self.canary.mean_tolerance > 0 and self.canary.max_tolerance > 0):
             raise InvalidInput("manifest.canary.mean_tolerance", "and max_tolerance must be > 0")
+        if not math.isfinite(self.canary.quantized_factor):
+            raise InvalidInput("manifest.canary.quantized_factor", f"is {self.canary.quantized_factor}")
 
 
 def manifest_of_folder(run: str, version: int, folder: Path, *, checksums: bool = True) -> Manifest:

@@ -21,14 +21,16 @@ TRUNCATION_PROMPT: Truncation
 TRUNCATION_RESPONSE: Truncation
 
 class VersionSpan(_message.Message):
-    __slots__ = ("version", "start", "end")
+    __slots__ = ("version", "start", "end", "precision")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
     version: int
     start: int
     end: int
-    def __init__(self, version: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+    precision: str
+    def __init__(self, version: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., precision: _Optional[str] = ...) -> None: ...
 
 class Experience(_message.Message):
     __slots__ = ("rollout", "step", "token_ids", "prompt_length", "logprobs", "action_mask", "reward", "version_spans", "truncation", "metrics", "info_json", "prompt_text", "response_text", "teacher_logprobs", "images", "routes")

@@ -75,14 +75,16 @@ class Delta(_message.Message):
     def __init__(self, base_version: _Optional[int] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ...) -> None: ...
 
 class Canary(_message.Message):
-    __slots__ = ("probes", "mean_tolerance", "max_tolerance")
+    __slots__ = ("probes", "mean_tolerance", "max_tolerance", "quantized_factor")
     PROBES_FIELD_NUMBER: _ClassVar[int]
     MEAN_TOLERANCE_FIELD_NUMBER: _ClassVar[int]
     MAX_TOLERANCE_FIELD_NUMBER: _ClassVar[int]
+    QUANTIZED_FACTOR_FIELD_NUMBER: _ClassVar[int]
     probes: _containers.RepeatedCompositeFieldContainer[Probe]
     mean_tolerance: float
     max_tolerance: float
-    def __init__(self, probes: _Optional[_Iterable[_Union[Probe, _Mapping]]] = ..., mean_tolerance: _Optional[float] = ..., max_tolerance: _Optional[float] = ...) -> None: ...
+    quantized_factor: float
+    def __init__(self, probes: _Optional[_Iterable[_Union[Probe, _Mapping]]] = ..., mean_tolerance: _Optional[float] = ..., max_tolerance: _Optional[float] = ..., quantized_factor: _Optional[float] = ...) -> None: ...
 
 class Probe(_message.Message):
     __slots__ = ("token_ids", "logprobs", "images")

@@ -104,7 +104,7 @@ class _Found:
         self._begin, self._length, self._at = prompt_length, length, 0
         self.logprobs = np.zeros(length, np.float32)
         self.sampled, self.trained = np.zeros(length, bool), np.zeros(length, bool)
-        self.spans: list[tuple[int, int]] = []  # (version, end)
+        self.spans: list[tuple[VersionSpan, int]] = []  # with their ends
         self.cut = False
 
     def add(self, reply: Reply, tokens: np.ndarray) -> None:
@@ -120,7 +120,7 @@ class _Found:
             return
         self.logprobs[begin:end] = reply.completion.logprobs
         self.sampled[begin:end], self.trained[begin:end] = True, reply.trained
-        self.spans += [(span.version, begin + span.end) for span in reply.completion.version_spans]
+        self.spans += [(span, begin + span.end) for span in reply.completion.version_spans]
         self._at, self.cut = end, reply.cut
 
     @property

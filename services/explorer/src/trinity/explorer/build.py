@@ -118,7 +118,7 @@ class ExplorerBuilder:
             explorer_id=self._explorer_id,
             address=address,
             base_model=options.model,
-            dtype=options.engine_dtype,
+            dtype=options.precision,
             tensor_parallel_size=options.tensor_parallel_size,
             engines=len(pool.engines),
             transports=transports,

@@ -89,13 +89,20 @@ class EngineOptions:
             return self.dtype
         return "float32" if self.device == "cpu" and not has_delta_networks(self.model) else "bfloat16"
 
+    @property
+    def precision(self) -> str:
+        """The engine's dtype, or what its weights and its cache are quantized to, as in common.v1.VersionSpan."""
+        weights = self.engine_args.get("quantization") or self.engine_dtype
+        cache = self.engine_args.get("kv_cache_dtype") or "auto"
+        return f"{weights}" if cache in ("auto", self.engine_dtype) else f"{weights}, cache {cache}"
 
-def spans_of(ends: Sequence[tuple[int, int]]) -> tuple[VersionSpan, ...]:
-    """Spans from (version, end) pairs. A span begins at the previous end; adjacent spans of a version are merged."""
+
+def spans_of(ends: Sequence[tuple[VersionSpan, int]]) -> tuple[VersionSpan, ...]:
+    """Spans with these ends. Each begins at the end before; adjacent ones of a version and precision are merged."""
     spans: list[VersionSpan] = []
-    for version, end in ends:
-        if spans and spans[-1].version == version:
+    for span, end in ends:
+        if spans and (spans[-1].version, spans[-1].precision) == (span.version, span.precision):
             spans[-1] = replace(spans[-1], end=end)
         else:
-            spans.append(VersionSpan(version, spans[-1].end if spans else 0, end))
+            spans.append(replace(span, start=spans[-1].end if spans else 0, end=end))
     return tuple(spans)

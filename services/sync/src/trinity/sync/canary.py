@@ -46,14 +46,15 @@ _FILES_SECONDS = 2.0  # a report's wait for the comparison of files; its sender'
 _TRANSPORTS = {FolderOffer: "folder", S3Offer: "s3", JetStreamOffer: "jetstream"}
 
 
-def problem_of(canary: Canary, measured: Measured) -> str:
+def problem_of(canary: Canary, measured: Measured, precision: str) -> str:
     """Returns the reason why a measurement does not reproduce the canary, with both numbers; empty if it does."""
-    if measured.mean_error <= canary.mean_tolerance and measured.max_error <= canary.max_tolerance:
+    mean, most = canary.allowed(precision)
+    if measured.mean_error <= mean and measured.max_error <= most:
         return ""  # NaN is below nothing
     return (
         f"canary: the trainer expected a log-probability of {measured.expected:.6g}, explorer {measured.explorer_id} "
         f"computed {measured.computed:.6g}; mean difference {measured.mean_error:.3g} nats, at most "
-        f"{canary.mean_tolerance:.3g}; largest {measured.max_error:.3g}, at most {canary.max_tolerance:.3g}"
+        f"{mean:.3g}; largest {measured.max_error:.3g}, at most {most:.3g}"
     )
 
 
@@ -197,7 +198,7 @@ class Canaries:
             return
         manifest = await self._manifests.get(record)
         assert manifest.canary is not None
-        problem = problem_of(manifest.canary, measured)
+        problem = problem_of(manifest.canary, measured, member.capabilities.dtype)
         staged = current(record, self._state.live).state is VersionState.STAGED
         if problem and (not staged or not await self._was_asked(member, measured.version)):
             log.warning("sync.canary.failed_elsewhere", version=measured.version, reason=problem)

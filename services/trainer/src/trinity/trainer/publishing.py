@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
@@ -35,6 +35,7 @@ from trinity.trainer.weights.canary import (
     picture_probe,
     probe_of_batch,
     pseudo_random_probe,
+    quantized_factor,
     rounding_counts,
     tolerances,
     widened,
@@ -189,7 +190,8 @@ class VersionPublisher:
         logprobs, of_other_head = engine.probe_logprobs(probe, shown, both_heads=rounds)
         if rounds:
             allowed = widened(allowed, logprobs, of_other_head)
-        return make_canary(probe, logprobs, allowed, step, images)
+        made = make_canary(probe, logprobs, allowed, step, images)
+        return replace(made, quantized_factor=quantized_factor(self.plan, allowed))
 
     def poll(self, step: int) -> bool:
         """Returns True on rank 0 if a rollback is to be applied after this step. Raises errors that end the trainer.

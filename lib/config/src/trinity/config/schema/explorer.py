@@ -79,6 +79,12 @@ class RolloutModelConfig(Section):
         "log-probabilities is refused",
     )
 
+    @property
+    def quantized(self) -> bool:
+        """Whether engines keep their weights or their cache in other numbers than the checkpoint's."""
+        cache = self.engine_args.get("kv_cache_dtype", "auto")
+        return bool(self.engine_args.get("quantization")) or cache not in ("auto", "bfloat16", "float16")
+
 
 class PolicyEngineConfig(RolloutModelConfig):
     """The policy's engines, which agents call as they call OpenAI."""

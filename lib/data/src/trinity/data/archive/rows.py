@@ -45,7 +45,7 @@ TYPES = {
     "logprobs": "<f4",
     "action_mask": "|b1",
     "teacher_logprobs": "<f4",  # null without a teacher
-    "version_spans": "json",  # [[version, start, end], ...]
+    "version_spans": "json",  # [[version, start, end, precision], ...]
     "metrics": "json",  # an object
     "info": "text",  # the workflow's JSON, kept as it wrote it
     "prompt_text": "text",
@@ -133,7 +133,7 @@ def _rows_of_group(run: str, sequence: int, group: Group) -> Iterable[dict[str, 
             "ordinal": group.task.ordinal,
             "attempt": group.attempt,
             "explorer_id": group.explorer_id,
-            "version_spans": [[span.version, span.start, span.end] for span in experience.version_spans],
+            "version_spans": [list(vars(span).values()) for span in experience.version_spans],
             "truncation": int(experience.truncation),
             "metrics": {name: number(value) for name, value in experience.metrics.items()},
             "info": experience.info_json,
@@ -317,8 +317,11 @@ def _object(row: ExperienceRow, column: str, place: str, default: Any) -> Any:
 
 
 def _span(value: Any, place: str) -> VersionSpan:
-    if not isinstance(value, list) or [type(part) for part in value] != [int] * 3:
-        raise wrong(place, "version_spans", f"has {_shown(value)}, must be [version, first token, one past the last]")
+    kinds = [type(part) for part in value] if isinstance(value, list) else []
+    if kinds not in ([int, int, int], [int, int, int, str]):
+        raise wrong(
+            place, "version_spans", f"has {_shown(value)}, must be [version, first token, one past the last, precision]"
+        )
     if value[0] >= 2**63:
         raise wrong(place, "version_spans", f"has version {value[0]}, must be below 2**63 (int64)")
     return VersionSpan(*value)

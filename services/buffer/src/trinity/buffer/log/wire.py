@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from trinity.api.common.v1 import experience_pb2, task_pb2
 from trinity.buffer.window.groups import StoredGroup
 from trinity.data.experience import (
+    MOST_OF_PRECISION,
     UNLIMITED,
     AttemptFailure,
     Group,
@@ -418,7 +419,7 @@ def _covers(spans: Iterable[experience_pb2.VersionSpan], response: int) -> bool:
     """Returns True if the spans cover all response tokens in order, with versions that never fall."""
     at, newest = 0, 0
     for span in spans:
-        if span.start != at or span.end <= at or span.version < newest:
+        if span.start != at or span.end <= at or span.version < newest or len(span.precision) > MOST_OF_PRECISION:
             return False
         at, newest = span.end, span.version
     return at == response

@@ -353,7 +353,7 @@ class EnginePool:
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = list(engines)
-        self.loads = LoadHistory()
+        self.loads = LoadHistory(self.engines[0].options.precision)
         self._homes = Homes(len(self.engines))
         self._recent: deque[tuple[float, int]] = deque()
 

@@ -148,8 +148,8 @@ def joined(first: Completion, then: Completion) -> Completion:
     was, now = first.version_spans[-1].version, then.version_spans[0].version
     if now < was:
         raise WeightsWithdrawn(f"weights went back from version {was} to {now} in the middle of a reply")
-    ends = [(span.version, span.end) for span in first.version_spans]
-    ends += [(span.version, len(first.token_ids) + span.end) for span in then.version_spans]
+    ends = [(span, span.end) for span in first.version_spans]
+    ends += [(span, len(first.token_ids) + span.end) for span in then.version_spans]
     return Completion(
         np.concatenate([first.token_ids, then.token_ids]),
         np.concatenate([first.logprobs, then.logprobs]),

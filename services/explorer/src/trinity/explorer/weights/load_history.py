@@ -7,7 +7,7 @@ rollback, is another load.
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import grpc
@@ -40,9 +40,13 @@ class _Load:
 
 
 class LoadHistory:
-    """All loads of this process. Serial 0 is the engines' initial model, version 0, and GOOD at first."""
+    """All loads of this process, whose engines have one precision.
 
-    def __init__(self) -> None:
+    Serial 0 is the engines' initial model, version 0, and GOOD at first.
+    """
+
+    def __init__(self, precision: str = "") -> None:
+        self.precision = precision
         self._loads = [_Load(0)]
         self._verified: set[int] = set()
         self._usable = asyncio.Event()
@@ -140,9 +144,9 @@ class LoadHistory:
         for span in spans:
             version = await self.require_good(span.version)
             if settled and settled[-1].version == version:
-                settled[-1] = VersionSpan(version, settled[-1].start, span.end)
+                settled[-1] = replace(settled[-1], end=span.end)
             else:
-                settled.append(VersionSpan(version, span.start, span.end))
+                settled.append(VersionSpan(version, span.start, span.end, self.precision))
         return tuple(settled)
 
     def _update_verdicts(self) -> None:

@@ -210,7 +210,7 @@ class Loader:
                 loads.mark_bad(serial, f"could not be checked: {error}")
                 raise
             CANARY.set(measured.max_error)
-            if not measured.within(canary):
+            if not measured.within(canary, loads.precision):
                 log.error("explorer.canary.failed", version=manifest.version, transport=transport, found=str(measured))
                 loads.mark_bad(serial, f"failed its canary: {measured}")
                 return Loaded(manifest, serial, transport, pause, measured, right=False)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trinity.data.experience import Experience, Truncation
+from trinity.data.experience import Experience, Truncation, VersionSpan
 from trinity.data.images import PlacedImage
 from trinity.data.routes import Routes
 from trinity.explorer.types import Completion, spans_of
@@ -93,7 +93,7 @@ class Conversation:
         """
         token_ids: list[np.ndarray] = [np.asarray(self.prompt, np.int32)]
         logprobs, mask = [np.zeros(0, np.float32)], [np.zeros(0, bool)]
-        ends: list[tuple[int, int]] = []  # (version, end) of each span
+        ends: list[tuple[VersionSpan, int]] = []
         at = 0
         for turn, exchange in enumerate(self.exchanges):
             told, completion = np.asarray(exchange.told, np.int32), exchange.completion
@@ -104,7 +104,7 @@ class Conversation:
                 np.full(len(completion.token_ids), turn >= untrained_turns and exchange.trained),
             ]
             at += len(told)
-            ends += [(span.version, at + span.end) for span in completion.version_spans]
+            ends += [(span, at + span.end) for span in completion.version_spans]
             at += len(completion.token_ids)
         return Experience(
             rollout=rollout,

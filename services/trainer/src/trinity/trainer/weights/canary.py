@@ -32,6 +32,10 @@ _LARGEST_OF_MEAN = 10.0
 # of a standard deviation of 10 to 30); a model with a layer that is off by 5 % differs by at least 10 times that.
 _OF_HEAD_ROUNDING = 8.0
 
+# Engines with weights or a cache in 8 bits may differ this much more than engines in half precision. Chosen, and tried
+# with 8-bit integers only.
+_QUANTIZED = 4.0
+
 Tokens = tuple[tuple[int, ...], ...]
 
 
@@ -100,6 +104,13 @@ def widened(
     spread = sum(abs(one - other) for one, other in pairs) / len(pairs)
     mean = max(allowed[0], _OF_HEAD_ROUNDING * spread)
     return mean, max(allowed[1], mean * _LARGEST_OF_MEAN)
+
+
+def quantized_factor(plan: Plan, allowed: tuple[float, float]) -> float:
+    """Returns how many times larger the tolerances of engines that quantize are; 1 where the YAML has a tolerance."""
+    if plan.config.synchronizer.canary_tolerance is not None:
+        return 1.0
+    return _QUANTIZED * max(1.0, _HALF[0] / allowed[0])
 
 
 def make_canary(
