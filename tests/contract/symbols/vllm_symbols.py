@@ -276,7 +276,7 @@ VLLM = (
     Border(
         "vLLM: the OpenAI-compatible endpoint",
         ("trinity.explorer.serving.endpoint",),
-        "A third place of these functions goes into `_vllm` beside the two. What `init_app_state` asks of its engine "
+        "A further place of these functions goes into `_vllm`. What `init_app_state` asks of its engine "
         "client: the first engine answers everything but `generate` and `abort`.",
         ("tests/e2e/test_a_yaml_of_trinity_rft.py",),
         (
@@ -284,7 +284,8 @@ VLLM = (
             "vllm.entrypoints.launchers.app:build_app(args, supported_tasks, model_config) since 0.29",
             "vllm.entrypoints.launchers.api_server.app_state:init_app_state"
             "(engine_client, state, args, supported_tasks) since 0.29",
-            "vllm.entrypoints.launchers.cli_args:make_arg_parser(parser) since 0.29",
+            "vllm.entrypoints.launchers.cli_args:make_arg_parser(parser) since 0.29 until 0.32",
+            "vllm.entrypoints.common.cli_args:make_arg_parser(parser) since 0.33",
             "vllm.entrypoints.openai.api_server:build_app(args, supported_tasks, model_config) until 0.28",
             "vllm.entrypoints.openai.api_server:init_app_state(engine_client, state, args, supported_tasks) until 0.28",
             "vllm.entrypoints.openai.cli_args:make_arg_parser(parser) until 0.28",

@@ -159,16 +159,17 @@ async def run(app: App, sockets: list[socket.socket]) -> None:
 
 
 def _vllm() -> tuple[Any, Any, Any]:
-    """build_app, init_app_state and their arguments' parser, which moved between vLLM 0.26 and 0.32."""
+    """build_app, init_app_state and their arguments' parser, which moved between vLLM 0.26 and 0.33."""
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     try:
         state = importlib.import_module("vllm.entrypoints.launchers.api_server.app_state")
         app = importlib.import_module("vllm.entrypoints.launchers.app")
-        cli = importlib.import_module("vllm.entrypoints.launchers.cli_args")
     except ImportError:
         state = app = importlib.import_module("vllm.entrypoints.openai.api_server")
-        cli = importlib.import_module("vllm.entrypoints.openai.cli_args")
+    for place in ("openai", "launchers", "common"):  # of 0.28, of 0.32, and newer
+        with contextlib.suppress(ImportError):
+            cli = importlib.import_module(f"vllm.entrypoints.{place}.cli_args")
 
     def arguments(options: list[str]) -> argparse.Namespace:
         parsed: argparse.Namespace = cli.make_arg_parser(FlexibleArgumentParser()).parse_args(options)
