@@ -1,4 +1,4 @@
-"""Reconstruct the data of each optimizer step from the records of probe and grader.
+"""Reconstruct the data of each optimizer step, and the weights that sampled it, from records of probe and grader.
 
 A sequence is a row's prompt and the tokens after it. A step's sequences are those whose embedding was computed with
 gradients since the process's former step. The lineage is the steps that the last weights are made of: the last step,
@@ -23,6 +23,7 @@ class Work:
     group: int
     tasks: int
     special: frozenset[int]  # end and padding
+    ahead: int = 0  # steps that sampling may be ahead of training, as the system is configured
 
     @property
     def steps(self) -> int:
@@ -34,6 +35,8 @@ class Step:
     time: float
     before: str
     after: str
+    bits: int  # of the weights before
+    finite: bool  # the weights after
     sequences: Counter[Response] = field(default_factory=Counter)
 
 
@@ -50,11 +53,23 @@ class Figures:
     lost: int  # graded responses that are in no step of the lineage
     graded: int
     unexplained: int  # steps whose weights come neither from the beginning nor from another step
+    other_weights: int  # trained responses that older weights sampled than the configuration allows, or unknown ones
+    other_batch: int  # undone steps that were done again with other data
+    not_finite: int  # steps after which a weight is not finite
     weights: str  # checksum of the last weights
 
     @property
     def faults(self) -> Mapping[str, int]:
-        names = ("rows_skipped", "rows_twice", "groups_partly", "ungraded", "unexplained")
+        names = (
+            "rows_skipped",
+            "rows_twice",
+            "groups_partly",
+            "ungraded",
+            "unexplained",
+            "other_weights",
+            "other_batch",
+            "not_finite",
+        )
         return {name: value for name in names if (value := getattr(self, name))}
 
 
@@ -83,8 +98,50 @@ def audit(records: Path, work: Work) -> Figures:
         lost=sum((graded - trained).values()),
         graded=sum(graded.values()),
         unexplained=int(bool(lineage) and lineage[0].before != steps[0].before),
+        other_weights=_other_weights(lineage, _sampled(records, work), work.ahead),
+        other_batch=_other_batch(steps, lineage),
+        not_finite=sum(not step.finite for step in lineage),
         weights=lineage[-1].after if lineage else "",
     )
+
+
+def _sampled(records: Path, work: Work) -> dict[Response, set[int]]:
+    """Returns the weights that sampled each response; several if it was sampled again."""
+    found: dict[Response, set[int]] = {}
+    for line in read(records, "sample"):
+        for response in responses_in(line["ids"], work) if _starts(line["ids"], work) else ():  # not a canary's prompt
+            found.setdefault(response, set()).add(line["bits"])
+    return found
+
+
+def _other_weights(lineage: Sequence[Step], sampled: Mapping[Response, set[int]], ahead: int) -> int:
+    found = 0
+    for place, step in enumerate(lineage):
+        allowed = {before.bits for before in lineage[max(0, place - ahead) : place + 1]}
+        found += sum(not sampled.get(one, set()) & allowed for one in step.sequences.elements())
+    return found
+
+
+def _other_batch(steps: Sequence[Step], lineage: Sequence[Step]) -> int:
+    """Compares undone steps with the step of the lineage that has the same place."""
+    if not lineage or lineage[0].before != steps[0].before:  # it began anew, and its places are others
+        return 0
+    found = 0
+    for step, place in places(steps):
+        done = lineage[place - 1] if place <= len(lineage) else step
+        found += done is not step and done.sequences != step.sequences
+    return found
+
+
+def places(steps: Sequence[Step]) -> list[tuple[Step, int]]:
+    """Returns steps with their place, from 1: one more than that of the step that made the weights before it."""
+    after = {steps[0].before: 0} if steps else {}
+    found = []
+    for step in steps:
+        if (place := after.get(step.before)) is not None:
+            after[step.after] = place + 1
+            found.append((step, place + 1))
+    return found
 
 
 def read(records: Path, kind: str) -> list[dict[str, Any]]:
@@ -103,7 +160,8 @@ def read_steps(records: Path, work: Work) -> list[Step]:
         if line["kind"] == "forward":
             seen += [response for ids in line["ids"] for response in responses_in(ids, work)]
         elif seen:
-            steps.append(Step(line["time"], line["before"], line["after"], Counter(seen)))
+            known = {name: line[name] for name in ("time", "before", "after", "bits", "finite")}
+            steps.append(Step(**known, sequences=Counter(seen)))
             pending[line["pid"]] = []
     return steps
 
@@ -119,10 +177,14 @@ def lineage_of(steps: Sequence[Step]) -> list[Step]:
 
 def responses_in(ids: Sequence[int], work: Work) -> Iterable[Response]:
     """Yields the responses in a row of a batch, which may be padded, or pack several sequences."""
-    starts = sorted((position, row) for row, prompt in enumerate(work.prompts) for position in _positions(ids, prompt))
+    starts = _starts(ids, work)
     ends = [position for position, _ in starts[1:]] + [len(ids)]
     for (position, row), end in zip(starts, ends, strict=True):
         yield row, _stripped(ids[position + len(work.prompts[row]) : end], work)
+
+
+def _starts(ids: Sequence[int], work: Work) -> list[tuple[int, int]]:
+    return sorted((position, row) for row, prompt in enumerate(work.prompts) for position in _positions(ids, prompt))
 
 
 def _positions(ids: Sequence[int], prompt: tuple[int, ...]) -> Iterable[int]:

@@ -1,6 +1,7 @@
 """The grader that every system calls. It records each reward that it gave, and fails or hangs where a case says so.
 
-FAULTS_GRADER names a JSON file: {"raises": [rows], "hangs": [rows]}. Each row does so once, whatever process asks.
+FAULTS_GRADER names a JSON file: {"raises": [rows], "nan": [rows], "hangs": [rows]}. Each row does so once,
+whatever process asks.
 """
 
 import json
@@ -21,7 +22,7 @@ class GraderUnavailable(RuntimeError):
 def grade(row: int, response: str, ids: Sequence[int]) -> float:
     """Returns the share of digits in a response to a row; `ids`: its tokens, by which the auditor finds it again.
 
-    Raises GraderUnavailable, or hangs, where the case says so.
+    Raises GraderUnavailable, returns NaN or hangs, where the case says so.
     """
     if _is_struck("raises", row):
         record("grade", row=row, ids=list(ids), value=None)
@@ -29,6 +30,9 @@ def grade(row: int, response: str, ids: Sequence[int]) -> float:
     if _is_struck("hangs", row):
         record("grade", row=row, ids=list(ids), value=None)
         time.sleep(HANGS_SECONDS)
+    if _is_struck("nan", row):
+        record("grade", row=row, ids=list(ids), value=None)
+        return float("nan")
     value = sum(character.isdigit() for character in response) / max(len(response), 1)
     record("grade", row=row, ids=list(ids), value=value)
     return value

@@ -1,8 +1,9 @@
 """Record what a training process learns from, whatever system it belongs to.
 
 `install()` patches torch itself, so that nothing is taken from what the system says: token ids that are embedded while
-gradients are on, and each optimizer step with checksums of the weights before and after it. Records are lines of
-FAULTS_RECORDS/train-PID.jsonl; a line is with the operating system before the process can be killed for its next one.
+gradients are on, each optimizer step with checksums of the weights before and after it, and each sampled response with
+the weights that its process had. Records are lines of FAULTS_RECORDS/train-PID.jsonl and sample-PID.jsonl; a line is
+with the operating system before the process can be killed for its next one.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,11 +33,19 @@ def record(name: str, /, **values: Any) -> None:
 
 def install(**patches: Callable[[ModuleType], None]) -> None:
     """Patches torch now, or as soon as the process imports it; also a system's own modules, by their names."""
+    if not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterImport())
     _PATCHES.update(patches)
-    for name, patch in _PATCHES.items():
+    for name in _PATCHES:
         if name in sys.modules:
-            patch(sys.modules[name])
-    sys.meta_path.insert(0, _AfterImport())
+            _patch(name)
+
+
+def _patch(name: str) -> None:
+    """Patches an imported module once, whoever installs the probe again."""
+    if name not in _DONE:
+        _DONE.add(name)
+        _PATCHES[name](sys.modules[name])
 
 
 def _record_forwards(functional: Any) -> None:
@@ -54,13 +63,13 @@ def _record_forwards(functional: Any) -> None:
 
 
 def _record_steps(module: Any) -> None:
-    before: dict[int, str] = {}
+    before: dict[int, dict[str, Any]] = {}
 
     def begin(optimizer: Any, *_: Any) -> None:
-        before[id(optimizer)] = checksum(optimizer)
+        before[id(optimizer)] = _before(optimizer)
 
     def end(optimizer: Any, *_: Any) -> None:
-        record("train", kind="step", before=before.pop(id(optimizer)), after=checksum(optimizer))
+        _record_step(optimizer, before.pop(id(optimizer)))
 
     module.register_optimizer_step_pre_hook(begin)
     module.register_optimizer_step_post_hook(end)
@@ -70,12 +79,48 @@ def steps_of(update: Callable[..., Any], optimizer_of: Callable[[Any], Any]) -> 
     """Wraps a method that updates the weights of an optimizer without calling its `step`."""
 
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = checksum(optimizer_of(self))
+        before = _before(optimizer_of(self))
         found = update(self, *args, **kwargs)
-        record("train", kind="step", before=before, after=checksum(optimizer_of(self)))
+        _record_step(optimizer_of(self), before)
         return found
 
     return step
+
+
+def _before(optimizer: Any) -> dict[str, Any]:
+    return {"before": checksum(optimizer), "bits": bits(_weights(optimizer))}
+
+
+def _record_step(optimizer: Any, before: dict[str, Any]) -> None:
+    import torch
+
+    finite = all(bool(torch.isfinite(weights).all()) for weights in _weights(optimizer))
+    record("train", kind="step", **before, after=checksum(optimizer), finite=finite)
+
+
+def _weights(optimizer: Any) -> list[Any]:
+    return [weights for group in optimizer.param_groups for weights in group["params"]]
+
+
+def bits(weights: Iterable[Any]) -> int:
+    """Returns the sum of all float32 weights' bits as integers: equal however a system splits, joins or orders them."""
+    import torch
+
+    return sum(int(one.detach().float().contiguous().view(torch.int32).sum(dtype=torch.int64)) for one in weights)
+
+
+def _record_samples(module: Any) -> None:
+    """transformers samples in a process that has the weights."""
+    plain = module.GenerationMixin.generate
+
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        has = bits(self.parameters())
+        found = plain(self, *args, **kwargs)
+        for ids in getattr(found, "sequences", found).tolist():
+            record("sample", ids=ids, bits=has)
+        return found
+
+    module.GenerationMixin.generate = generate
 
 
 def checksum(optimizer: Any) -> str:
@@ -83,16 +128,16 @@ def checksum(optimizer: Any) -> str:
     import torch
 
     digest = hashlib.blake2b(digest_size=12)
-    for group in optimizer.param_groups:
-        for weights in group["params"]:
-            bits = weights.detach().contiguous().view(torch.uint8)
-            digest.update(bits.cpu().numpy().tobytes())
+    for weights in _weights(optimizer):
+        digest.update(weights.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
+_DONE: set[str] = set()
 _PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "torch.nn.functional": _record_forwards,
     "torch.optim.optimizer": _record_steps,
+    "transformers.generation.utils": _record_samples,
 }
 
 
@@ -109,7 +154,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             plain(module)
-            _PATCHES[name](module)
+            _patch(name)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

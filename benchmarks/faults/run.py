@@ -4,18 +4,21 @@
     python benchmarks/faults/run.py --systems trinity --cpu --cases kill-trainer grader-hangs --runs 3
 
 Each system trains the same rows once, from the same model, with its own documented recovery. docs/faults.md says how
-the figures are found. Prints a table; build/faults/results.json has every run, and is written after each.
+the figures are found. Prints a table; results.json in --folder (build/faults) has every run, and is written after each.
+Results of other cases there stay, so that the table can be made in parts.
 """
 
 import argparse
 import json
 import os
 import random
+import shlex
+import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,7 +27,8 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent))
 
 import audit
-from cases import CASES, Case, Run
+from cases import CASES, DISK_MB, Case, Run
+from picture import draw
 from systems.base import ROOT, Settings, System
 from systems.trinity_system import Trinity
 from systems.trl_system import Trl
@@ -35,9 +39,13 @@ COLUMNS = {
     "rows_twice": "twice",
     "groups_partly": "partly",
     "ungraded": "ungraded",
+    "other_weights": "other weights",
+    "other_batch": "other batch",
+    "not_finite": "not finite",
     "lost": "lost",
     "steps_undone": "undone",
 }
+ABSENT = "has no such part"
 START_SECONDS = 300  # until the first step
 
 
@@ -45,11 +53,14 @@ START_SECONDS = 300  # until the first step
 class Result:
     system: str
     case: str
-    end: str  # "finished", "hangs" or "exit code N"
-    words: str  # the last line of the output, of a run that did not finish
-    seconds: float  # from the first step to the last
-    back_seconds: float | None  # from a fault to the first step beyond those before it: the longest
-    figures: audit.Figures
+    rows: int  # that the run had to train
+    end: str  # "finished", "hangs", "exit code N", or why it was not played
+    words: str = ""  # the last line of the output, of a run that failed
+    seconds: float = 0.0  # from the first step to the last
+    back_seconds: float | None = None  # from a fault to the first step beyond those before it: the longest
+    figures: audit.Figures | None = None
+    progress: Sequence[tuple[float, int]] = ()  # seconds since the first step, steps that the weights are made of
+    faults: Sequence[float] = ()  # seconds since the first step
 
 
 def main() -> None:
@@ -57,22 +68,28 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--cases", nargs="+", choices=[case.name for case in CASES], default=[c.name for c in CASES])
     parser.add_argument("--cpu", action="store_true", help="the only form so far: a tiny model on CPUs")
-    parser.add_argument("--runs", type=int, default=1, help="of each case; the table has medians")
+    parser.add_argument("--runs", type=int, help="of each case; else three where randomness decides; medians")
     parser.add_argument("--steps", type=int, default=40, help="each trains four groups of four")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--hangs", type=float, default=240, help="seconds without a step after which a run hangs")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/faults")
+    parser.add_argument("--page", type=Path, help="write table and picture of --folder's results into it, play nothing")
     args = parser.parse_args()
+    if args.page:
+        write_page(args.page, args.folder)
+        return
     if not args.cpu:
         parser.error("say --cpu: there is no form for GPUs yet")
     folder = args.folder.resolve()
     settings = prepare(folder, args.steps, args.seed)
-    work = work_of(settings)
-    results: list[Result] = []
-    chosen = [case for case in CASES if case.name in args.cases or case.name == "none"]  # what others are compared with
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the processes of a run end with this one
+    asked = {(name, case) for name in args.systems for case in args.cases}
+    results = [one for one in read_results(folder) if (one.system, one.case) not in asked or one.rows != settings.rows]
     for name in args.systems:
-        for case in chosen:
-            for number in range(args.runs):
+        work = work_of(settings, SYSTEMS[name].ahead)
+        compared = any((one.system, one.case, one.rows) == (name, "none", settings.rows) for one in results)
+        for case in (one for one in CASES if one.name in args.cases or (one.name == "none" and not compared)):
+            for number in range(args.runs or case.runs):
                 place = folder / "runs" / f"{name}-{case.name}-{number}-{int(time.time())}"
                 print(f"{name}: {case.name} ({case.about})", file=sys.stderr, flush=True)
                 results.append(play(SYSTEMS[name], case, settings, work, place, args.hangs))
@@ -94,7 +111,27 @@ def prepare(folder: Path, steps: int, seed: int) -> Settings:
     return Settings(model, data, len(rows), tasks, group, tokens=24, save_every=5, seed=seed)
 
 
-def work_of(settings: Settings) -> audit.Work:
+def read_results(folder: Path) -> list[Result]:
+    file = folder / "results.json"
+    told = json.loads(file.read_text()) if file.exists() else []
+    return [Result(**{**one, "figures": one["figures"] and audit.Figures(**one["figures"])}) for one in told]
+
+
+def write_page(page: Path, folder: Path) -> None:
+    """Writes the table between the marks of the page, and the picture beside it if `kill-trainer` was played."""
+    results = read_results(folder)
+    before, mark, rest = page.read_text().partition("<!-- faults table -->\n")
+    assert mark, f"{page} has no line <!-- faults table -->"
+    after = rest.partition("<!-- end of the faults table -->")[2]
+    lines = "\n".join(table(results, seconds=False))
+    page.write_text(f"{before}{mark}\n{lines}\n\n<!-- end of the faults table -->{after}")
+    drawn = {one.system: one for one in results if one.case == "kill-trainer"}
+    if drawn:
+        curves = {name: (one.progress, one.faults) for name, one in drawn.items()}
+        (page.parent / "images/faults.svg").write_text(draw(curves))
+
+
+def work_of(settings: Settings, ahead: int) -> audit.Work:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(settings.model)
@@ -108,17 +145,24 @@ def work_of(settings: Settings) -> audit.Work:
         for row in rows
     ]
     special = frozenset({tokenizer.eos_token_id, tokenizer.pad_token_id})
-    return audit.Work(prompts, settings.group, settings.tasks, special)
+    return audit.Work(prompts, settings.group, settings.tasks, special, ahead)
 
 
 def play(system: System, case: Case, settings: Settings, work: audit.Work, folder: Path, hangs: float) -> Result:
     """One run of a system with a case's faults, from its first command until it ends or hangs."""
+    if case.needs and case.needs not in system.parts:
+        return Result(system.name, case.name, settings.rows, ABSENT)
     records = folder / "records"
     records.mkdir(parents=True)
+    (folder / "disk").mkdir()
     struck = {how: [int(share * settings.rows) for share in shares] for how, shares in case.grader.items()}
     (folder / "grader.json").write_text(json.dumps(struck))
+    try:
+        prefix, variables = namespace(case.within, folder / "disk"), slow_disk(folder) if case.slow_disk else {}
+    except FileNotFoundError as error:
+        return Result(system.name, case.name, settings.rows, f"not played: {error}")
     system.prepare(settings, folder)
-    with Started(system, settings, folder) as started:
+    with Started(system, settings, folder, prefix, variables) as started:
         faults: list[tuple[float, int]] = []  # when, and after how many steps
         strikes = [max(1, round(share * settings.steps)) for share in case.at]
         steps = Steps(records)
@@ -131,47 +175,99 @@ def play(system: System, case: Case, settings: Settings, work: audit.Work, folde
                 break
             if case.strike and len(faults) < len(strikes) and len(steps.times) >= strikes[len(faults)] + len(faults):
                 faults.append((time.time(), len(steps.times)))
-                run = Run(started.process, lambda: steps.pid, random.Random(settings.seed + len(faults)), started.again)
-                case.strike(run)
+                chance, number = random.Random(settings.seed + len(faults)), len(faults) - 1
+                root, trainer = started.process, lambda: steps.pid
+                case.strike(Run(root, trainer, system.sampler, chance, folder, number, started.again, started.beside))
         code = started.code()
     steps.read()
     end = "hangs" if code is None else "finished" if code == 0 else f"exit code {code}"
-    words = "" if end == "finished" else last_line(folder / "output.txt")
-    lineage = audit.lineage_of(audit.read_steps(records, work))
+    words = last_line(folder / "output.txt").replace(f"{folder}/", "") if code else ""
+    done = audit.read_steps(records, work)
+    lineage = audit.lineage_of(done)
     seconds = steps.times[-1] - steps.times[0] if steps.times else 0.0
     back = max((back_after(moment, lineage) for moment, _ in faults), default=None)
-    return Result(system.name, case.name, end, words, seconds, back, audit.audit(records, work))
+    first = steps.times[0] if steps.times else 0.0
+    progress = [(round(step.time - first, 2), place) for step, place in audit.places(done)]
+    struck_at = [round(moment - first, 2) for moment, _ in faults]
+    figures = audit.audit(records, work)
+    return Result(
+        system.name, case.name, settings.rows, end, words, seconds, back, figures, progress, struck_at
+    )  # fmt: skip
+
+
+def namespace(within: str, disk: Path) -> list[str]:
+    """Returns what a command begins with to have a small disk, or a network of its own.
+
+    Raises FileNotFoundError if this machine cannot give them.
+    """
+    inside = {
+        "": "",
+        "disk": f"mount -t tmpfs -o size={DISK_MB}m none {shlex.quote(str(disk))}",
+        "network": "ip link set lo up",
+    }[within]
+    if not inside:
+        return []
+    for flags in ("-Urmn", "-mn") if within == "network" else ("-Urm", "-m"):
+        command = ["unshare", flags, "sh", "-c", f'{inside} && exec "$@"', "sh"]
+        if subprocess.run([*command, "true"], capture_output=True, timeout=20).returncode == 0:
+            return command
+    raise FileNotFoundError(f"no namespace for a {within} may be made here")
+
+
+def slow_disk(folder: Path) -> dict[str, str]:
+    """Returns the variables for processes with a slow disk. Raises FileNotFoundError without a C compiler."""
+    library, source = folder / "slow_disk.so", Path(__file__).with_name("slow_disk.c")
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True, timeout=60)
+    return {"LD_PRELOAD": str(library)}
 
 
 class Started:
     """Starts the processes of a run, and kills all of them when the block ends."""
 
-    def __init__(self, system: System, settings: Settings, folder: Path) -> None:
-        self._command, self._folder = system.command(settings, folder), folder
+    def __init__(
+        self, system: System, settings: Settings, folder: Path, prefix: Sequence[str], variables: Mapping[str, str]
+    ) -> None:
+        self._system, self._folder = system, folder
+        self._command = [*prefix, *system.command(settings, folder)]
         paths = [str(Path(__file__).parent), *system.paths()]
         self._environment = {
             **os.environ,
             "PYTHONPATH": ":".join(paths),
             "FAULTS_RECORDS": str(folder / "records"),
             "FAULTS_GRADER": str(folder / "grader.json"),
+            **variables,
         }
         self._seen: dict[int, psutil.Process] = {}
+        self._beside: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> "Started":
         self.again()
         return self
 
     def again(self) -> None:
+        self._popen = self._start(self._command)
+        self.process = psutil.Process(self._popen.pid)
+
+    def beside(self, what: str) -> psutil.Process:
+        """Starts another command of the system; "leave" asks the one that joined to end."""
+        if what == "leave":
+            self._beside["join"].terminate()
+            return psutil.Process(self._beside["join"].pid)
+        self._beside[what] = self._start(self._system.beside(what, self._folder))
+        return psutil.Process(self._beside[what].pid)
+
+    def _start(self, command: Sequence[str]) -> "subprocess.Popen[bytes]":
         with (self._folder / "output.txt").open("ab") as out:
-            self._popen = subprocess.Popen(
-                self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            return subprocess.Popen(
+                command, env=self._environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 cwd=ROOT, start_new_session=True,
             )  # fmt: skip
-        self.process = psutil.Process(self._popen.pid)
 
     def is_alive(self) -> bool:
         for process in self._family():
             self._seen[process.pid] = process
+        for beside in self._beside.values():
+            beside.poll()
         return self._popen.poll() is None
 
     def code(self) -> int | None:
@@ -184,14 +280,17 @@ class Started:
                 process.kill()  # psutil knows a pid that another process has now
             except psutil.NoSuchProcess:
                 continue
-        self._popen.wait(30)
+        for popen in (self._popen, *self._beside.values()):
+            popen.wait(30)
 
     def _family(self) -> Iterator[psutil.Process]:
-        try:
-            yield self.process
-            yield from self.process.children(recursive=True)
-        except psutil.NoSuchProcess:
-            return
+        for pid in (self._popen.pid, *(one.pid for one in self._beside.values())):
+            try:
+                root = psutil.Process(pid)
+                yield root
+                yield from root.children(recursive=True)
+            except psutil.NoSuchProcess:
+                continue
 
 
 class Steps:
@@ -227,28 +326,45 @@ def back_after(moment: float, lineage: Sequence[audit.Step]) -> float:
 
 def last_line(path: Path) -> str:
     lines = [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1][:160] if lines else ""
+    return lines[-1] if lines else ""
 
 
-def table(results: Sequence[Result]) -> Iterator[str]:
-    """Yields the lines of a Markdown table, a line for each system and case."""
-    yield f"| system | case | end | {' | '.join(COLUMNS.values())} | back, s | pace | weights |"
-    yield f"|{'---|' * (len(COLUMNS) + 6)}"
-    for system, case in dict.fromkeys((result.system, result.case) for result in results):
-        runs = [result for result in results if (result.system, result.case) == (system, case)]
-        plain = next(result for result in results if (result.system, result.case) == (system, "none"))
-        counts = [f"{statistics.median(getattr(run.figures, name) for run in runs):g}" for name in COLUMNS]
-        back = [run.back_seconds for run in runs if run.back_seconds is not None]
-        pace = statistics.median(plain.seconds / run.seconds if run.seconds else 0.0 for run in runs)
-        same = sum(run.figures.weights == plain.figures.weights for run in runs)
-        ends = ", ".join(dict.fromkeys(run.end for run in runs))
-        values = [
-            *counts,
-            f"{statistics.median(back):.0f}" if back else "",
-            f"{pace:.2f}",
-            f"equal in {same} of {len(runs)}",
-        ]
-        yield f"| {system} | {case} | {ends} | {' | '.join(values)} |"
+def table(results: Sequence[Result], seconds: bool = True) -> Iterator[str]:
+    """Yields the lines of a Markdown table, a line for each system and case. `seconds`: also how long it took."""
+    order = [(name, case.name) for name in SYSTEMS for case in CASES]
+    results = sorted(results, key=lambda one: (order.index((one.system, one.case)), one.rows))
+    timed = ["back, s", "pace"] if seconds else []
+    heads = ["system", "case", "end", *COLUMNS.values(), *timed, "last weights"]
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
+    for system, case, rows in dict.fromkeys((one.system, one.case, one.rows) for one in results):
+        runs = [one for one in results if (one.system, one.case, one.rows) == (system, case, rows)]
+        plain = next(one for one in results if (one.system, one.case, one.rows) == (system, "none", rows))
+        ends = ", ".join(dict.fromkeys(run.end + (f": {run.words[:90]}..." if run.words else "") for run in runs))
+        ends = ends.replace("|", "/")
+        about = f"{case}: {next(known.about for known in CASES if known.name == case)}"
+        if runs[0].figures is None:
+            yield f"| {system} | {about} | {ends} |{' |' * (len(heads) - 3)}"
+            continue
+        told = [ends if ends == "finished" else f"**{ends}**", *(_median(name, runs) for name in COLUMNS)]
+        if seconds:
+            back = [run.back_seconds for run in runs if run.back_seconds is not None]
+            pace = statistics.median(plain.seconds / run.seconds if run.seconds else 0.0 for run in runs)
+            told += [f"{statistics.median(back):.0f}" if back else "", f"{pace:.2f}"]
+        assert plain.figures is not None
+        same = sum(run.figures.weights == plain.figures.weights for run in runs if run.figures)
+        told.append("" if case == "none" else f"equal in {same} of {len(runs)}")
+        yield f"| {system} | {about} | {' | '.join(told)} |"
+
+
+def _median(name: str, runs: Sequence[Result]) -> str:
+    """Returns a figure's median; bold if it is not 0, but for steps that were undone and done again."""
+    figures = [run.figures for run in runs if run.figures]
+    value = statistics.median(getattr(one, name) for one in figures)
+    text = f"{value:g}"
+    if name == "lost":
+        text += f" of {statistics.median(one.graded for one in figures):g}"
+    return f"**{text}**" if value and name != "steps_undone" else text
 
 
 if __name__ == "__main__":

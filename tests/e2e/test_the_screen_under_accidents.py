@@ -132,7 +132,7 @@ def test_a_death_has_its_cause_and_what_the_run_does(evening: Evening, victim: s
     death = next(one for one in DEATHS if one.startswith(victim))
     places = [[n for n, line in enumerate(lines) if re.fullmatch(one, line)]
               for one in (death, rf"{victim} serves again, \d+ s after its start")]  # fmt: skip
-    assert [len(found) for found in places] == [1, 1], lines
+    assert [len(found) for found in places] == [1, 1], "\n".join(lines)
     assert places[0] < places[1]
 
 

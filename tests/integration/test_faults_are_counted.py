@@ -1,11 +1,17 @@
 """Each figure of benchmarks/faults is 0 for a system without a flaw, and is not for one that has it on purpose."""
 
 import json
+import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -14,6 +20,7 @@ FAULTS = ROOT / "benchmarks/faults"
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(900)]
 
 TASKS, GROUP, ROWS = 2, 3, 40
+UNDONE = -1  # as many as steps were undone
 PROMPTS = [(1, 2 + row, 99) for row in range(ROWS)]
 
 
@@ -27,7 +34,7 @@ def path() -> Iterator[None]:
 class Faulty:
     """The system of faulty_trainer.py under torchrun, which begins it again after a kill."""
 
-    name, recovery = "faulty", ""
+    name, recovery, ahead, parts = "faulty", "", 0, frozenset[str]()
 
     def __init__(self, flaw: str) -> None:
         self._flaw = flaw
@@ -38,11 +45,17 @@ class Faulty:
     def paths(self) -> Sequence[str]:
         return []
 
+    def beside(self, what: str, folder: Path) -> Sequence[str]:
+        raise NotImplementedError(what)
+
+    def sampler(self, root: psutil.Process) -> psutil.Process | None:
+        return None
+
     def command(self, settings: object, folder: Path) -> Sequence[str]:
         script = ROOT / "tests/support/programs/faulty_trainer.py"
         values = {"flaw": self._flaw, "prompts": json.dumps(PROMPTS), "group": GROUP, "tasks": TASKS, "save-every": 4}
         arguments = [text for name, value in values.items() for text in (f"--{name}", str(value))]
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "3"]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "20"]
         return [*torchrun, str(script), str(folder), *arguments]
 
 
@@ -51,11 +64,16 @@ class Faulty:
     [
         ("none", "kill-trainer", {}),
         ("none", "grader-fails", {}),
+        ("none", "grader-nan", {}),
+        ("none", "disk-full", {}),
         ("skips", "kill-trainer", {"rows_skipped": 4}),
         ("repeats", "kill-trainer", {"rows_twice": 4}),
         ("drops", "grader-fails", {"groups_partly": 3}),
         ("fakes", "grader-fails", {"ungraded": 3}),
         ("rewinds", "kill-trainer", {"unexplained": 1}),
+        ("stale", "none", {"other_weights": (ROWS // TASKS // 2 - 1) * TASKS * GROUP}),
+        ("changes", "kill-trainer", {"other_batch": UNDONE}),
+        ("trains_nan", "grader-nan", {"ungraded": 3, "not_finite": 15}),
     ],
 )
 def test_a_flaw_is_counted(flaw: str, case: str, expected: Mapping[str, int], tmp_path: Path) -> None:
@@ -72,11 +90,100 @@ def test_a_flaw_is_counted(flaw: str, case: str, expected: Mapping[str, int], tm
     found = dict(result.figures.faults)
     if flaw == "rewinds":  # what came before is in no lineage any more
         found.pop("rows_skipped")
-    assert found == expected
+    assert found == {
+        name: result.figures.steps_undone if value == UNDONE else value for name, value in expected.items()
+    }
+    if case == "disk-full":
+        assert "No space left on device" in (tmp_path / "run/output.txt").read_text()
     if case == "kill-trainer":
         assert result.back_seconds is not None
         assert result.figures.steps_undone > 0
         assert result.figures.lost > 0
+
+
+SLOW = """
+import os, sys, time
+begin = time.monotonic()
+with open("file", "wb", buffering=0) as file:
+    file.write(bytes(1 << 20))
+    written = time.monotonic() - begin
+    os.fsync(file.fileno())
+print(written, time.monotonic() - begin - written)
+"""
+CALLS = """
+import socket
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print("ready", flush=True)
+    for line in open(0):
+        try:
+            socket.create_connection(server.getsockname(), 1).close()
+            print("connected", flush=True)
+        except OSError as error:
+            print(type(error).__name__, flush=True)
+"""
+
+
+def test_a_slow_disk_is_slow_and_a_cut_link_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import cases
+    import run
+
+    variables = {**os.environ, **run.slow_disk(tmp_path)}
+    told = subprocess.run([sys.executable, "-c", SLOW], env=variables, cwd=tmp_path, capture_output=True, check=True)
+    written, flushed = map(float, told.stdout.split())
+    assert written > 0.1
+    assert flushed > 0.5
+    monkeypatch.setattr(cases, "CUT_SECONDS", 3.0)
+    command = [*run.namespace("network", tmp_path), sys.executable, "-c", CALLS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as calling:
+        assert calling.stdin and calling.stdout and calling.stdout.readline() == "ready\n"
+
+        def call() -> str:
+            calling.stdin.write("\n")
+            calling.stdin.flush()
+            return calling.stdout.readline().strip()
+
+        assert call() == "connected"
+        root = psutil.Process(calling.pid)
+        cutting = threading.Thread(target=cases.cut_link, args=[SimpleNamespace(root=root)])
+        cutting.start()
+        time.sleep(1)
+        assert call() != "connected"
+        cutting.join()
+        assert call() == "connected"
+        calling.stdin.close()
+
+
+def test_an_engine_is_given_noise_or_old_weights_and_its_bits_say_so(tmp_path: Path, monkeypatch: Any) -> None:
+    import probe
+    import probe_engine
+    import torch
+
+    monkeypatch.setenv("FAULTS_GRADER", str(tmp_path / "grader.json"))
+    monkeypatch.setenv("FAULTS_RECORDS", str(tmp_path))
+    engine, versions = probe_engine.Engine(), [{"w": torch.full((3, 2), float(number))} for number in range(5)]
+
+    def load(number: int) -> float:
+        [(_, tensor)] = engine.load(versions[number].items())
+        assert engine.bits == probe.bits([tensor])
+        engine.began(f"r{number}")
+        engine.ended(f"r{number}", [number])
+        return float(tensor.mean())
+
+    def tell(how: str, pid: int) -> None:
+        (tmp_path / "engine.json").write_text(json.dumps({"how": how, "pid": pid}))
+
+    assert load(0) == 0
+    tell("stale", os.getpid() + 1)
+    assert load(1) == 1, "another process is told"
+    tell("stale", os.getpid())
+    assert (load(2), load(3)) == (1, 1)
+    tell("noise", os.getpid())
+    assert load(4) != 4
+    lines = [json.loads(line) for line in (tmp_path / f"sample-{os.getpid()}.jsonl").read_text().splitlines()]
+    true = [probe.bits(one.values()) for one in versions]
+    assert [line["bits"] == true[line["ids"][0]] for line in lines] == [True, True, False, False, False]
+    halves = [versions[3]["w"][:1], versions[3]["w"][1:].T]
+    assert probe.bits(halves) == true[3], "however weights are split or turned"
 
 
 def test_the_command_prints_the_table_of_both_systems(tmp_path: Path) -> None:
@@ -90,8 +197,8 @@ def test_the_command_prints_the_table_of_both_systems(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if "|" in line][2:]
-    assert [row[:3] for row in rows] == [
+    assert [[row[0], row[1].partition(":")[0], row[2]] for row in rows] == [
         [system, case, "finished"] for system in ("trinity", "trl") for case in ("none", "kill-trainer")
     ]
-    for row in rows:  # skipped, twice, partly, ungraded
-        assert row[3:7] == ["0"] * 4, row
+    for row in rows:  # skipped, twice, partly, ungraded, other weights, other batch, not finite
+        assert row[3:10] == ["0"] * 7, row

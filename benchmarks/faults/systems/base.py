@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import psutil
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -31,12 +33,23 @@ class System(Protocol):
 
     name: str
     recovery: str  # the supervisor and the state that it resumes from; printed after the table
+    ahead: int  # steps that sampling may be ahead of training
+    parts: frozenset[str]  # of "engine", "explorers", "versions": cases that need others are left out
 
     def prepare(self, settings: Settings, folder: Path) -> None:
         """Installs what the system needs, and writes its configuration into the folder of the run."""
 
     def command(self, settings: Settings, folder: Path) -> Sequence[str]:
-        """The command that begins the run, and that a user types again after all of it died."""
+        """The command that begins the run, and that a user types again after all of it died.
+
+        The run keeps its files below folder/disk, which some cases fill.
+        """
+
+    def beside(self, what: str, folder: Path) -> Sequence[str]:
+        """The command that a user types beside the run: "join" or "rollback"."""
+
+    def sampler(self, root: psutil.Process) -> psutil.Process | None:
+        """The engine's process among those of a run; None without one."""
 
     def paths(self) -> Sequence[str]:
         """Folders of packages that its processes import from."""

@@ -4,20 +4,24 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import yaml
 
 from systems.base import ROOT, Settings
 
+_TRINITY = [sys.executable, "-m", "trinity.cli.main"]
+
 
 class Trinity:
     name = "trinity"
+    ahead, parts = 1, frozenset({"engine", "explorers", "versions"})
     recovery = "`trinity run` restarts services; resumes from its newest checkpoint and the ledger; reproducible: true"
 
     def prepare(self, settings: Settings, folder: Path) -> None:
         values = {
             "project": "faults",
             "name": "run",
-            "checkpoint_root_dir": str(folder / "jobs"),
+            "checkpoint_root_dir": str(folder / "disk"),
             "reproducible": True,
             "model": {
                 "model_path": str(settings.model),
@@ -54,10 +58,18 @@ class Trinity:
         }
         (folder / "run.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
 
-    def command(self, settings: Settings, folder: Path) -> Sequence[str]:
+    def command(self, settings: Settings | None, folder: Path) -> Sequence[str]:
         plugins = ROOT / "benchmarks/faults/plugins"
-        trinity = [sys.executable, "-m", "trinity.cli.main", "run"]
-        return [*trinity, "--config", str(folder / "run.yaml"), "--plugin-dir", str(plugins)]
+        return [*_TRINITY, "run", "--config", str(folder / "run.yaml"), "--plugin-dir", str(plugins)]
+
+    def beside(self, what: str, folder: Path) -> Sequence[str]:
+        if what == "join":
+            return [*self.command(None, folder), "mode=explore", "explorer.name=second"]
+        return [*_TRINITY, "weights", "rollback", "latest-2", "--yes", "--config", str(folder / "run.yaml")]
+
+    def sampler(self, root: psutil.Process) -> psutil.Process | None:
+        found = (one for one in root.children(recursive=True) if "VLLM::EngineCore" in "".join(one.cmdline()))
+        return next(found, None)
 
     def paths(self) -> Sequence[str]:
-        return []
+        return [str(ROOT / "benchmarks/faults/systems/trinity_engine")]

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from systems.base import ROOT, Settings
 
 PACKAGES = ("trl==1.16.0", "accelerate==1.15.0")
@@ -16,6 +18,7 @@ PACKAGES = ("trl==1.16.0", "accelerate==1.15.0")
 
 class Trl:
     name = "trl"
+    ahead, parts = 0, frozenset[str]()
     recovery = "torchrun --max-restarts 20; resume_from_checkpoint"
 
     def prepare(self, settings: Settings, folder: Path) -> None:
@@ -25,7 +28,7 @@ class Trl:
 
     def command(self, settings: Settings, folder: Path) -> Sequence[str]:
         values = {
-            "model": settings.model, "data": settings.data, "out": folder / "trl", "steps": settings.steps,
+            "model": settings.model, "data": settings.data, "out": folder / "disk", "steps": settings.steps,
             "tasks": settings.tasks, "group": settings.group, "tokens": settings.tokens,
             "save-every": settings.save_every, "seed": settings.seed,
         }  # fmt: skip
@@ -33,6 +36,12 @@ class Trl:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
         script = ROOT / "benchmarks/faults/systems/trl_script.py"
         return [*torchrun, "--max-restarts", "20", str(script), *arguments]
+
+    def beside(self, what: str, folder: Path) -> Sequence[str]:
+        raise NotImplementedError(what)
+
+    def sampler(self, root: psutil.Process) -> psutil.Process | None:
+        return None
 
     def paths(self) -> Sequence[str]:
         return [str(self._packages)]

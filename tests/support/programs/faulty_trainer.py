@@ -1,10 +1,13 @@
 """A small system for benchmarks/faults that loses, doubles and invents on purpose; with no flaw it does none of it.
 
-It trains each row once with torch, in order, saves its weights every few steps, and resumes from them.
+It trains each row once with torch, in order, saves its weights every few steps, and resumes from them. Its
+responses are random tokens, sampled as if by the weights that it has.
 """
 
 import argparse
 import json
+import math
+import os
 import random
 import time
 from pathlib import Path
@@ -15,7 +18,7 @@ from grader import GraderUnavailable, grade
 
 probe.install()
 
-FLAWS = ("none", "skips", "repeats", "drops", "fakes", "rewinds")
+FLAWS = ("none", "skips", "repeats", "drops", "fakes", "rewinds", "stale", "changes", "trains_nan")
 
 
 def main() -> None:
@@ -34,7 +37,7 @@ def main() -> None:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Embedding(200, 8), nn.Linear(8, 200))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    saved, begin = args.folder / "saved.pt", 0
+    saved, begin = args.folder / "disk/saved.pt", 0
     if saved.exists():
         state = torch.load(saved)
         begin = state["step"] + {"skips": 1, "repeats": -1}.get(args.flaw, 0)
@@ -43,22 +46,31 @@ def main() -> None:
             optimizer.load_state_dict(state["optimizer"])
         else:
             nn.init.ones_(model[1].bias)
+    first = probe.bits(model.parameters())
     for step in range(begin, work.steps):
-        sequences = []
+        sequences, rewards = [], []
+        sampler = first if args.flaw == "stale" and step > work.steps // 2 else probe.bits(model.parameters())
         for row in range(step * work.tasks, (step + 1) * work.tasks):
             for number in range(work.group):
-                response = [100 + random.Random(f"{row} {number}").randrange(90) for _ in range(6)]
+                chance = random.Random(f"{row} {number} {os.getpid() if args.flaw == 'changes' else ''}")
+                response = [100 + chance.randrange(90) for _ in range(6)]
+                probe.record("sample", ids=[*work.prompts[row], *response, 0], bits=sampler)
+                reward = 0.0
                 try:
-                    grade(row, "12ab", response)
+                    reward = grade(row, "12ab", response)
                 except GraderUnavailable:
                     if args.flaw == "drops":
                         continue
                     if args.flaw != "fakes":
-                        grade(row, "12ab", response)
+                        reward = grade(row, "12ab", response)
+                if math.isnan(reward) and args.flaw != "trains_nan":
+                    reward = grade(row, "12ab", response)
+                rewards.append(reward)
                 sequences.append([*work.prompts[row], *response, 0])
         length = max(map(len, sequences))
         ids = torch.tensor([[0] * (length - len(sequence)) + sequence for sequence in sequences])
-        nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+        loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+        (loss * (1 + sum(rewards) / max(len(rewards), 1))).backward()
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(0.5)  # for faults to strike
