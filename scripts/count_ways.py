@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/architecture.md"
 SECTIONS = ("## The way of one experience through the code", "## The way of one version through the code")
-_GENERATED = re.compile(r"<!-- (?:[^>]*written by `make docs`|(?:learning|faults) table) -->(.*?)<!-- end of", re.DOTALL)
+_GENERATED = re.compile(r"<!-- (?:[^>]*written by `make docs`|\w+ table) -->(.*?)<!-- end of", re.DOTALL)
 _WORD = re.compile(r"\S*\w\S*")
 _WIRING = re.compile(r"\.(main|service|build|runs?|start)$")
 _SOURCES = ("sdk/src", "cli/src", *(str(p.relative_to(ROOT)) for p in ROOT.glob("lib/*/src")),
