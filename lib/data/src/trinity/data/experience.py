@@ -196,6 +196,11 @@ class Experience:
         return Sampled(self.token_ids, self.prompt_length, self.logprobs, self.action_mask, first.version, first.end)
 
     @property
+    def precisions(self) -> list[str]:
+        """Returns the precisions of the engines that sampled it, without unrecorded ones."""
+        return sorted({span.precision for span in self.version_spans} - {""})
+
+    @property
     def moved(self) -> dict[str, Any]:
         """{"moved": info.moved} if the episode moved to another explorer, else empty."""
         moves = json_object(self.info_json, "info_json").get("moved")

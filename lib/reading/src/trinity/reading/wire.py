@@ -200,6 +200,7 @@ def experiences(member: buffer_pb2.LedgerGroup, outcome: bytes) -> list[Facts]:
             "reward": experience.reward,
             "masked": masked.get(index, False),
             "versions": [[span.version, span.start, span.end] for span in experience.version_spans],
+            "precisions": experience.precisions,
             "prompt_tokens": experience.prompt_length,
             "response_tokens": experience.response_length,
             "truncation": experience.truncation.name.lower(),

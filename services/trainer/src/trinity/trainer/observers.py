@@ -166,6 +166,7 @@ def _line(done: StepDone, sequence: TrainSequence, values: TokenValues | None) -
         "reward": experience.reward,
         "advantage": sequence.advantage,
         "versions": [[span.version, span.start, span.end] for span in experience.version_spans],
+        "precisions": experience.precisions,
         "staleness": group.staleness_steps,
         "prompt_tokens": sequence.prompt_length,
         "response_tokens": sequence.response_length,
