@@ -27,7 +27,6 @@ from chaos.cases import WHOLE_RUN, Case, Chosen, Row
 from chaos.kill_cases import ALONE
 from chaos.killed_run import ChaosRun
 from support.programs.forked_run import ForkedRun
-from trinity.runtime.torch_builds import hide_unusable_companions
 
 ROOT = Path(__file__).parents[2]
 STOPPED = ("buffer", "environment", "sync", "trainer", "explorer", "nats")
@@ -55,7 +54,6 @@ class ServiceRun(ChaosRun, ForkedRun):
     """A run of the quickstart's model in a folder."""
 
     def __init__(self, folder: Path, steps: int) -> None:
-        hide_unusable_companions()
         made = Path(os.environ.get(MADE) or ROOT / "build/quickstart")
         super().__init__(ROOT, folder, made / "model", made / "data", steps)
 

@@ -16,6 +16,8 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+from trinity.runtime.torch_builds import hide_unusable_companions
+
 _context = multiprocessing.get_context("forkserver")
 
 _PRELOADED = [
@@ -127,6 +129,7 @@ def _prepare() -> None:
     """The server imports before it serves; Python 3.11 does not tell it where to look."""
     if forkserver._forkserver._forkserver_address is not None:  # type: ignore[attr-defined]
         return
+    hide_unusable_companions()
     paths = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path]
     given = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(path for path in paths if path)), **_OF_THE_SERVER}
     before = {name: os.environ.get(name) for name in given}
