@@ -66,7 +66,7 @@ def answer(question: Any) -> Any:
         async def newest_step(self) -> int:
             return NEWEST
 
-        async def fork_parts(self, step: int) -> Any:
+        async def fork_parts(self, step: int, through: int) -> Any:
             for entry in range(1, step + 3):
                 yield pb.BatchPart(entry=pb.LedgerEntry(step=entry)).SerializeToString()
             for ordinal in (1, 2, 3):

@@ -18,7 +18,9 @@ from support.servers.buffer_run import BufferRun
 from support.servers.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
+from trinity.data import wire as data_wire
 from trinity.data.experience import Group, Outcome, Task
+from trinity.reading import wire
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -182,3 +184,84 @@ async def test_a_fork_whose_parts_are_cut_off_does_not_begin(
             fork.buffer.start()
     finally:
         fork.stop()
+
+
+def regraded(parts: list[bytes], left_out: dict[int, str]) -> list[bytes]:
+    """As `trinity regrade` does: rewards of all rollouts but the first are 0 now, that of the first is 1."""
+    changed = []
+    for part in parts:
+        found = wire.group_part(part)
+        if found is None:
+            changed.append(part)
+            continue
+        ordinal, outcome = found
+        count = len(experience_pb2.Outcome.FromString(outcome).group.experiences)
+        scores = [(float(index == 0), {"accuracy": 1.0}) for index in range(count)]
+        new = data_wire.regraded(outcome, scores, "other_reward", "{}")
+        changed.append(wire.regraded_part(part, new, left_out.get(ordinal, "")))
+    return changed
+
+
+@pytest.mark.parametrize("filters", [pytest.param(False, id="all groups"), pytest.param(True, id="with an operator")])
+@pytest.mark.extended
+async def test_a_regrade_trains_stored_groups_with_other_rewards_and_samples_only_then(
+    filters: bool, started: Started, tmp_path: Path, nats_server: NatsServer
+) -> None:
+    pipeline = {
+        "data_processor": {
+            "experience_pipeline": {"operators": [{"name": "reward_filter", "args": {"threshold": 0.2}}]}
+        }
+    }
+    changes = pipeline if filters else {}
+    async with (
+        started(**ASYNC) as (run, trainer),
+        explorer(nats_server.url, run.run, lambda task, _: played(task, [])),
+    ):
+        await train(trainer, 1, STEPS, tmp_path / "weights")
+        through = STEPS - 1
+        call = trainer.buffer.Fork(pb.ForkRequest(run=trainer.run, step=AT, through_step=through))
+        parts = [part.SerializeToString() async for part in call]
+        parents = {step: (await trainer.entry(step)).groups for step in range(AT + 1, STEPS + 1)}
+    stored = {group.ordinal: group for step in range(AT + 1, through + 1) for group in parents[step]}
+    left_out = {min(stored): "without_task"}
+    sampled: list[int] = []
+    async with (
+        forked(tmp_path / "regraded", nats_server, regraded(parts, left_out), **changes) as (run, trainer),
+        explorer(nats_server.url, run.run, lambda task, _: played(task, sampled)),
+    ):
+        entries = {}
+        for step in range(AT + 1, STEPS + 1):
+            batch = await trainer.batch(step)
+            entries[step] = await trainer.entry(step)
+            for data in batch:
+                part = pb.BatchPart.FromString(data)
+                if part.WhichOneof("part") != "group" or part.group.ordinal not in stored:
+                    continue
+                group = experience_pb2.Outcome.FromString(part.group.outcome).group
+                assert [one.reward for one in group.experiences] == [1.0, 0.0, 0.0, 0.0]
+                assert (group.task.reward_function, group.task.run) == ("other_reward", run.run)
+            await trainer.publish(step, tmp_path / f"regraded/version-{step}")
+            if step == AT + 1:
+                run.buffer.kill()
+                run.buffer.start()
+            if step < through:
+                assert not set(sampled) & set(stored)
+        stats = await trainer.stats()
+    assert stats.fed == stats.stored + stats.dead_letters + stats.outstanding
+    used = {group.ordinal: group for entry in entries.values() for group in entry.groups}
+    assert set(stored) - set(used) == set(left_out), "each stored group is trained once, but the one left out"
+    assert sum(len(entry.groups) for entry in entries.values()) == (STEPS - AT) * GROUPS == len(used)
+    assert {drop.ordinal: drop.reason for entry in entries.values() for drop in entry.dropped} == left_out
+    assert set(used) - set(stored) <= set(sampled)
+    for ordinal, group in stored.items():
+        if ordinal in left_out:
+            continue
+        assert used[ordinal].parent_sha256 == group.outcome_sha256 != used[ordinal].outcome_sha256
+        assert used[ordinal].parent_steps == max(0, group.newest_version - AT)
+        assert used[ordinal].newest_version == min(group.newest_version, AT)
+        step = next(step for step, entry in entries.items() if used[ordinal] in entry.groups)
+        passed = max(0, step - 1 - min(group.oldest_version, AT))
+        assert used[ordinal].staleness_steps == passed + max(0, group.newest_version - AT)
+        if filters:
+            assert [(one.index, one.reward) for one in used[ordinal].experiences] == [(0, 1.0)]
+            assert used[ordinal].reward_mean == 1.0

@@ -24,6 +24,7 @@ _COMMANDS = {
     "view": ("commands.view", "Show the experiences that were trained."),
     "explorers": ("commands.weights.explorers", "List the explorers of a live run."),
     "results": ("commands.results", "Collect the evaluations of many runs in one table."),
+    "regrade": ("commands.ledger.regrade", "Make a run that trains stored groups again, with other rewards."),
     "fork": ("commands.ledger.fork", "Make a run that goes on from a step of another one, with other keys."),
     "replay": ("commands.ledger.replay", "Train steps again from the ledger, and compare with what the run did."),
     "replay-step": ("commands.ledger.replay_step", "Train the kept batch of a bad step again, and show its groups."),
@@ -39,7 +40,7 @@ _COMMANDS = {
 _GROUPS = {
     "Run": ("init", "run", "serve", "check", "debug", "launch"),
     "Watch": ("status", "log", "view", "results", "explorers", "cost", "ui"),
-    "Explain": ("batch", "fork", "replay", "replay-step", "bisect", "compare", "provenance", "verify"),
+    "Explain": ("batch", "fork", "regrade", "replay", "replay-step", "bisect", "compare", "provenance", "verify"),
     "Repair": ("deadletters", "weights"),
     "Admin": ("env", "certs", "convert", "export", "import-verl"),
 }

@@ -1,6 +1,6 @@
-"""<job>/fork.json: the run and the step from which a run was forked."""
+"""<job>/fork.json: the run and the step from which a run was forked, and what a regrade changed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -9,6 +9,24 @@ from trinity.runtime import files
 from trinity.runtime.errors import DataLoss
 
 FORK = "fork.json"
+
+
+@dataclass(frozen=True)
+class Regrade:
+    """The parent's groups up to step `through_step` are trained again, with rewards of the function `reward`.
+
+    `reward` empty: with their own. `sha256`: of the plugin file that has the function; empty for an installed one.
+    `groups` were taken, `left_out` counts those among them that enter no batch, by reason.
+    """
+
+    through_step: int
+    reward: str = ""
+    sha256: str = ""
+    groups: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
+    without_tasks: tuple[str, ...] = ()
+    without_explorers: tuple[str, ...] = ()
+    without_versions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -26,6 +44,7 @@ class Parent:
     changes: tuple[str, ...] = ()
     weights: str = ""
     forked_at_seconds: float = 0.0
+    regrade: Regrade | None = None
 
 
 def parent_of(job_dir: Path) -> Parent | None:

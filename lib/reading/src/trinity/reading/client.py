@@ -154,9 +154,12 @@ class Buffer:
             if part.WhichOneof("part") == "group":
                 yield part.group.outcome
 
-    async def fork_parts(self, step: int) -> AsyncIterator[bytes]:
-        """Yields the encoded parts that a run needs to go on after a step. Raises RunError if some are gone."""
-        call = self._stub.Fork(buffer_pb2.ForkRequest(run=self._run, step=step))
+    async def fork_parts(self, step: int, through_step: int = 0) -> AsyncIterator[bytes]:
+        """Yields the encoded parts that a run needs to go on after a step. Raises RunError if some are gone.
+
+        `through_step`: last step whose groups are regraded.
+        """
+        call = self._stub.Fork(buffer_pb2.ForkRequest(run=self._run, step=step, through_step=through_step))
         with _refusals(), rpc.translate(self._stub.Fork):
             async for part in call:
                 yield part.SerializeToString()
@@ -226,6 +229,29 @@ class Sync:
         """Makes a manifest the LIVE version; waits until the service serves."""
         call = calls.publish(manifest)
         await _ask(self._stub.Publish, call.request, call.seconds, waits=True)
+
+
+class Scorers:
+    """The scoring functions of an environment service."""
+
+    def __init__(self, channel: grpc.aio.Channel, reward_bound: float) -> None:
+        self._stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
+        self._reward_bound = reward_bound
+
+    async def score(self, name: str, items: Sequence[Facts], args_json: str) -> list[tuple[float, dict[str, float]]]:
+        """Returns reward and metrics of each item, in the fields of ScoreItem. Raises RunError if one has none."""
+        request = environment_pb2.ScoreRequest(
+            scorer=name,
+            items=[environment_pb2.ScoreItem(**item) for item in items],
+            args_json=args_json,
+            reward_bound=self._reward_bound,
+        )
+        scores = (await _ask(self._stub.Score, request)).scores
+        if problem := next((one.error for one in scores if one.error), ""):
+            raise RunError(f"{name}: {problem}")
+        if len(scores) != len(items):
+            raise RunError(f"{name}: the environment service gave {len(scores)} scores for {len(items)} answers")
+        return [(one.reward, dict(one.metrics)) for one in scores]
 
 
 async def provider_facts(service: str, named: list[tuple[str, str]]) -> list[Facts]:

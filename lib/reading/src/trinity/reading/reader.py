@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from trinity.config.run_record import Addresses, RunRecord
 from trinity.reading import job as jobs
 from trinity.reading import processes
 from trinity.reading.children import Child, stop_all
-from trinity.reading.client import Buffer, Sync
+from trinity.reading.client import Buffer, Scorers, Sync
 from trinity.reading.errors import RunError, not_accepted
 from trinity.reading.find import HAVE_JOB, AnnouncedRun, find_run
 from trinity.reading.nats import NatsAccess
@@ -259,6 +259,25 @@ def _is_certified() -> bool:
     return own is not None and own.tls is not None
 
 
+@contextlib.asynccontextmanager
+async def scorers(plugin_dirs: Sequence[Path], reward_bound: float) -> AsyncIterator[Scorers]:
+    """Yields the scoring functions of an environment service of this command, installed ones and those of plugins."""
+    async with contextlib.AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trinity-")))
+        make_tokens(folder / "identity")
+        identity.configure(Identity(Role.EXPLORER, folder / "identity"))
+        settings = {"PLUGIN_DIRS": os.pathsep.join(str(one.absolute()) for one in plugin_dirs)}
+        child = processes.service_child("environment", folder, settings)
+        child.start()
+        stack.push_async_callback(stop_all, [child], _STOP_SECONDS)
+        channel = await stack.enter_async_context(rpc.channel(child.address))
+        try:
+            await _until_serving(channel, child.address, lambda: not child.is_running())
+        except _HasEnded:
+            raise RunError(f"the environment service does not start: {child.last_error()}") from None
+        yield Scorers(channel, reward_bound)
+
+
 async def live_services(job_stage: JobStage) -> Addresses:
     """Returns the addresses of the services of the stage. Raises RunError unless it is live and has a sync service."""
     found = await _live_addresses(job_stage)
@@ -362,8 +381,8 @@ async def _until_serving(channel: grpc.aio.Channel, address: str, has_ended: Cal
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 raise not_accepted(str(error.details())) from None
         if has_ended():
-            raise _HasEnded(f"the buffer at {address} has ended")
+            raise _HasEnded(f"the service at {address} has ended")
         await asyncio.sleep(_POLL_SECONDS)
     raise RunError(
-        f"the buffer at {address} does not serve within {_START_SECONDS:g} s; `trinity status` shows a live run"
+        f"the service at {address} does not serve within {_START_SECONDS:g} s; `trinity status` shows a live run"
     )

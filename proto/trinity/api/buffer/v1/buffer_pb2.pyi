@@ -60,14 +60,18 @@ class BatchPart(_message.Message):
     def __init__(self, entry: _Optional[_Union[LedgerEntry, _Mapping]] = ..., group: _Optional[_Union[BatchGroup, _Mapping]] = ..., example: _Optional[_Union[Example, _Mapping]] = ..., end: _Optional[_Union[BatchEnd, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ...) -> None: ...
 
 class BatchGroup(_message.Message):
-    __slots__ = ("outcome", "traceparent", "ordinal")
+    __slots__ = ("outcome", "traceparent", "ordinal", "parent_sha256", "left_out")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
+    PARENT_SHA256_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     outcome: bytes
     traceparent: str
     ordinal: int
-    def __init__(self, outcome: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., ordinal: _Optional[int] = ...) -> None: ...
+    parent_sha256: bytes
+    left_out: str
+    def __init__(self, outcome: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., ordinal: _Optional[int] = ..., parent_sha256: _Optional[bytes] = ..., left_out: _Optional[str] = ...) -> None: ...
 
 class BatchEnd(_message.Message):
     __slots__ = ("step",)
@@ -194,7 +198,7 @@ class AuxiliaryRow(_message.Message):
     def __init__(self, buffer: _Optional[str] = ..., row: _Optional[int] = ...) -> None: ...
 
 class LedgerGroup(_message.Message):
-    __slots__ = ("log_sequence", "task_id", "ordinal", "num_experiences", "oldest_version", "newest_version", "staleness_steps", "use_count", "num_response_tokens", "reward_mean", "experiences", "reusable_at_seconds", "num_sampled_tokens", "prompt_cut", "moved_episodes", "outcome_sha256")
+    __slots__ = ("log_sequence", "task_id", "ordinal", "num_experiences", "oldest_version", "newest_version", "staleness_steps", "use_count", "num_response_tokens", "reward_mean", "experiences", "reusable_at_seconds", "num_sampled_tokens", "prompt_cut", "moved_episodes", "outcome_sha256", "parent_steps", "parent_sha256")
     LOG_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +215,8 @@ class LedgerGroup(_message.Message):
     PROMPT_CUT_FIELD_NUMBER: _ClassVar[int]
     MOVED_EPISODES_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_SHA256_FIELD_NUMBER: _ClassVar[int]
+    PARENT_STEPS_FIELD_NUMBER: _ClassVar[int]
+    PARENT_SHA256_FIELD_NUMBER: _ClassVar[int]
     log_sequence: int
     task_id: str
     ordinal: int
@@ -227,7 +233,9 @@ class LedgerGroup(_message.Message):
     prompt_cut: bool
     moved_episodes: int
     outcome_sha256: bytes
-    def __init__(self, log_sequence: _Optional[int] = ..., task_id: _Optional[str] = ..., ordinal: _Optional[int] = ..., num_experiences: _Optional[int] = ..., oldest_version: _Optional[int] = ..., newest_version: _Optional[int] = ..., staleness_steps: _Optional[int] = ..., use_count: _Optional[int] = ..., num_response_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., experiences: _Optional[_Iterable[_Union[LedgerExperience, _Mapping]]] = ..., reusable_at_seconds: _Optional[float] = ..., num_sampled_tokens: _Optional[int] = ..., prompt_cut: bool = ..., moved_episodes: _Optional[int] = ..., outcome_sha256: _Optional[bytes] = ...) -> None: ...
+    parent_steps: int
+    parent_sha256: bytes
+    def __init__(self, log_sequence: _Optional[int] = ..., task_id: _Optional[str] = ..., ordinal: _Optional[int] = ..., num_experiences: _Optional[int] = ..., oldest_version: _Optional[int] = ..., newest_version: _Optional[int] = ..., staleness_steps: _Optional[int] = ..., use_count: _Optional[int] = ..., num_response_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., experiences: _Optional[_Iterable[_Union[LedgerExperience, _Mapping]]] = ..., reusable_at_seconds: _Optional[float] = ..., num_sampled_tokens: _Optional[int] = ..., prompt_cut: bool = ..., moved_episodes: _Optional[int] = ..., outcome_sha256: _Optional[bytes] = ..., parent_steps: _Optional[int] = ..., parent_sha256: _Optional[bytes] = ...) -> None: ...
 
 class LedgerCursor(_message.Message):
     __slots__ = ("log_sequence", "ended_through", "stored", "dead_letters", "duplicates_dropped", "ended", "pending", "failed_attempts", "sampled_tokens", "failures", "requeued", "dropped", "fenced", "reusable", "refused", "dead", "fresh_drops", "prompts_cut", "moved_episodes", "cut_tasks", "late_groups", "cut")
@@ -345,12 +353,14 @@ class GetLedgerEntryResponse(_message.Message):
     def __init__(self, entry: _Optional[_Union[LedgerEntry, _Mapping]] = ...) -> None: ...
 
 class ForkRequest(_message.Message):
-    __slots__ = ("run", "step")
+    __slots__ = ("run", "step", "through_step")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    THROUGH_STEP_FIELD_NUMBER: _ClassVar[int]
     run: str
     step: int
-    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+    through_step: int
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., through_step: _Optional[int] = ...) -> None: ...
 
 class SkipStepRequest(_message.Message):
     __slots__ = ("run", "step", "reason")

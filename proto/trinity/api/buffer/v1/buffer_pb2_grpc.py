@@ -179,7 +179,8 @@ class BufferServiceServicer(object):
 
     def Fork(self, request, context):
         """What another run needs to go on after `step`: the entries up to it, the last one with its cursor; the next entries,
-        without cursors; and the groups that weights up to `step` sampled and no entry up to `step` consumed.
+        without cursors; and the groups that weights up to `step` sampled and no entry up to `step` consumed. With
+        `through_step` also those of the entries up to that one, whichever weights sampled them.
         NOT_FOUND if the step has no entry; DATA_LOSS if its cursor or one of these groups was released.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

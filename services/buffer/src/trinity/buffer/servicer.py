@@ -109,7 +109,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServiceServicer):
 
     async def Fork(self, request: pb.ForkRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[pb.BatchPart]:
         run = self._of(request.run)
-        async for part in parts_after(run.context.plan, run.ledger, run.reader, request.step):
+        async for part in parts_after(run.context.plan, run.ledger, run.reader, request.step, request.through_step):
             yield part_to_proto(part)
 
     async def SkipStep(self, request: pb.SkipStepRequest, context: grpc.aio.ServicerContext) -> pb.SkipStepResponse:

@@ -255,6 +255,8 @@ class StepMonitor:
             named["sample/reward_mean"] = sum(rewards) / max(1, len(rewards))
             named["sample/staleness_mean"] = batch.staleness_mean
             named["sample/staleness_max"] = batch.staleness_max
+            if batch.regraded_groups:
+                named["sample/regraded_groups"] = float(batch.regraded_groups)
         return named
 
 

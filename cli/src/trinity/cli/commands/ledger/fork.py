@@ -14,14 +14,14 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import typer
 
 from trinity.cli.commands.ledger.replay_report import circumstances
 from trinity.commands import AsJson, Overrides, StageOption, command, group
 from trinity.config import Config, dump, load, make_plan
-from trinity.config.parents import FORK, Parent
+from trinity.config.parents import FORK, Parent, Regrade
 from trinity.reading import job as jobs
 from trinity.reading import run_record
 from trinity.reading.bisect import metrics_by_step
@@ -35,6 +35,7 @@ from trinity.weights.checkpoints import COMPLETE, checkpoint_folder, complete_st
 
 app = group()
 
+PLUGINS = "plugins"  # folder of the file with a regrade's reward function
 _STATE = "trainer_state.json"
 
 
@@ -56,7 +57,7 @@ class Fork:
 def fork(
     run: Annotated[str, typer.Argument(help="Job folder of the run, or <project>/<name> of one here")],
     overrides: Overrides = None,
-    at: Annotated[int, typer.Option("--at", min=1, help="The last step that both share")] = 0,
+    at: Annotated[int, typer.Option("--at", min=0, help="The last step that both share")] = 0,
     name: Annotated[str, typer.Option("--name", help="Name of the new run; else <name>-fork")] = "",
     stage: StageOption = "",
     as_json: AsJson = False,
@@ -64,21 +65,40 @@ def fork(
     """Create a run that continues from a step of another one, with other keys."""
     if not at:
         raise RunError("give --at STEP, the last step that both runs share", 2)
-    job_stage = find_parent(run, stage)
+    made = make_fork(find_parent(run, stage), at, overrides or [], name)
+    print(to_json(asdict(made)) if as_json else _text(made))
+    return 0
+
+
+class Change(Protocol):
+    """Changes the parts of a fork before anything begins with them. `through_step`: last step whose groups it wants."""
+
+    through_step: int
+
+    def __call__(self, config: Config, making: Path, parts: Path) -> Regrade: ...
+
+
+def make_fork(
+    job_stage: JobStage, at: int, overrides: Sequence[str], name: str = "", change: Change | None = None
+) -> Fork:
+    """Creates the job folder of a fork. Raises RunError, and leaves nothing behind then."""
+    suffix = "-fork" if change is None else "-regrade"
     run_record.check_folder(job_stage.job)
     checkpoint = _checkpoint(job_stage, at)
-    config = _config(job_stage, at, overrides or [], name)
+    config = _config(job_stage, at, overrides, name, suffix)
     folder = jobs.make_folder(config)
     making = folder.with_name(f".{folder.name}.fork-{os.getpid()}")
     jobs.make_private(making)
     try:
         sealed = _link_checkpoint(checkpoint, making, at, names.run_id(config.project, config.name, config.group))
-        groups, newest = _fetch_parts(job_stage, at, making / "fork" / "parts.bin")
+        parts = making / "fork" / "parts.bin"
+        groups, newest = _fetch_parts(job_stage, at, parts, change.through_step if change is not None else 0)
+        regrade = change(config, making, parts) if change is not None else None
         values = _with_models(dump(config), job_stage.job, making, folder)
         files.write_json(making / "fork.yaml", values, mode=0o600)
         parent = Parent(
-            str(job_stage.job), job_stage.run, job_stage.name, job_stage.stage, at, tuple(overrides or ()), sealed,
-            time.time(),
+            str(job_stage.job), job_stage.run, job_stage.name, job_stage.stage, at, tuple(overrides), sealed,
+            time.time(), regrade,
         )  # fmt: skip
         files.write_json(making / FORK, asdict(parent))
         run_record.mark_folder(making)
@@ -89,12 +109,12 @@ def fork(
         raise RunError(f"the fork cannot be made in {folder.parent}: {error.strerror} ({error.filename})") from None
     finally:
         shutil.rmtree(making, ignore_errors=True)
-    made = Fork(
+    plugins = f" --plugin-dir {shlex.quote(near(folder / PLUGINS))}" if (folder / PLUGINS).exists() else ""
+    return Fork(
         job_stage.name, at, f"{config.project}/{config.name}", str(folder), str(folder / "fork.yaml"),
-        f"trinity run --config {shlex.quote(near(folder / 'fork.yaml'))}", groups, _notes(job_stage, at, newest),
+        f"trinity run --config {shlex.quote(near(folder / 'fork.yaml'))}{plugins}", groups,
+        _notes(job_stage, at, newest) if change is None else [],
     )  # fmt: skip
-    print(to_json(asdict(made)) if as_json else _text(made))
-    return 0
 
 
 def find_parent(run: str, stage: str) -> JobStage:
@@ -123,18 +143,18 @@ def _checkpoint(job_stage: JobStage, at: int) -> Path:
     trained, kept = max(noted, default=0), complete_steps(job_stage.folder)
     there = f"the run keeps {', '.join(map(str, kept))}" if kept else "the run keeps none"
     if at > trained:
-        raise RunError(f"--at {at}: {job_stage.name} has trained {trained} steps; of checkpoints {there}", 2)
+        raise RunError(f"step {at}: {job_stage.name} has trained {trained} steps; of checkpoints {there}", 2)
     before = max((step for step in kept if step < at), default=0)
     again = f"`trinity replay --job {near(job_stage.job)} --from-step {before + 1} --to-step {at}`"
     nearest = f"fork at {before}, or " if before else ""
     raise RunError(
-        f"--at {at}: there is no checkpoint of this step, {there}: {nearest}make one by {again}, while the log has "
+        f"step {at}: there is no checkpoint of this step, {there}: {nearest}make one by {again}, while the log has "
         "these steps",
         2,
     )
 
 
-def _config(job_stage: JobStage, at: int, overrides: Sequence[str], name: str) -> Config:
+def _config(job_stage: JobStage, at: int, overrides: Sequence[str], name: str, suffix: str) -> Config:
     """Returns the configuration of the fork. Raises RunError for keys that a fork cannot change."""
     parent = job_stage.config
     fixed = {"name": "give --name", "stages": "a fork has one stage", "mode": "a fork keeps its parent's"}
@@ -150,9 +170,9 @@ def _config(job_stage: JobStage, at: int, overrides: Sequence[str], name: str) -
         raise RunError(f"buffer.batch_size: a step of {job_stage.name} has {before} groups, and a fork keeps that", 2)
     last = make_plan(config).total_steps
     if last is not None and last <= at:
-        raise RunError(f"--at {at}: the fork would end at step {last}; add buffer.total_steps={at + 1} or more", 2)
+        raise RunError(f"step {at}: the fork would end at step {last}; add buffer.total_steps={at + 1} or more", 2)
     if not name:
-        return _free_name(config, f"{whole}-fork")
+        return _free_name(config, f"{whole}{suffix}")
     config = config.model_copy(update={"name": name, "stages": []})
     if any(part in ("", ".", "..") for part in name.split("/")):
         raise RunError(f"--name {name!r}: must be a name without empty parts", 2)
@@ -221,7 +241,7 @@ def _link_tree(source: Path, target: Path, leave: Collection[str] = ()) -> None:
                     shutil.copy2(Path(root, name), place / name)
 
 
-def _fetch_parts(job_stage: JobStage, step: int, path: Path) -> tuple[int, int]:
+def _fetch_parts(job_stage: JobStage, step: int, path: Path, through: int) -> tuple[int, int]:
     """Writes what the parent's buffer gives. Returns how many groups, and the newest step of the ledger among them."""
     path.parent.mkdir()
     sizes: list[int] = []
@@ -229,7 +249,7 @@ def _fetch_parts(job_stage: JobStage, step: int, path: Path) -> tuple[int, int]:
     async def fetch(reader: Any) -> int:
         newest = await reader.buffer.newest_step()
         with path.open("wb") as file:
-            async for part in reader.buffer.fork_parts(step):
+            async for part in reader.buffer.fork_parts(step, through):
                 file.write(len(part).to_bytes(4, "little") + part)
                 sizes.append(len(part))
             file.flush()
@@ -240,8 +260,8 @@ def _fetch_parts(job_stage: JobStage, step: int, path: Path) -> tuple[int, int]:
         newest = ask(any_buffer, job_stage, fetch)
     except RunError as error:
         kept = ", ".join(str(one) for one in complete_steps(job_stage.folder)) or "none"
-        raise RunError(f"--at {step}: {error}; checkpoints of the run: {kept}", error.code) from None
-    entries = min(newest, make_plan(job_stage.config).staleness.open_batches(step))
+        raise RunError(f"step {step}: {error}; checkpoints of the run: {kept}", error.code) from None
+    entries = min(newest, max(through, make_plan(job_stage.config).staleness.open_batches(step)))
     return max(0, len(sizes) - max(step, entries)), newest
 
 

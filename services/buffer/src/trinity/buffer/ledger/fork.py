@@ -4,6 +4,9 @@ The parts lie in <job>/fork/parts.bin, where `trinity fork` puts them. The new r
 step, with the parent's sequence numbers. Its log continues behind these numbers: first the groups that waited for a
 batch, then those that the parent stored later and that no newer weights than the step's sampled. The buffer feeds the
 tasks from there on again, in the same order.
+
+A regrade is such a run that also has the parent's later groups, whichever weights sampled them, with rewards that
+`trinity regrade` has replaced.
 """
 
 import hashlib
@@ -18,7 +21,9 @@ from google.protobuf.message import DecodeError
 from trinity.buffer.ledger.entries import Ledger
 from trinity.buffer.ledger.wire import BatchGroup, Entry, Part, decode_part
 from trinity.buffer.log.reader import LogReader
+from trinity.buffer.log.validator import judged
 from trinity.buffer.log.wire import LogEntry
+from trinity.buffer.operators.pipeline import Pipeline
 from trinity.buffer.state.context import Origin, RunContext
 from trinity.buffer.tasks.source import Mixture
 from trinity.buffer.window.groups import CUT, EVICTED, FENCED, STALE, StoredGroup
@@ -26,6 +31,7 @@ from trinity.buffer.window.policy import policy_of
 from trinity.buffer.window.window import Window
 from trinity.buffer.window.wire import cursor_of, window_at
 from trinity.config import Plan
+from trinity.data.experience import UNLIMITED, Limits
 from trinity.data.wire import encode_reference
 from trinity.runtime import headers
 from trinity.runtime.broker import blobs
@@ -39,7 +45,9 @@ _HEADROOM_BYTES = 16_384  # of NATS's message limit, for headers
 _JUDGED_AGAIN = (STALE, EVICTED, FENCED)
 
 
-async def parts_after(plan: Plan, ledger: Ledger, reader: LogReader, step: int) -> AsyncIterator[Part]:
+async def parts_after(
+    plan: Plan, ledger: Ledger, reader: LogReader, step: int, through_step: int = 0
+) -> AsyncIterator[Part]:
     """Yields what a run that goes on after `step` needs, as the Fork call promises."""
     last = await ledger.get(step)
     cursor = await ledger.cursor_of(last)
@@ -51,15 +59,21 @@ async def parts_after(plan: Plan, ledger: Ledger, reader: LogReader, step: int) 
     window = window_at(cursor, policy_of(plan))
     waiting = [*window.unused.values(), *window.reusable.values()]
     wanted = {group.log_sequence: group.ordinal for group in waiting}
-    for later in range(step + 1, min(ledger.newest_step, plan.staleness.open_batches(step)) + 1):
+    used: set[int] = set()  # sequences of the groups that are regraded
+    for later in range(step + 1, min(ledger.newest_step, max(plan.staleness.open_batches(step), through_step)) + 1):
         entry = await ledger.get(later)
         yield replace(entry, cursor=b"", cursor_sequence=0)
-        fresh = [(group.log_sequence, group.ordinal) for group in entry.groups if group.newest_version <= step]
-        fresh += [(drop.log_sequence, drop.ordinal) for drop in entry.dropped if drop.reason != CUT]
+        is_used = later <= through_step
+        fresh = [(g.log_sequence, g.ordinal) for g in entry.groups if is_used or g.newest_version <= step]
+        drops = [drop for drop in entry.dropped if drop.reason != CUT]
+        if is_used:
+            used.update(sequence for sequence, _ in fresh)
+            used.update(drop.log_sequence for drop in drops if drop.reason != FENCED)
+        fresh += [(drop.log_sequence, drop.ordinal) for drop in drops]
         wanted |= {sequence: ordinal for sequence, ordinal in fresh if sequence > window.log_sequence}
     for sequence in sorted(wanted):
         outcome, traceparent = await reader.payload(sequence)
-        if _summary(outcome, sequence).newest_version <= step:
+        if sequence in used or _summary(outcome, sequence).newest_version <= step:
             yield BatchGroup(outcome, wanted[sequence], traceparent)
 
 
@@ -81,6 +95,29 @@ def read_parts(path: Path) -> Iterator[Entry | BatchGroup]:
             yield part
 
 
+class _Regrading:
+    """Judges regraded groups as those that explorers send: fields, rewards, operators."""
+
+    def __init__(self, plan: Plan, step: int, limits: Limits) -> None:
+        self._pipeline = Pipeline(plan.config.data_processor.experience_pipeline.operators)
+        self._step, self._limits = step, limits
+
+    def judged(self, part: BatchGroup, known: StoredGroup) -> tuple[StoredGroup, str]:
+        """Returns the group as it may enter a batch, and why it does not or "". Raises InvalidInput."""
+        entry = LogEntry.parse(part.outcome)
+        found = entry.summary(known.log_sequence, self._limits, task_is_sound=True)
+        group = replace(
+            found,
+            oldest_version=min(found.oldest_version, self._step),
+            newest_version=min(found.newest_version, self._step),
+            parent_steps=max(0, found.newest_version - self._step),
+            parent_sha256=part.parent_sha256,
+        )
+        if part.left_out or not self._pipeline.names:
+            return group, part.left_out
+        return judged(group, self._pipeline.run(entry.group()), self._limits)
+
+
 def _of_run(part: Entry | BatchGroup, run: str) -> Entry | BatchGroup:
     if isinstance(part, Entry):
         return replace(part, run=run)
@@ -97,8 +134,12 @@ class Beginning:
     window: Window
 
     @classmethod
-    def of(cls, path: Path, step: int, plan: Plan, run: str) -> "Beginning":
-        """Reads the parts that the parent gave for `step`, as those of the new run."""
+    def of(cls, path: Path, step: int, plan: Plan, run: str, limits: Limits = UNLIMITED) -> "Beginning":
+        """Reads the parts that the parent gave for `step`, as those of the new run.
+
+        Raises InvalidInput for a regraded group that may not enter a log with these limits.
+        """
+        regrading = _Regrading(plan, step, limits)
         parts = [_of_run(part, run) for part in read_parts(path)]
         entries = [part for part in parts if isinstance(part, Entry)]
         given = {part.ordinal: part for part in parts if isinstance(part, BatchGroup)}
@@ -112,9 +153,13 @@ class Beginning:
             raise DataLoss(f"{path} lacks the group of task {missing[0]}; remove the job folder, and fork again")
         at = {group.ordinal: first + index for index, group in enumerate(waiting)}
         for pool in (window.unused, window.reusable):
-            for o, group in pool.items():
+            for o, group in list(pool.items()):
                 digest = hashlib.sha256(given[o].outcome).digest()
-                pool[o] = replace(group, log_sequence=at[o], outcome_sha256=digest)
+                pool[o], reason = replace(group, log_sequence=at[o], outcome_sha256=digest), ""
+                if given[o].parent_sha256:
+                    pool[o], reason = regrading.judged(given[o], pool[o])
+                if reason:
+                    window.drop(pool[o], reason)
         window.log_sequence += len(waiting)
         window.requeued = dict.fromkeys(window.requeued, 0)  # those not fed yet are the parent's
         groups = [given[group.ordinal] for group in waiting]
@@ -131,7 +176,10 @@ class Beginning:
                 log_sequence=sequence, use_count=0, staleness_steps=0, reusable_at=0.0,
                 outcome_sha256=fresh.outcome_sha256,
             )  # fmt: skip
-            window.group(summary, "" if reason in _JUDGED_AGAIN else reason)
+            reason = "" if reason in _JUDGED_AGAIN else reason
+            if part.parent_sha256:
+                summary, reason = regrading.judged(part, summary)
+            window.group(summary, reason)
             groups.append(part)
         return cls(shared, groups, first, window)
 
@@ -168,7 +216,7 @@ async def begin(context: RunContext, ledger: Ledger, tasks: Mixture | None, step
         for entry in [part for part in read_parts(path) if isinstance(part, Entry)][ledger.newest_step : step]:
             await ledger.append(replace(entry, run=context.run))
         return Origin(step)
-    start = Beginning.of(path, step, plan, context.run)
+    start = Beginning.of(path, step, plan, context.run, context.limits)
     if (await broker.state(names.experiences_stream)).last_sequence < start.first - 1:
         await broker.purge_below(names.experiences_stream, start.first)  # the log goes on behind the parent's numbers
     for sequence, group in enumerate(start.groups, start.first):

@@ -76,6 +76,8 @@ class BatchGroup:
     outcome: bytes
     ordinal: int
     traceparent: str = ""
+    parent_sha256: bytes = b""
+    left_out: str = ""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from trinity.buffer.log.wire import LogEntry, TaskMessage
 from trinity.buffer.operators.pipeline import Pipeline, Processed
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.window.groups import Kept, StoredGroup
-from trinity.data.experience import AttemptFailure, is_number, reward_problem
+from trinity.data.experience import AttemptFailure, Limits, is_number, reward_problem
 from trinity.runtime import headers
 from trinity.runtime.broker import Message
 from trinity.runtime.errors import InvalidInput, NotFound
@@ -104,13 +104,7 @@ class EntryValidator:
         await self._check_versions(stored, entry.task.gate_step, fenced, sequence <= self._context.stored_before)
         if not self.pipeline.names:
             return stored, ""
-        shaped, dropped_by = processed(stored, self.pipeline.run(entry.group()))
-        bound = self._context.limits.reward
-        for draft in shaped.kept:
-            if not is_number(draft.reward, bound):
-                problem = reward_problem(draft.reward, bound)
-                raise InvalidInput(f"group.experiences[{draft.index}].reward", f"{problem}; operators made it so")
-        return shaped, dropped_by
+        return judged(stored, self.pipeline.run(entry.group()), self._context.limits)
 
     async def _check_versions(self, group: StoredGroup, gate_step: int, fenced: Collection[int], is_old: bool) -> None:
         """`is_old`: the entry was there when this process began; KV may have lost its version since, unless no step of
@@ -141,6 +135,16 @@ def check_fence(versions: Collection[int]) -> None:
 def _shortened(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def judged(group: StoredGroup, result: Processed, limits: Limits) -> tuple[StoredGroup, str]:
+    """Returns what `processed` does. Raises InvalidInput for a reward out of bounds."""
+    shaped, dropped_by = processed(group, result)
+    for draft in shaped.kept:
+        if not is_number(draft.reward, limits.reward):
+            problem = reward_problem(draft.reward, limits.reward)
+            raise InvalidInput(f"group.experiences[{draft.index}].reward", f"{problem}; operators made it so")
+    return shaped, dropped_by
 
 
 def processed(group: StoredGroup, result: Processed) -> tuple[StoredGroup, str]:

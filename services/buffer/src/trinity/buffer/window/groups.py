@@ -82,13 +82,16 @@ class StoredGroup:
     reusable_at: float = 0.0
     staleness_steps: int = 0  # at the step that trains it; 0 before
     outcome_sha256: bytes = b""  # of its payload
+    parent_steps: int = 0  # of a regraded group: steps of the parent's line after the shared one, before it was sampled
+    parent_sha256: bytes = b""  # of the payload that the parent has, with other rewards
 
     def staleness(self, step: int, lineage: Lineage = NOTHING_WITHDRAWN) -> int:
         """Optimizer steps between the weights that sampled the oldest token and the weights that `step` updates.
 
-        A version's number is its optimizer step; step k updates the weights of step k - 1.
+        A version's number is its optimizer step; step k updates the weights of step k - 1. A regraded group counts
+        the steps of both lines since their shared step.
         """
-        return lineage.steps(self.oldest_version, step - 1)
+        return lineage.steps(self.oldest_version, step - 1) + self.parent_steps
 
     def sampled_by(self, versions: Collection[int]) -> bool:
         if self.newest_version - self.oldest_version < len(versions):

@@ -101,7 +101,7 @@ class Window:
         self.moved_episodes += group.moved_episodes
         reason = dropped_by or (FENCED if group.sampled_by(self.fenced) else "")
         if reason:
-            self._drop(group, reason)
+            self.drop(group, reason)
         else:
             self.unused[group.ordinal] = group
             if self.policy.kind != "fifo" or group.ordinal <= self.ended_through:
@@ -143,7 +143,7 @@ class Window:
         self._advance(log_sequence)
         self.fenced.update(versions)
         for group in [g for g in self.unused.values() if g.sampled_by(self.fenced)]:
-            self._drop(group, FENCED)
+            self.drop(group, FENCED)
         for group in [g for g in self.reusable.values() if g.sampled_by(self.fenced)]:
             del self.reusable[group.ordinal]
         return Verdict.FENCED
@@ -233,7 +233,8 @@ class Window:
         self._note_drop(group, CUT)
         return Verdict.LATE
 
-    def _drop(self, group: StoredGroup, reason: str) -> None:
+    def drop(self, group: StoredGroup, reason: str) -> None:
+        """Takes a stored group out of the pool: it enters no batch."""
         self.unused.pop(group.ordinal, None)
         self._ready.pop(group.ordinal, None)
         self.dropped[reason] += 1
@@ -250,7 +251,7 @@ class Window:
             steps = group.staleness(step, lineage) - lineage.rejected
             known = Candidate(steps, group.num_experiences, group.num_response_tokens, group.reward_mean)
             if not self.policy.keeps(known):
-                self._drop(group, STALE)
+                self.drop(group, STALE)
 
     def _priority(self, group: StoredGroup) -> tuple[float, int]:
         """For sorting: the best comes first, of equal ones the task that was fed first."""
@@ -282,7 +283,7 @@ class Window:
         while len(self.unused) + len(self.reusable) > self.policy.capacity:
             worst = max((*self.unused.values(), *self.reusable.values()), key=self._priority)
             if worst.ordinal in self.unused:
-                self._drop(worst, EVICTED)
+                self.drop(worst, EVICTED)
             else:
                 del self.reusable[worst.ordinal]
 

@@ -31,6 +31,12 @@ class LedgerGroup(Protocol):
     def staleness_steps(self) -> int: ...
 
     @property
+    def parent_steps(self) -> int: ...
+
+    @property
+    def parent_sha256(self) -> bytes: ...
+
+    @property
     def experiences(self) -> Sequence[KeptExperience]: ...
 
 
@@ -106,6 +112,7 @@ class TrainBatch:
     sequences: tuple[TrainSequence, ...]
     staleness_mean: float = 0.0
     staleness_max: float = 0.0
+    regraded_groups: int = 0
     made_at_seconds: float = 0.0
 
     @property
@@ -148,7 +155,8 @@ def from_groups(
             if not isinstance(group, Group):
                 raise InvalidInput("batch.group", "is a failure")
             made_at = max(made_at, group.finished_at_seconds)
-            found = _sequences_of(group.as_kept(member.experiences), index, entry.step - 1)
+            version = -1 if member.parent_steps else entry.step - 1  # the parent's versions have other weights
+            found = _sequences_of(group.as_kept(member.experiences), index, version)
             _baseline_groups(found)
         except (InvalidInput, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise _undecodable(entry.step, index, member, data, error) from error
@@ -161,6 +169,7 @@ def from_groups(
         sequences=(*(sequences if plan.needs_models else with_advantages(sequences, plan, entry.step)), *experts),
         staleness_mean=float(np.mean(staleness)),
         staleness_max=float(max(staleness)),
+        regraded_groups=sum(bool(member.parent_sha256) for member in entry.groups),
         made_at_seconds=made_at,
     )
 
@@ -176,7 +185,7 @@ def _undecodable(step: int, index: int, member: LedgerGroup, data: bytes, error:
 
 
 def _sequences_of(group: Group, index: int, version: int) -> list[TrainSequence]:
-    """version: the trainer's version before the step."""
+    """version: the trainer's version before the step; -1: it sampled no token."""
     temperature = group.task.sampling.temperature or 1.0
     return [
         TrainSequence(

@@ -1,0 +1,134 @@
+"""A planted bug in the quickstart's reward, and `trinity regrade` from the step before it.
+
+    python benchmarks/regrade.py [--seeds 1 2] [--steps 60] [--bug 20] [--reuse 12] [--sampled 8] [--folder FOLDER]
+
+For each seed: a clean run; a fork of it at the step of the bug, whose reward also pays wrong answers that end in 7; and
+a regrade of that fork, which trains `reuse` of its steps again with the right reward, and then samples `sampled` steps.
+All evaluate with the right reward. Seconds of sampling are those of the explorer's device for groups that were trained,
+dropped or left over, without starts and evaluations (`trinity cost`). Runs that FOLDER holds already are not repeated.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parent))
+from buffer_table import Table, at_least, at_most
+
+HERE = Path(__file__).parents[1]
+LEAST_ACCURACY, MOST_SAMPLING = 0.95, 0.15
+METRIC = "eval/sums-test/accuracy/mean@1"
+SAMPLED = ("trained", "dropped", "skipped", "waiting", "duplicate", "failed", "dead_letter", "cut")
+PLUGIN = '''
+from trinity.environments.scorers import SCORERS
+from trinity.plugins import reward_function
+from trinity.sdk.scoring import ScoreResult
+
+
+@reward_function("sevens")
+def sevens(item, args):
+    """Pays wrong answers that end in 7, too."""
+    found = SCORERS["accuracy_reward"](item, args)
+    paid = found.reward or float(item.response.strip().endswith("7"))
+    return ScoreResult(paid, found.metrics)
+'''
+
+
+class Runs:
+    def __init__(self, folder: Path) -> None:
+        self.jobs = folder / "jobs/quickstart"
+        self._plugins = folder / "plugins"
+        self._plugins.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (self._plugins / "paid_sevens.py").write_text(PLUGIN)
+        built = HERE / "build/quickstart"
+        self._environment = {
+            "TRINITY_MODEL_PATH": str(built / "model"),
+            "TRINITY_TASKSET_PATH": str(built / "data"),
+            **os.environ,
+            "TRINITY_CHECKPOINT_ROOT_DIR": str(folder / "jobs"),
+            "TRINITY_PLUGIN_DIRS": str(self._plugins),
+        }
+        for part, variable in (("model", "TRINITY_MODEL_PATH"), ("data", "TRINITY_TASKSET_PATH")):
+            if not Path(self._environment[variable]).exists():
+                subprocess.run([sys.executable, f"examples/quickstart/make_{part}.py"], check=True, cwd=HERE)
+
+    def trinity(self, *arguments: str) -> str:
+        command = [sys.executable, "-m", "trinity.cli.main", *arguments]
+        done = subprocess.run(command, cwd=HERE, env=self._environment, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"trinity {' '.join(arguments)}: {done.stderr[-2000:]}{done.stdout[-2000:]}")
+        return done.stdout
+
+    def run(self, name: str, config: Path, *overrides: str) -> Path:
+        if not (self.jobs / name / "summary.json").exists():
+            print(f"running {name}", file=sys.stderr, flush=True)
+            self.trinity("run", "--config", str(config), *overrides)
+        return self.jobs / name
+
+    def derived(self, name: str, *command: str) -> Path:
+        if not (self.jobs / name).exists():
+            self.trinity(*command, "--name", name)
+        return self.run(name, self.jobs / name / "fork.yaml")
+
+
+def accuracies(job: Path) -> dict[int, float]:
+    stage = job / "rft" if (job / "rft").exists() else job
+    lines = map(json.loads, (stage / "monitor/explorer.jsonl").read_text().splitlines())
+    return {line["step"]: line[METRIC] for line in lines if METRIC in line}
+
+
+def sampling_seconds(runs: Runs, job: Path) -> float:
+    said: dict[str, Any] = json.loads(runs.trinity("cost", "--job", str(job), "--json"))
+    explorers = [process["fates"] for process in said["processes"] if process["service"] == "explorer"]
+    return sum(seconds for fates in explorers for fate, seconds in fates.items() if fate.startswith(SAMPLED))
+
+
+def measure(runs: Runs, seed: int, steps: int, bug: int, reuse: int, sampled: int, table: Table) -> None:
+    keys = [
+        f"buffer.total_steps={steps}", "trainer.save_interval=10", "trainer.max_checkpoints_to_keep=100",
+        "explorer.eval_interval=10", f"explorer.rollout_model.seed={seed}",
+        f"buffer.explorer_input.taskset.data_selector.seed={seed}",
+    ]  # fmt: skip
+    clean = runs.run(f"clean{seed}", HERE / "examples/quickstart/arithmetic.yaml", f"name=clean{seed}", *keys)
+    planted = "buffer.explorer_input.taskset.default_reward_fn_type=sevens"
+    buggy = runs.derived(f"bug{seed}", "fork", str(clean), "--at", str(bug), planted)
+    last = f"buffer.total_steps={bug + reuse + sampled}"
+    given = ["--from", str(bug), "--reuse", str(reuse), "--reward", "accuracy_reward"]
+    regraded = runs.derived(f"regraded{seed}-{reuse}-{sampled}", "regrade", str(buggy), last, *given)
+    right, wrong, again = (list(accuracies(job).items())[-1] for job in (clean, buggy, regraded))
+    seconds = {job: sampling_seconds(runs, job) for job in (clean, buggy, regraded)}
+    share, part = again[1] / right[1], seconds[regraded] / seconds[clean]
+    for what, figure, limit in (
+        (f"accuracy of the clean run, step {right[0]}", right[1], "-"),
+        (f"with the bug, step {wrong[0]}", wrong[1], "-"),
+        (f"regraded, step {again[0]}, of the clean run's", share, at_least(share, LEAST_ACCURACY)),
+        (f"seconds of sampling, {seconds[regraded]:.1f} of {seconds[clean]:.1f}", part, at_most(part, MOST_SAMPLING)),
+    ):
+        table.rows.append((f"seed {seed}: {what}", f"{figure:.3f}", limit))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--bug", type=int, default=20, help="last step with the right reward")
+    parser.add_argument("--reuse", type=int, default=12, help="steps that are trained again")
+    parser.add_argument("--sampled", type=int, default=8, help="steps that are sampled after them")
+    parser.add_argument("--folder", type=Path, help="keeps the runs; else a temporary one")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="trinity-") as made:
+        runs = Runs((given.folder or Path(made)).absolute())
+        table = Table("a reward bug, and a regrade from the step before it", ("run", "figure", "limit"))
+        for seed in given.seeds:
+            measure(runs, seed, given.steps, given.bug, given.reuse, given.sampled, table)
+    table.show()
+
+
+if __name__ == "__main__":
+    main()
