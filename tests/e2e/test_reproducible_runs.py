@@ -309,6 +309,36 @@ def test_a_regrade_trains_stored_groups_then_samples_and_kills_change_no_bit(run
     assert not {path for path in plain.job.glob("global_step_*/**/*") if path.is_file()} - before.keys()
 
 
+def test_one_flipped_byte_of_the_run_is_found_and_named(runs: Runs, plain: TrinityRun, tmp_path: Path) -> None:
+    folder, key = tmp_path / "lineage", tmp_path / "lineage.pem"
+    command = [sys.executable, "-m", "trinity.cli.main", "provenance", "--job", str(plain.job)]
+    done = subprocess.run(
+        [*command, "--out", str(folder), "--key", str(key)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    rows = runs.folder / "data/train.jsonl"
+
+    def check() -> tuple[int, str]:
+        script = [sys.executable, "-I", "-S", str(folder / "verify.py"), str(folder), "--data", str(rows)]
+        said = subprocess.run([*script, "--key", f"{key}.pub"], capture_output=True, text=True, timeout=60)
+        return said.returncode, said.stdout + said.stderr
+
+    code, said = check()
+    assert (code, said.partition(" groups")[0]) == (0, f"whole: {STEPS} steps, {STEPS * TASKS}"), said
+    assert f"{STEPS} versions" in said, "of the steps 1 to the last; version 0 is the base model"
+    for part in ("log/*.pb", "ledger/*.pb", "version/*.safetensors", "versions/*.pb", "checkpoint/**/*.safetensors"):
+        path = sorted(folder.glob(part))[-1]
+        content = path.read_bytes()
+        path.unlink()  # a checkpoint's files are links
+        path.write_bytes(
+            content[: len(content) // 2] + bytes([content[len(content) // 2] ^ 1]) + content[len(content) // 2 + 1 :]
+        )
+        code, said = check()
+        assert (code, str(path) in said) == (1, True), f"{part}: {said}"
+        path.write_bytes(content)
+    assert check()[0] == 0
+
+
 def batch(run: TrinityRun, step: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "trinity.cli.main", "batch", "show", str(step), "--job", str(run.job), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=run.environment)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,10 @@ from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage, find_job_stage
 from trinity.ui import provenance as command
 from trinity.ui import verify
+from trinity.weights import FileInfo, FolderOffer, Manifest
 from trinity.weights.checkpoint_manifest import ManifestWriter
+from trinity.weights.wire import decode_manifest, encode_manifest
+from trinity.weights.wire import digest_of as digest_of_version
 
 pytestmark = pytest.mark.core
 
@@ -71,6 +75,15 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobStage:
     (checkpoint / "trainer_state.json").write_text(json.dumps(state))
     (job / f"weights/v{STEPS}").mkdir(parents=True)
     header = b'{"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}'
+    parent = b""
+    for version in range(STEPS - 2, STEPS + 1):  # those before are gone
+        (job / f"weights/v{version}").mkdir(parents=True, exist_ok=True)
+        manifest = Manifest(
+            "r", version, version, (), (FileInfo("part-00000.safetensors", 79, "x"),), (FolderOffer("/x"),), 1.0,
+            ledger_sha256=entries[version - 1].sha256, parent_sha256=parent or bytes(32),
+        )  # fmt: skip
+        (job / f"weights/v{version}/manifest.pb").write_bytes(encode_manifest(manifest))
+        parent = digest_of_version(manifest)
     for path in (checkpoint / "actor/model.safetensors", job / f"weights/v{STEPS}/part-00000.safetensors"):
         path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(range(16)))
     ManifestWriter(checkpoint).write()
@@ -101,7 +114,10 @@ def files_of(folder: Path) -> Iterator[Path]:
 def test_a_whole_folder_is_whole(stage: JobStage, tmp_path: Path) -> None:
     folder, key = made(stage, tmp_path / "out")
     code, text = check(folder, "--key", key)
-    assert (code, text) == (0, "whole: 4 steps, 6 groups (2 more only by their digests), checkpoint, statement\n")
+    assert (code, text) == (
+        0,
+        "whole: 4 steps, 6 groups (2 more only by their digests), 3 versions, checkpoint, statement\n",
+    )
     assert "its signature was not checked" in check(folder)[1]
     statement = json.loads((folder / "statement.dsse.json").read_text())
     assert statement["payloadType"] == "application/vnd.in-toto+json"
@@ -129,17 +145,60 @@ def test_one_flipped_byte_is_found_and_its_file_is_named(
             named = path if kind != "statement.dsse.json" else folder
             assert str(named) in said, f"{path} at {place}: {said}"
         path.write_bytes(content)
-    assert kinds == {"ledger", "log", "checkpoint", "version", "statement.dsse.json"}
+    assert kinds == {"ledger", "log", "checkpoint", "version", "versions", "statement.dsse.json"}
     assert verify.main([str(folder), "--key", str(key)]) == 0
 
 
-@pytest.mark.parametrize("gone", ["ledger/00000002.pb", "checkpoint/actor/model.safetensors", "statement.dsse.json"])
+@pytest.mark.parametrize(
+    "gone", ["ledger/00000002.pb", "checkpoint/actor/model.safetensors", "statement.dsse.json", "versions/00000003.pb"]
+)
 def test_a_file_that_is_gone_is_named(gone: str, stage: JobStage, tmp_path: Path) -> None:
     folder, key = made(stage, tmp_path / "out")
     (folder / gone).unlink()
     code, text = check(folder, "--key", key)
     assert code == 1
     assert gone in text
+
+
+@pytest.mark.parametrize(
+    ("changed", "named", "said"),
+    [
+        ({"version": STEPS - 1, "base_model": "x"}, "versions/00000003.pb", r"has digest .*version/manifest.pb says"),
+        ({"version": STEPS - 2, "base_model": "x"}, "versions/00000002.pb", r"has digest .*00000003.pb says"),
+        ({"version": STEPS, "ledger_sha256": bytes(32)}, "version/manifest.pb", r"names ledger entry 0000.*step 4 is"),
+        (
+            {"version": STEPS, "files": (FileInfo("part-00000.safetensors", 80, "x"),)},
+            "version/part-00000.safetensors",
+            "long",
+        ),
+        ({"version": STEPS, "step": STEPS - 1}, "version/manifest.pb", "is the version of step 3"),
+    ],
+)
+def test_a_version_of_another_line_is_named_though_the_statement_lists_it(
+    stage: JobStage, tmp_path: Path, changed: dict[str, Any], named: str, said: str
+) -> None:
+    """Without a key a statement can be written anew; the chain of versions still has to fit."""
+    folder, _ = made(stage, tmp_path / "out")
+    version = changed.pop("version")
+    path = folder / ("version/manifest.pb" if version == STEPS else f"versions/{version:08d}.pb")
+    manifest = replace(decode_manifest(path.read_bytes()), **changed)
+    path.unlink()
+    path.write_bytes(encode_manifest(manifest))
+    head = json.loads((folder / "checkpoint/trainer_state.json").read_text())["ledger_sha256"]
+    command._sign(command._statement(stage, STEPS, head, folder), folder, None)
+    code, text = check(folder)
+    assert code == 1
+    assert named in text
+    assert re.search(said, text), text
+
+
+def test_versions_of_an_older_trainer_name_nothing(stage: JobStage, tmp_path: Path) -> None:
+    for path in stage.folder.glob("weights/v*/manifest.pb"):
+        older = replace(decode_manifest(path.read_bytes()), ledger_sha256=b"", parent_sha256=b"")
+        path.write_bytes(encode_manifest(older))
+    folder, key = made(stage, tmp_path / "out")
+    assert not list((folder / "versions").iterdir())
+    assert check(folder, "--key", key)[0] == 0
 
 
 def test_an_added_group_and_another_key_are_refused(stage: JobStage, tmp_path: Path) -> None:

@@ -22,8 +22,10 @@ from trinity.trainer.weights.shards import describe
 from trinity.trainer.weights.verification import VerificationResults
 from trinity.trainer.weights.version_stores import VersionStores
 from trinity.weights import Canary, CollectiveOffer, Manifest, Offer, Probe, check_files
+from trinity.weights import client as calls
 from trinity.weights.client import BlockingSyncClient, Call, release
 from trinity.weights.stores import FolderStore, Store
+from trinity.weights.wire import decode_manifest, digest_of
 
 pytestmark = pytest.mark.core
 
@@ -67,7 +69,9 @@ def sync(tmp_path: Path, nats_url: str) -> Iterator[ServiceProcess]:
     service.kill()
 
 
-def start(sync: ServiceProcess, folder: Path, stores: Sequence[Store] = (), stops: bool = True) -> Publisher:
+def start(
+    sync: ServiceProcess, folder: Path, stores: Sequence[Store] = (), stops: bool = True, rollback: int = 0
+) -> Publisher:
     """One that hears of a rollback when it asks: the claim is renewed by itself every 20 seconds alone."""
     client = BlockingSyncClient(sync.address, RUN)
     claim = Claim(client)
@@ -82,7 +86,7 @@ def start(sync: ServiceProcess, folder: Path, stores: Sequence[Store] = (), stop
     publisher = Publisher(
         client, claim, results, VersionStores(folder / "weights", RUN, stores, 9, ""), versions_to_keep=3
     )
-    if publisher.open(0).is_new:
+    if publisher.open(rollback).is_new:
         publisher.announce_base("a model", None)
     return publisher
 
@@ -120,6 +124,44 @@ def test_a_version_that_a_rollback_kept_out_is_made_of_the_older_weights(sync: S
     assert known.states() == {0: "RETIRED", 1: "RETIRED", 2: "REJECTED", 3: "LIVE"}
     assert value_of(publisher, 3) == 1.0
     publisher.close()
+
+
+def test_a_version_names_its_ledger_entry_and_the_version_before(sync: ServiceProcess, tmp_path: Path) -> None:
+    """Also after a restart of the trainer and after a rollback; the places that offer a version do not count."""
+    known, publisher = Sync(sync.address, RUN), start(sync, tmp_path)
+    for step in (1, 2):
+        publisher.publish(step, LAYOUT, weights(float(step)), None, bytes([step]) * 32)
+    publisher.close()
+    publisher = start(sync, tmp_path)
+    publisher.publish(3, LAYOUT, weights(3.0), None, bytes([3]) * 32)
+    known.roll_back(1)
+    follow_when_told(publisher)
+    publisher.publish(4, LAYOUT, weights(4.0), None, bytes([4]) * 32)
+    publisher.publish(5, LAYOUT, weights(5.0), None, bytes([5]) * 32)
+    known.roll_back(4)
+    follow_when_told(publisher)
+    applied = publisher.followed_rollback
+    publisher.close()
+    publisher = start(sync, tmp_path, rollback=applied)
+    publisher.publish(6, LAYOUT, weights(6.0), None, bytes([6]) * 32)
+    manifests = {}
+    for version in range(7):
+        folder = tmp_path / f"weights/v{version}"
+        found = publisher._client.ask(calls.version(version)).manifest
+        manifests[version] = found
+        if version:
+            assert found.ledger_sha256 == bytes([version]) * 32
+            if (folder / "manifest.pb").exists():
+                assert digest_of(decode_manifest((folder / "manifest.pb").read_bytes())) == digest_of(found)
+    parents = {digest_of(manifest): version for version, manifest in manifests.items()}
+    named = {version: parents.get(manifests[version].parent_sha256) for version in range(1, 7)}
+    assert named == {1: 0, 2: 1, 3: 2, 4: 1, 5: 4, 6: 4}
+    publisher.close()
+
+
+def follow_when_told(publisher: Publisher) -> None:
+    publisher.poll()
+    follow(publisher)
 
 
 def test_what_a_rollback_has_withdrawn_is_not_made_again(

@@ -105,7 +105,7 @@ class SlowPublisher:
     def wants(self, step: int, due: bool) -> bool:
         return due
 
-    def publish(self, step: int, layout: Any, weights: Any, canary: Any) -> bool:
+    def publish(self, step: int, layout: Any, weights: Any, canary: Any, entry: bytes) -> bool:
         self.begun.set()
         assert self.go.wait(20)
         if self.error is not None:

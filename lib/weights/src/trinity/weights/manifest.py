@@ -149,6 +149,8 @@ class Manifest:
     delta: Delta | None = None
     canary: Canary | None = None
     lora: Lora | None = None
+    ledger_sha256: bytes = b""
+    parent_sha256: bytes = b""
 
     @property
     def folder(self) -> Path | None:

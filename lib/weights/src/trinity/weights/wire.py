@@ -1,5 +1,6 @@
 """Conversion of manifests and of JetStream's closing entries to and from protobuf."""
 
+import hashlib
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import get_args
@@ -63,6 +64,14 @@ def manifest_to_proto(manifest: Manifest) -> pb.Manifest:
 def encode_manifest(manifest: Manifest) -> bytes:
     """Encodes a manifest for storage; equal manifests give equal bytes."""
     return manifest_to_proto(manifest).SerializeToString(deterministic=True)
+
+
+def digest_of(manifest: Manifest) -> bytes:
+    """Returns SHA-256 of what a version is, as sync.v1.Manifest.parent_sha256 says: not of the places that offer it."""
+    message = manifest_to_proto(manifest)
+    message.ClearField("offers")
+    message.ClearField("delta")
+    return hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
 
 
 def manifest_from_proto(message: pb.Manifest) -> Manifest:

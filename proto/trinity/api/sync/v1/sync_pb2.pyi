@@ -23,7 +23,7 @@ VERSION_STATE_RETIRED: VersionState
 VERSION_STATE_REJECTED: VersionState
 
 class Manifest(_message.Message):
-    __slots__ = ("run", "version", "step", "tensors", "files", "offers", "created_at_seconds", "base_model", "delta", "canary", "lora")
+    __slots__ = ("run", "version", "step", "tensors", "files", "offers", "created_at_seconds", "base_model", "delta", "canary", "lora", "ledger_sha256", "parent_sha256")
     RUN_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,8 @@ class Manifest(_message.Message):
     DELTA_FIELD_NUMBER: _ClassVar[int]
     CANARY_FIELD_NUMBER: _ClassVar[int]
     LORA_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_SHA256_FIELD_NUMBER: _ClassVar[int]
+    PARENT_SHA256_FIELD_NUMBER: _ClassVar[int]
     run: str
     version: int
     step: int
@@ -46,7 +48,9 @@ class Manifest(_message.Message):
     delta: Delta
     canary: Canary
     lora: Lora
-    def __init__(self, run: _Optional[str] = ..., version: _Optional[int] = ..., step: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorInfo, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., created_at_seconds: _Optional[float] = ..., base_model: _Optional[str] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., canary: _Optional[_Union[Canary, _Mapping]] = ..., lora: _Optional[_Union[Lora, _Mapping]] = ...) -> None: ...
+    ledger_sha256: bytes
+    parent_sha256: bytes
+    def __init__(self, run: _Optional[str] = ..., version: _Optional[int] = ..., step: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorInfo, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., created_at_seconds: _Optional[float] = ..., base_model: _Optional[str] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., canary: _Optional[_Union[Canary, _Mapping]] = ..., lora: _Optional[_Union[Lora, _Mapping]] = ..., ledger_sha256: _Optional[bytes] = ..., parent_sha256: _Optional[bytes] = ...) -> None: ...
 
 class Lora(_message.Message):
     __slots__ = ("rank", "alpha", "targets")

@@ -36,6 +36,7 @@ app, verify_app = group(), group()
 
 # https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
 _STATEMENT = "https://in-toto.io/Statement/v1"
+_VERSION, _PARENT = 2, 13  # fields of sync.v1.Manifest
 _PREDICATE = "https://github.com/trinity/provenance/v1"
 
 
@@ -69,6 +70,7 @@ def provenance(
         shutil.copytree(checkpoint, making / "checkpoint", copy_function=_link)
         if (version := job_stage.folder / f"weights/v{step}").is_dir():
             shutil.copytree(version, making / "version", copy_function=_link)
+            _write_versions(job_stage.folder / "weights", making)
         public = _sign(_statement(job_stage, step, head, making), making, key)
         shutil.copy2(verifier.__file__, making / "verify.py")
         making.rename(folder)
@@ -109,6 +111,23 @@ async def _write_ledger(reader: Reader, step: int, folder: Path) -> tuple[str, i
     return digest, groups
 
 
+def _write_versions(weights: Path, folder: Path) -> None:
+    """Writes the manifests of the versions from which the step's one comes, as far back as the run has them."""
+    known = {}
+    for path in weights.glob("v*/manifest.pb"):
+        content = path.read_bytes()
+        known[verifier.version_digest(content)] = content
+    (folder / "versions").mkdir()
+    manifest = folder / "version/manifest.pb"
+    content = manifest.read_bytes() if manifest.exists() else b""
+    while content := known.pop(_first(content, _PARENT).hex(), b""):
+        (folder / f"versions/{_first(content, _VERSION):08d}.pb").write_bytes(content)
+
+
+def _first(manifest: bytes, field: int) -> Any:
+    return verifier.fields(manifest).get(field, [b"" if field == _PARENT else 0])[0]
+
+
 def _link(source: str, target: str) -> str:
     try:
         os.link(source, target)
@@ -119,7 +138,9 @@ def _link(source: str, target: str) -> str:
 
 def _statement(job_stage: JobStage, step: int, head: str, folder: Path) -> dict[str, Any]:
     names = {
-        path.relative_to(folder).as_posix() for part in ("checkpoint", "version") for path in (folder / part).rglob("*")
+        path.relative_to(folder).as_posix()
+        for part in ("checkpoint", "version", "versions")
+        for path in (folder / part).rglob("*")
     }
     found = sorted(name for name in names if (folder / name).is_file() and Path(name).name != COMPLETE)
     subject = [{"name": name, "digest": {"sha256": verifier.sha256(folder / name)}} for name in found]

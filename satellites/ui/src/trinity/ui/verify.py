@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the folder of `trinity provenance`: tasks' rows -> groups -> ledger -> checkpoint -> signed statement.
+"""Checks the folder of `trinity provenance`: tasks' rows -> groups -> ledger -> versions, checkpoint -> statement.
 
     python3 verify.py FOLDER [--key PUBLIC_KEY] [--data ROWS.jsonl]
 
@@ -12,6 +12,7 @@ import base64
 import hashlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 P, L = 2**255 - 19, 2**252 + 27742317777372353535851937790883648493  # of Ed25519
@@ -26,6 +27,13 @@ class Broken(Exception):
 def fields(data: bytes) -> "dict[int, list]":
     """Parses a protobuf message: numbers and bytes by field."""
     found: dict[int, list] = {}
+    for number, value, _ in parts(data):
+        found.setdefault(number, []).append(value)
+    return found
+
+
+def parts(data: bytes) -> "Iterator[tuple[int, int | bytes, bytes]]":
+    """Yields number, value and encoding of each field of a protobuf message."""
     at = 0
 
     def varint() -> int:
@@ -38,7 +46,7 @@ def fields(data: bytes) -> "dict[int, list]":
                 return value
 
     while at < len(data):
-        key = varint()
+        begin, key = at, varint()
         if key & 7 == 0:
             value: int | bytes = varint()
         else:
@@ -46,8 +54,12 @@ def fields(data: bytes) -> "dict[int, list]":
             value, at = data[at : at + size], at + size
             if len(value) != size:
                 raise IndexError("cut off")
-        found.setdefault(key >> 3, []).append(value)
-    return found
+        yield key >> 3, value, data[begin:at]
+
+
+def version_digest(manifest: bytes) -> str:
+    """SHA-256 of a version's manifest without offers (field 6) and delta (9), as the next version names it."""
+    return hashlib.sha256(b"".join(raw for number, _, raw in parts(manifest) if number not in (6, 9))).hexdigest()
 
 
 def sha256(path: Path) -> str:
@@ -58,14 +70,19 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def check_ledger(folder: Path, last: int, head: str) -> "dict[str, int]":
-    """Follows the chain of entries back from the last one. Returns the digests of all groups with their step."""
+def check_ledger(folder: Path, last: int, head: str) -> "tuple[dict[str, int], dict[int, str]]":
+    """Follows the chain of entries back from the last one.
+
+    Returns the digests of all groups with their step, and the digests of all entries by step.
+    """
     groups: dict[str, int] = {}
+    entries = {}
     expected = head
     for step in range(last, 0, -1):
         path = folder / f"ledger/{step:08d}.pb"
         if (found := sha256(path)) != expected:
             raise Broken(f"{path} has SHA-256 {found}, what follows it says {expected}")
+        entries[step] = found
         entry = fields(path.read_bytes())
         if entry[2][0] != step:
             raise Broken(f"{path} is the entry of step {entry[2][0]}")
@@ -75,7 +92,33 @@ def check_ledger(folder: Path, last: int, head: str) -> "dict[str, int]":
     if expected:
         raise Broken(f"{folder / 'ledger'} lacks what comes before step 1")
     groups.pop("", None)  # of an older version
-    return groups
+    return groups, entries
+
+
+def check_versions(folder: Path, step: int, entries: "dict[int, str]") -> int:
+    """Follows the versions back from the step's one: ledger entries, parents, sizes of files. Returns their number.
+
+    Versions before the oldest one here are gone, so its parent is not compared.
+    """
+    earlier = sorted((folder / "versions").glob("*.pb"), reverse=True)
+    newest = folder / "version/manifest.pb"
+    expected, named_by = "", newest
+    for path in [newest, *earlier] if newest.exists() else earlier:
+        data = path.read_bytes()
+        found = fields(data)
+        made, entry = found.get(3, [0])[0], found.get(12, [b""])[0].hex()
+        if path == newest and made != step:
+            raise Broken(f"{path} is the version of step {made}")
+        if entry and entry != entries.get(made):
+            raise Broken(f"{path} names ledger entry {entry}, that of step {made} is {entries.get(made)}")
+        if path != newest and version_digest(data) != expected:
+            raise Broken(f"{path} has digest {version_digest(data)}, {named_by} says {expected or 'nothing'}")
+        expected, named_by = found.get(13, [b""])[0].hex(), path
+        for file in map(fields, found.get(5, []) if path == newest else []):
+            there = folder / "version" / file[1][0].decode()
+            if not there.is_file() or there.stat().st_size != file[2][0]:
+                raise Broken(f"{there} is not as long as manifest.pb says")
+    return len(earlier) + newest.exists()
 
 
 def check_log(folder: Path, groups: "dict[str, int]", rows: "list[dict] | None") -> "tuple[int, int]":
@@ -190,8 +233,9 @@ def main(arguments: "list[str] | None" = None) -> int:
         key = bytes.fromhex(given.key.read_text()) if given.key else None
         rows = [json.loads(line) for line in given.data.read_text().splitlines()] if given.data else None
         step, head = check_statement(given.folder, key)
-        groups = check_ledger(given.folder, step, head)
+        groups, entries = check_ledger(given.folder, step, head)
         here, gone = check_log(given.folder, groups, rows)
+        versions = check_versions(given.folder, step, entries)
         check_checkpoint(given.folder, step, head)
     except Broken as error:
         print(f"BROKEN: {error}", file=sys.stderr)
@@ -199,7 +243,8 @@ def main(arguments: "list[str] | None" = None) -> int:
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         print(f"BROKEN: {given.folder} is incomplete or damaged: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    print(f"whole: {step} steps, {here} groups ({gone} more only by their digests), checkpoint, statement", end="")
+    print(f"whole: {step} steps, {here} groups ({gone} more only by their digests), {versions} versions, ", end="")
+    print("checkpoint, statement", end="")
     print("" if given.key else "; its signature was not checked (--key)")
     return 0
 

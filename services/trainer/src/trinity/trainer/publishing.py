@@ -144,18 +144,28 @@ class VersionPublisher:
             layout = self.engine.layout()
             with self.control.together(what):
                 weights = self._snapshot.take(layout, self.control.each(what, self.engine.weights()))
-            self._publishing = self._thread.submit(self._publish, self.publisher, step, layout, weights, canary)
+            entry = bytes.fromhex(self.control.progress.ledger_sha256)
+            self._publishing = self._thread.submit(self._publish, self.publisher, step, layout, weights, canary, entry)
         self.times.spent("publish", time.monotonic() - begin)
 
     def _publish(
-        self, publisher: Publisher, step: int, layout: Sequence[TensorInfo], weights: Snapshot, canary: Canary | None
+        self,
+        publisher: Publisher,
+        step: int,
+        layout: Sequence[TensorInfo],
+        weights: Snapshot,
+        canary: Canary | None,
+        entry: bytes,
     ) -> None:
-        """Runs in the thread, with a separate stream so that it does not wait for the next step's kernels."""
+        """Runs in the thread, with a separate stream so that it does not wait for the next step's kernels.
+
+        entry: digest of the step's ledger entry.
+        """
         begin, device = time.monotonic(), self.engine.device
         with torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else contextlib.nullcontext():
             if self.plan.config.reproducible:
                 publisher.wait_for_verification(lambda: self.control.stopping)
-            if publisher.publish(step, layout, weights, canary):
+            if publisher.publish(step, layout, weights, canary, entry):
                 publisher.broadcast(weights)
         files.write_atomic(self.plan.job_dir / "latest_state_dict_iteration.txt", str(step).encode())
         SECONDS.labels("publish_in_background").observe(time.monotonic() - begin)

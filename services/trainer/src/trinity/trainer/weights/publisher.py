@@ -22,6 +22,7 @@ from trinity.weights import Canary, FileInfo, Lora, Manifest, TensorInfo, Versio
 from trinity.weights import client as calls
 from trinity.weights.client import BlockingSyncClient
 from trinity.weights.pointer import Rollback
+from trinity.weights.wire import digest_of
 
 log = structlog.get_logger(__name__)
 
@@ -79,6 +80,7 @@ class Publisher:
         self._lost: dict[int, Manifest] = {}  # by step: versions to write again
         self._collectable: list[int] = []  # versions whose files are deleted once no explorer waits for this trainer
         self._registered_step = -1
+        self._parent = b""  # digest of the version that was published last, or to which a rollback led
         self.followed_rollback = 0
 
     @property
@@ -134,6 +136,10 @@ class Publisher:
         known = self._client.ask(calls.versions(_LISTED))
         self._results.open(known)
         self._registered_step = max((version.manifest.step for version in known), default=-1)
+        if known:
+            withdrawn = self._claim.rollback
+            is_back = withdrawn is not None and withdrawn.newest_step >= self._registered_step
+            self._remember_parent(withdrawn.version if withdrawn is not None and is_back else self._registered_step)
         for v in known:  # versions to load, or still to verify
             to_load = v.state is VersionState.LIVE or (v.state in _OPEN and v.version > self.live_version)
             if to_load and self._stores.has_lost(v.manifest):
@@ -150,6 +156,7 @@ class Publisher:
             self._base = self._stores.put(replace(self._base, tensors=tensors, files=infos, lora=self._lora))
             self._stores.seal(self._base)
         self._announce(self._base)
+        self._parent = digest_of(self._base)
 
     def check_lost(self, step: int) -> None:
         """Raises VersionLost if explorers can load no version, and the weights of `step` cannot replace it."""
@@ -171,8 +178,18 @@ class Publisher:
             return True
         return step > self.newest_step and (due or self._live_version_is_lost(step))
 
-    def publish(self, step: int, layout: Sequence[TensorInfo], weights: Weights, canary: Canary | None) -> bool:
-        """Publishes the weights of a step under the step's number; returns True if `broadcast` must follow."""
+    def publish(
+        self,
+        step: int,
+        layout: Sequence[TensorInfo],
+        weights: Weights,
+        canary: Canary | None,
+        ledger_sha256: bytes = b"",
+    ) -> bool:
+        """Publishes the weights of a step under the step's number; returns True if `broadcast` must follow.
+
+        ledger_sha256: digest of the step's ledger entry.
+        """
         self.poll()
         if step in self._lost:
             self._restore(self._lost[step], layout, weights)
@@ -181,12 +198,16 @@ class Publisher:
             canary = None  # a new explorer would verify only after it has loaded the LIVE version
         tensors, infos = self._write(step, layout, weights)
         now = time.time()
-        manifest = Manifest(self._client.run, step, step, tensors, infos, (), now, canary=canary, lora=self._lora)
+        manifest = Manifest(
+            self._client.run, step, step, tensors, infos, (), now, canary=canary, lora=self._lora,
+            ledger_sha256=ledger_sha256, parent_sha256=self._parent,
+        )  # fmt: skip
         try:
             taken = self._announce(self._put(manifest))
         except _BaseRejected:
             taken = self._announce(self._put(manifest))  # whole instead of a difference
         if taken:
+            self._parent = digest_of(manifest)
             self._forget_lost(step)
         if taken and self._newest is not None and self._newest.collective is not None:
             return True
@@ -218,10 +239,16 @@ class Publisher:
     def follows(self, rollback: Rollback) -> None:
         """Records that the engine has the weights of the rollback's version, which is LIVE again."""
         self.followed_rollback = rollback.number
+        self._remember_parent(rollback.version)
         self._results.follows(rollback)
         self._stores.end_delta_chain()
         self._claim.renew()
         self._stores.drop_fetched()
+
+    def _remember_parent(self, version: int) -> None:
+        """The next version comes from this one. A manifest that the service cannot read has no digest."""
+        manifest = self._client.ask(calls.version(version)).manifest
+        self._parent = digest_of(manifest) if manifest.tensors or manifest.base_model else b""
 
     def wait_for_verification(self, stopping: Callable[[], bool]) -> None:
         """Waits until the version before is LIVE or rejected, so that a newer version does not overtake it."""
