@@ -1,11 +1,12 @@
 """A planted bug in the quickstart's reward, and `trinity regrade` from the step before it.
 
-    python benchmarks/regrade.py [--seeds 1 2] [--steps 60] [--bug 20] [--reuse 12] [--sampled 8] [--folder FOLDER]
+    python benchmarks/regrade.py [--seeds 1 2] [--steps 60] [--bug 20] [--reuse 8] [--sampled 8] [--folder FOLDER]
 
 For each seed: a clean run; a fork of it at the step of the bug, whose reward also pays wrong answers that end in 7; and
 a regrade of that fork, which trains `reuse` of its steps again with the right reward, and then samples `sampled` steps.
 All evaluate with the right reward. Seconds of sampling are those of the explorer's device for groups that were trained,
-dropped or left over, without starts and evaluations (`trinity cost`). Runs that FOLDER holds already are not repeated.
+dropped or left over, without starts and evaluations (`trinity cost`); tokens are those of the steps that were sampled,
+and do not depend on what else the machine does. Runs that FOLDER holds already are not repeated.
 """
 
 import argparse
@@ -89,6 +90,13 @@ def sampling_seconds(runs: Runs, job: Path) -> float:
     return sum(seconds for fates in explorers for fate, seconds in fates.items() if fate.startswith(SAMPLED))
 
 
+def sampled_tokens(job: Path) -> float:
+    """Response tokens of the steps that this run, or the run from which it is forked, has sampled."""
+    stage = job / "rft" if (job / "rft").exists() else job
+    lines = map(json.loads, (stage / "monitor/trainer.jsonl").read_text().splitlines())
+    return sum(line["sample/response_tokens"] for line in lines if "sample/regraded_groups" not in line)
+
+
 def measure(runs: Runs, seed: int, steps: int, bug: int, reuse: int, sampled: int, table: Table) -> None:
     keys = [
         f"buffer.total_steps={steps}", "trainer.save_interval=10", "trainer.max_checkpoints_to_keep=100",
@@ -104,10 +112,12 @@ def measure(runs: Runs, seed: int, steps: int, bug: int, reuse: int, sampled: in
     right, wrong, again = (list(accuracies(job).items())[-1] for job in (clean, buggy, regraded))
     seconds = {job: sampling_seconds(runs, job) for job in (clean, buggy, regraded)}
     share, part = again[1] / right[1], seconds[regraded] / seconds[clean]
+    tokens = sampled_tokens(regraded) / sampled_tokens(clean)
     for what, figure, limit in (
         (f"accuracy of the clean run, step {right[0]}", right[1], "-"),
         (f"with the bug, step {wrong[0]}", wrong[1], "-"),
         (f"regraded, step {again[0]}, of the clean run's", share, at_least(share, LEAST_ACCURACY)),
+        ("sampled tokens, of the clean run's", tokens, at_most(tokens, MOST_SAMPLING)),
         (f"seconds of sampling, {seconds[regraded]:.1f} of {seconds[clean]:.1f}", part, at_most(part, MOST_SAMPLING)),
     ):
         table.rows.append((f"seed {seed}: {what}", f"{figure:.3f}", limit))
@@ -118,7 +128,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--bug", type=int, default=20, help="last step with the right reward")
-    parser.add_argument("--reuse", type=int, default=12, help="steps that are trained again")
+    parser.add_argument("--reuse", type=int, default=8, help="steps that are trained again")
     parser.add_argument("--sampled", type=int, default=8, help="steps that are sampled after them")
     parser.add_argument("--folder", type=Path, help="keeps the runs; else a temporary one")
     given = parser.parse_args()

@@ -253,15 +253,15 @@ async def test_a_regrade_trains_stored_groups_with_other_rewards_and_samples_onl
     assert sum(len(entry.groups) for entry in entries.values()) == (STEPS - AT) * GROUPS == len(used)
     assert {drop.ordinal: drop.reason for entry in entries.values() for drop in entry.dropped} == left_out
     assert set(used) - set(stored) <= set(sampled)
-    for ordinal, group in stored.items():
+    for ordinal, parent in stored.items():
         if ordinal in left_out:
             continue
-        assert used[ordinal].parent_sha256 == group.outcome_sha256 != used[ordinal].outcome_sha256
-        assert used[ordinal].parent_steps == max(0, group.newest_version - AT)
-        assert used[ordinal].newest_version == min(group.newest_version, AT)
+        assert used[ordinal].parent_sha256 == parent.outcome_sha256 != used[ordinal].outcome_sha256
+        assert used[ordinal].parent_steps == max(0, parent.newest_version - AT)
+        assert used[ordinal].newest_version == min(parent.newest_version, AT)
         step = next(step for step, entry in entries.items() if used[ordinal] in entry.groups)
-        passed = max(0, step - 1 - min(group.oldest_version, AT))
-        assert used[ordinal].staleness_steps == passed + max(0, group.newest_version - AT)
+        passed = max(0, step - 1 - min(parent.oldest_version, AT))
+        assert used[ordinal].staleness_steps == passed + max(0, parent.newest_version - AT)
         if filters:
             assert [(one.index, one.reward) for one in used[ordinal].experiences] == [(0, 1.0)]
             assert used[ordinal].reward_mean == 1.0
