@@ -35,7 +35,7 @@ PAGES = (
     "/", "/run/job", "/run/job/step/2", "/run/job/step/2/group/5", "/run/job/step/2/sample/1?by=logprob",
     "/run/job/dead", "/run/job/dead/50", "/run/job/step/2/lanes", "/run/job/step/2/sample/1/trace", "/run/job/task/5",
     "/run/job/compare", "/run/job/compare/other", "/run/job/waste?price=2", "/run/job/fleet", "/run/job/versions",
-    "/run/job/versions/1",
+    "/run/job/versions/1", "/lineage", "/run/job/versions/2/provenance",
 )  # fmt: skip
 EVIL = (
     "<script>alert('a')</script><img src=x onerror=\"alert('b')\"><svg onload=alert('c')>"

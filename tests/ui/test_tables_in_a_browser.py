@@ -28,7 +28,8 @@ PAGES = (
     "/", "/run/job", "/run/job/step/2", "/run/job/step/2/group/5", "/run/job/step/2/sample/1?by=logprob",
     "/run/job/step/2/lanes", "/run/job/step/2/sample/1/trace", "/run/job/task/5", "/run/job/dead", "/run/job/dead/50",
     "/run/job/compare", "/run/job/compare/other", "/run/job/waste?price=2", "/run/job/fleet?axis=step",
-    "/run/job/versions", "/run/job/versions/1", "/run/job/search?text=it", "/run/job/log", "/run/job/config",
+    "/run/job/versions", "/run/job/versions/1", "/lineage", "/run/job/versions/2/provenance",
+    "/run/job/search?text=it", "/run/job/log", "/run/job/config",
 )  # fmt: skip
 FOUND = """async () => (await axe.run(document, {resultTypes: ["violations"]})).violations
   .map((one) => `${one.id}: ${one.nodes.map((node) => node.target).join(", ")}`)"""

@@ -29,8 +29,9 @@ FATES = {"recomputed", "skipped", "duplicate", "failed", "dead_letter", "evaluat
          "starting", "restarting", "idle", "other"}  # fmt: skip
 OTHERS = {"overview", "versions", "fleet", "waste", "dead letters", "compare", "version", "advantage", "mask", "ratio",
           "entropy", "search", "log", "configuration"}  # fmt: skip
-PAGES = ("", "/versions?axis=step", "/fleet", "/waste?price=2", "/dead", "/dead/7", "/compare", "/compare/two",
-         "/step/4", "/step/4/lanes", "/step/4/group/15", "/step/4/sample/0", "/step/4/sample/0?by=advantage",
+PAGES = ("", "/versions?axis=step", "/versions/3/provenance", "/fleet", "/waste?price=2", "/dead", "/dead/7", "/compare",
+         "/compare/two", "/step/4", "/step/4/lanes", "/step/4/group/15", "/step/4/sample/0",
+         "/step/4/sample/0?by=advantage",
          "/step/4/sample/0?by=mask", "/step/4/sample/0?by=logprob", "/step/4/sample/0?by=ratio",
          "/step/3/sample/0/trace", "/task/11", "/task/7",
          "/task/99")  # fmt: skip
@@ -113,7 +114,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClie
         yield found
 
 
-@pytest.mark.parametrize("path", ["/", *(f"/run/one{page}" for page in PAGES)])
+@pytest.mark.parametrize("path", ["/", "/lineage", *(f"/run/one{page}" for page in PAGES)])
 def test_no_page_shows_english_words_in_chinese(path: str, client: TestClient) -> None:
     page = client.get(path, headers={"accept-language": "zh-CN,zh;q=0.9,en;q=0.8"}).text
     assert '<html lang="zh">' in page

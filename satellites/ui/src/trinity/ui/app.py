@@ -35,7 +35,20 @@ from trinity.reading.errors import RunError
 from trinity.reading.render import age_text, error_text, size_text, visible, when
 from trinity.reading.view import versions
 from trinity.runtime.settings import LOOPBACK
-from trinity.ui import compare, curves, history, journeys, letters, pictures, samples, screens, texts, tokens, waste
+from trinity.ui import (
+    compare,
+    curves,
+    history,
+    journeys,
+    letters,
+    lineage,
+    pictures,
+    samples,
+    screens,
+    texts,
+    tokens,
+    waste,
+)
 from trinity.ui.places import Places
 from trinity.ui.source import UNREADABLE, Source
 
@@ -65,6 +78,9 @@ class Pages:
     async def runs(self, request: Request) -> Response:
         return self._page(request, "runs.html", await screens.runs(self.places))
 
+    async def lineage(self, request: Request) -> Response:
+        return self._page(request, "lineage.html", await lineage.tree(self.places))
+
     def of_runs(self) -> list[Route]:
         """Routes of the screens: path below the run's, template, and the function that collects the values."""
         one, sample = self._screen, "/step/{step:number}/sample/{index:number}"
@@ -75,6 +91,7 @@ class Pages:
             one("/dead/{ordinal:number}", "letter.html", letters.letter),
             one("/versions", "versions.html", history.versions, _axis),
             one("/versions/{number:number}", "version.html", history.version),
+            one("/versions/{number:number}/provenance", "provenance.html", lineage.provenance),
             one("/fleet", "fleet.html", history.fleet, _axis),
             one("/waste", "waste.html", waste.waste, lambda request: request.query_params.get("price", "")),
             one("/step/{step:number}", "step.html", screens.step),
@@ -235,6 +252,7 @@ def make_app(places: Places, key: str, cookie: str = "trinity_ui", writes: bool 
     return Starlette(
         routes=[
             get("/", pages.runs),
+            get("/lineage", pages.lineage),
             get(f"{run}/go", pages.go),
             get(run + "/picture/{name}", pages.picture),
             get(run + "/curves", pages.curves),
