@@ -11,8 +11,6 @@ and do not depend on what else the machine does. Runs that FOLDER holds already 
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,8 +19,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parent))
 from buffer_table import Table, at_least, at_most
+from quickstart_runs import QUICKSTART, Runs
 
-HERE = Path(__file__).parents[1]
 LEAST_ACCURACY, MOST_SAMPLING = 0.95, 0.15
 METRIC = "eval/sums-test/accuracy/mean@1"
 SAMPLED = ("trained", "dropped", "skipped", "waiting", "duplicate", "failed", "dead_letter", "cut")
@@ -39,43 +37,6 @@ def sevens(item, args):
     paid = found.reward or float(item.response.strip().endswith("7"))
     return ScoreResult(paid, found.metrics)
 '''
-
-
-class Runs:
-    def __init__(self, folder: Path) -> None:
-        self.jobs = folder / "jobs/quickstart"
-        self._plugins = folder / "plugins"
-        self._plugins.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (self._plugins / "paid_sevens.py").write_text(PLUGIN)
-        built = HERE / "build/quickstart"
-        self._environment = {
-            "TRINITY_MODEL_PATH": str(built / "model"),
-            "TRINITY_TASKSET_PATH": str(built / "data"),
-            **os.environ,
-            "TRINITY_CHECKPOINT_ROOT_DIR": str(folder / "jobs"),
-            "TRINITY_PLUGIN_DIRS": str(self._plugins),
-        }
-        for part, variable in (("model", "TRINITY_MODEL_PATH"), ("data", "TRINITY_TASKSET_PATH")):
-            if not Path(self._environment[variable]).exists():
-                subprocess.run([sys.executable, f"examples/quickstart/make_{part}.py"], check=True, cwd=HERE)
-
-    def trinity(self, *arguments: str) -> str:
-        command = [sys.executable, "-m", "trinity.cli.main", *arguments]
-        done = subprocess.run(command, cwd=HERE, env=self._environment, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"trinity {' '.join(arguments)}: {done.stderr[-2000:]}{done.stdout[-2000:]}")
-        return done.stdout
-
-    def run(self, name: str, config: Path, *overrides: str) -> Path:
-        if not (self.jobs / name / "summary.json").exists():
-            print(f"running {name}", file=sys.stderr, flush=True)
-            self.trinity("run", "--config", str(config), *overrides)
-        return self.jobs / name
-
-    def derived(self, name: str, *command: str) -> Path:
-        if not (self.jobs / name).exists():
-            self.trinity(*command, "--name", name)
-        return self.run(name, self.jobs / name / "fork.yaml")
 
 
 def accuracies(job: Path) -> dict[int, float]:
@@ -103,7 +64,7 @@ def measure(runs: Runs, seed: int, steps: int, bug: int, reuse: int, sampled: in
         "explorer.eval_interval=10", f"explorer.rollout_model.seed={seed}",
         f"buffer.explorer_input.taskset.data_selector.seed={seed}",
     ]  # fmt: skip
-    clean = runs.run(f"clean{seed}", HERE / "examples/quickstart/arithmetic.yaml", f"name=clean{seed}", *keys)
+    clean = runs.run(f"clean{seed}", QUICKSTART, f"name=clean{seed}", *keys)
     planted = "buffer.explorer_input.taskset.default_reward_fn_type=sevens"
     buggy = runs.derived(f"bug{seed}", "fork", str(clean), "--at", str(bug), planted)
     last = f"buffer.total_steps={bug + reuse + sampled}"
@@ -133,7 +94,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keeps the runs; else a temporary one")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="trinity-") as made:
-        runs = Runs((given.folder or Path(made)).absolute())
+        runs = Runs((given.folder or Path(made)).absolute(), PLUGIN)
         table = Table("a reward bug, and a regrade from the step before it", ("run", "figure", "limit"))
         for seed in given.seeds:
             measure(runs, seed, given.steps, given.bug, given.reuse, given.sampled, table)
