@@ -5,6 +5,7 @@ A real environment service scores; the parent's buffer is a double.
 
 import asyncio
 import contextlib
+import hashlib
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
@@ -299,6 +300,25 @@ def test_bad_input_makes_nothing(job: Path, scored_here: list[str], options: dic
     with pytest.raises(RunError, match=said):
         make(job, **options)
     assert [path.name for path in job.parent.iterdir()] == ["n"]
+
+
+def test_steps_that_the_parent_has_released_are_named(
+    job: Path, scored_here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(_: Any, stage: Any, question: Any) -> Any:
+        raise RunError("log: entry 12 was released")
+
+    monkeypatch.setattr(forking, "ask", gone)
+    with pytest.raises(RunError, match=r"step 4: log: entry 12 was released; checkpoints of the run: 4, 6"):
+        make(job, reward="math_reward", start=4)
+    assert [path.name for path in job.parent.iterdir()] == ["n"]
+
+
+def test_the_record_has_the_digest_of_the_groups(job: Path, scored_here: list[str]) -> None:
+    folder = make(job, reward="math_reward", start=4)
+    parent = parent_of(folder)
+    assert parent is not None
+    assert parent.parts == hashlib.sha256((folder / "fork/parts.bin").read_bytes()).hexdigest()
 
 
 def test_files_without_one_reward_function_are_refused(job: Path, tmp_path: Path, scored_here: list[str]) -> None:

@@ -45,6 +45,21 @@ async def fork_parts(trainer: FakeTrainer, step: int) -> list[bytes]:
     return [part.SerializeToString() async for part in call]
 
 
+@pytest.mark.extended
+async def test_a_flipped_byte_in_what_the_parent_gave_is_found(tmp_path: Path, nats_server: NatsServer) -> None:
+    (tmp_path / "flipped").mkdir()
+    run = BufferRun(tmp_path / "flipped", nats_server, **ASYNC)  # type: ignore[arg-type]
+    job = tmp_path / "flipped/jobs/tests/flipped"
+    place([b"\x01" * 20], job, AT)
+    about = json.loads((job / "fork.json").read_text())
+    (job / "fork.json").write_text(json.dumps({**about, "parts": "0" * 64}))
+    try:
+        with pytest.raises(AssertionError, match=r"parts.bin is not as fork.json says; remove the job folder"):
+            run.start()
+    finally:
+        run.stop()
+
+
 def place(parts: list[bytes], job: Path, step: int) -> None:
     """As `trinity fork` does."""
     (job / "fork").mkdir(parents=True)

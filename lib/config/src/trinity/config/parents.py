@@ -33,7 +33,7 @@ class Regrade:
 class Parent:
     """`job`: its job folder at the time of the fork; `run`: its id; `changes`: overrides of the fork's configuration.
 
-    `weights`: SHA-256 of the manifest of the checkpoint that both share.
+    `weights`: SHA-256 of the manifest of the checkpoint that both share; `parts`: of fork/parts.bin.
     """
 
     job: str
@@ -45,6 +45,7 @@ class Parent:
     weights: str = ""
     forked_at_seconds: float = 0.0
     regrade: Regrade | None = None
+    parts: str = ""
 
 
 def parent_of(job_dir: Path) -> Parent | None:

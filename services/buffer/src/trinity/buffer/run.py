@@ -132,9 +132,8 @@ class Run:
         """Begins the ledger and the log of a fork, once. Returns the record with what it then says."""
         parent = parent_of(self.context.plan.job_dir)
         if ORIGIN not in kept and parent is not None:
-            step = parent.step
-            origin = await fork.begin(self.context, self.ledger, self._tasks, step)
-            changes = {ORIGIN: asdict(origin), "step": step, "oldest_kept_step": step}
+            origin = await fork.begin(self.context, self.ledger, self._tasks, parent)
+            changes = {ORIGIN: asdict(origin), "step": parent.step, "oldest_kept_step": parent.step}
             await self._record.write(**changes)
             kept = {**kept, **changes}
         if ORIGIN in kept:

@@ -98,7 +98,7 @@ def make_fork(
         files.write_json(making / "fork.yaml", values, mode=0o600)
         parent = Parent(
             str(job_stage.job), job_stage.run, job_stage.name, job_stage.stage, at, tuple(overrides), sealed,
-            time.time(), regrade,
+            time.time(), regrade, hashlib.sha256(parts.read_bytes()).hexdigest(),
         )  # fmt: skip
         files.write_json(making / FORK, asdict(parent))
         run_record.mark_folder(making)

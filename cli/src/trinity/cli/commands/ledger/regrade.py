@@ -10,9 +10,10 @@ import contextlib
 import hashlib
 import json
 import os
+import shlex
 import shutil
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +34,7 @@ from trinity.reading.client import Scorers
 from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage, scorers
 from trinity.reading.regrade import NOT_GRADED, Changes, LeftOut, NotRecorded, Scored, rescored
-from trinity.reading.render import table, to_json, visible
+from trinity.reading.render import near, table, to_json, visible
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
 from trinity.weights.checkpoints import complete_steps
@@ -93,6 +94,8 @@ def regrade(
     given = [*_with_reward(job_stage.config, grader), *_with_correction(job_stage, overrides or []), *(overrides or [])]
     change = _Regrading(start + reuse, start, grader, left_out, without_version or [])
     made = make_fork(job_stage, start, given, name, change)
+    folders = "".join(f" --plugin-dir {shlex.quote(near(folder))}" for folder in plugin_dir or [])
+    made = replace(made, command=made.command + folders)
     facts = change.changes.as_json()
     if as_json:
         print(to_json({**asdict(made), "changes": facts}))

@@ -31,6 +31,7 @@ from trinity.buffer.window.policy import policy_of
 from trinity.buffer.window.window import Window
 from trinity.buffer.window.wire import cursor_of, window_at
 from trinity.config import Plan
+from trinity.config.parents import FORK, Parent
 from trinity.data.experience import UNLIMITED, Limits
 from trinity.data.wire import encode_reference
 from trinity.runtime import headers
@@ -208,10 +209,12 @@ def _passed(tasks: Mixture, group: StoredGroup, most: int) -> int | None:
     return next((passed for passed in known if tasks.is_at(group.ordinal - 1 - passed, group.task_id)), None)
 
 
-async def begin(context: RunContext, ledger: Ledger, tasks: Mixture | None, step: int) -> Origin:
-    """Writes log and ledger of a fork, whose ledger ends before `step`. May be repeated after a crash."""
-    plan, broker, names = context.plan, context.broker, context.names
+async def begin(context: RunContext, ledger: Ledger, tasks: Mixture | None, parent: Parent) -> Origin:
+    """Writes log and ledger of a fork, whose ledger ends before its step. May be repeated after a crash."""
+    plan, broker, names, step = context.plan, context.broker, context.names, parent.step
     path = plan.job_dir / "fork" / "parts.bin"
+    if parent.parts and hashlib.sha256(path.read_bytes()).hexdigest() != parent.parts:
+        raise DataLoss(f"{path} is not as {FORK} says; remove the job folder, and fork the parent again")
     if tasks is None:
         for entry in [part for part in read_parts(path) if isinstance(part, Entry)][ledger.newest_step : step]:
             await ledger.append(replace(entry, run=context.run))
