@@ -29,8 +29,8 @@ FATES = {"recomputed", "skipped", "duplicate", "failed", "dead_letter", "evaluat
          "starting", "restarting", "idle", "other"}  # fmt: skip
 OTHERS = {"overview", "versions", "fleet", "waste", "dead letters", "compare", "version", "advantage", "mask", "ratio",
           "entropy", "search", "log", "configuration"}  # fmt: skip
-PAGES = ("", "/versions?axis=step", "/versions/3/provenance", "/fleet", "/waste?price=2", "/dead", "/dead/7", "/compare",
-         "/compare/two", "/step/4", "/step/4/lanes", "/step/4/group/15", "/step/4/sample/0",
+PAGES = ("", "/versions?axis=step", "/versions/3/provenance", "/fleet", "/waste?price=2", "/dead", "/dead/7",
+         "/compare", "/compare/two", "/step/4", "/step/4/lanes", "/step/4/group/15", "/step/4/sample/0",
          "/step/4/sample/0?by=advantage",
          "/step/4/sample/0?by=mask", "/step/4/sample/0?by=logprob", "/step/4/sample/0?by=ratio",
          "/step/3/sample/0/trace", "/task/11", "/task/7",

@@ -42,7 +42,7 @@ from trinity.weights.checkpoints import complete_steps
 app = group()
 
 REPORT = "regrade.json"
-_REUSED = 16  # steps of the parent, unless --reuse says otherwise
+_REUSED = 8  # steps of the parent, unless --reuse says otherwise
 _AT_ONCE = 8
 _CAP = 2.0  # of truncated importance sampling, where the parent has no correction
 
