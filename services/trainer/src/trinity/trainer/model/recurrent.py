@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 # Classes of transformers whose forward takes hidden states [B, T, H] first, and returns [B, T, H].
 LAYERS = {
@@ -76,7 +77,15 @@ def _by_sequence(
     if packing is None:
         return forward(hidden_states, **others)
     rows, others = packing.rows, others | {"attention_mask": None}
-    mixed = [
-        forward(hidden_states[0, places], **others)[own] for places, own in zip(rows.places, rows.own, strict=True)
-    ]
+    every, own = rows.places, rows.own
+    if any(hasattr(one, "ds_id") for one in forward.__self__.parameters()):  # type: ignore[attr-defined]
+        # ZeRO 3 gathers parameters at each call, and each rank must make the same number of calls.
+        every, own = [_joined(every)], [_joined(own)]
+    mixed = [forward(hidden_states[0, places], **others)[mask] for places, mask in zip(every, own, strict=True)]
     return torch.cat(mixed)[rows.order][None]
+
+
+def _joined(groups: list[torch.Tensor]) -> torch.Tensor:
+    """Pads groups of rows with zeros to one width: [rows, width]."""
+    width = max(group.shape[1] for group in groups)
+    return torch.cat([pad(group, (0, width - group.shape[1])) for group in groups])
