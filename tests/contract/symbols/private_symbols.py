@@ -14,7 +14,7 @@ from contract.symbols.vllm_symbols import VLLM, Border
 DEEPSPEED = (
     Border(
         "DeepSpeed: the engine",
-        ("trinity.trainer.engine.deepspeed", "trinity.trainer.engine.engine"),
+        ("trinity.trainer.engine.deepspeed", "trinity.trainer.engine.engine", "trinity.trainer.engine.optimizers"),
         "What `DeepSpeedEngine.backward` divides the loss by. Which ZeRO stage and dtype takes which optimizer "
         "(`_configure_optimizer`). The counters of a backward pass, which `abandon` resets after memory ran out.",
         (
@@ -221,6 +221,13 @@ OTHERS = (
         "Which modules give a model's `router_logits`, and at which place of their outputs.",
         ("services/trainer/tests/model/test_routers.py",),
         ("transformers.models.qwen3_moe.modeling_qwen3_moe:Qwen3MoePreTrainedModel._can_record_outputs",),
+    ),
+    Border(
+        "transformers: names of dequantized weights",
+        ("trinity.trainer.model.policy",),
+        "Whether `revert_weight_conversion` still gives experts the pattern of the quantizer as their name.",
+        ("tests/models/test_quantized_weights_are_trained_as_bfloat16.py",),
+        ("transformers.core_model_loading:*._weight_conversions",),
     ),
     Border(
         "peft: adapters",

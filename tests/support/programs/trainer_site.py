@@ -1,7 +1,6 @@
 """A trainer on several machines, and its accidents: network namespaces, certificates, a separate NATS.
 
-The machines share a file system, and start by the commands of docs/modes.md. Explorers sample with transformers where
-vLLM would.
+The machines share a file system, and start by the commands of docs/modes.md.
 """
 
 import json
@@ -50,11 +49,13 @@ class Site:
         values = yaml.safe_load(self.config.read_text())
         return self.folder / "jobs" / values["project"] / values["name"]
 
-    def prepare(self) -> None:
+    def prepare(self, trainers: int = 0) -> None:
+        """Makes identities, and starts NATS. The machines after so many trainers are explorers; 0: none is."""
         first = self.machines.hosts[0]
         self._certs("init", "--host", first)
         for index, host in enumerate(self.machines.hosts[1:], 2):
-            self._certs("issue", "trainer", "--name", f"gpu-{index}", "--host", host)
+            role = "explorer" if 0 < trainers < index else "trainer"
+            self._certs("issue", role, "--name", f"gpu-{index}", "--host", host)
         self._certs("issue", "explorer", "--name", "gpu-9", "--host", self.machines.own)
         text = (Path(__file__).parents[3] / "deploy/nats/nats.conf").read_text()
         text = text.replace("/etc/nats/identity", f"{self.identity}/nats").replace("/data/nats", f"{self.folder}/nats")
@@ -90,7 +91,14 @@ class Site:
         arguments = [*self._typed("train_node", name), *overrides]
         return self.machines.start(number - 1, arguments, environment, self.folder / f"{name}.out")
 
+    def explores(self, number: int) -> Command:
+        """Starts an explorer with vLLM on a machine."""
+        name = f"gpu-{number}"
+        environment = {**self._environment(f"identity/{name}", number - 1), "TRINITY_LOG_LEVEL": "DEBUG"}
+        return self.machines.start(number - 1, self._typed("explore", name), environment, self.folder / f"{name}.out")
+
     def explorer(self) -> ForkedRun:
+        """Starts an explorer with transformers on the machine of this process."""
         run = ForkedRun(self.config, self.folder, **self._environment("identity/gpu-9", len(self.machines.hosts)))
         run.start(*self._typed("explore", "gpu-9")[3:])
         return run
@@ -362,13 +370,13 @@ def with_explorer(site: Site, model: Path, data: Path) -> None:
         explorer.end()
 
 
-def assert_groups_once(site: Site) -> None:
+def assert_groups_once(site: Site, steps: int = STEPS) -> None:
     """All groups that were fed are stored, and each is trained once."""
     summary = json.loads((site.job / "summary.json").read_text())
-    assert summary["steps"] == STEPS
+    assert summary["steps"] == steps
     assert summary["groups_fed"] == summary["groups_stored"] + summary["dead_letters"] + summary["outstanding"]
     assert summary["dead_letters"] == 0
     newest = {line["step"]: line["groups"] for line in site.batches()}
     trained = [group for groups in newest.values() for group in groups]
-    assert sorted(newest) == list(range(1, STEPS + 1))
-    assert len(trained) == len(set(trained)) == STEPS * 4
+    assert sorted(newest) == list(range(1, steps + 1))
+    assert len(trained) == len(set(trained)) == steps * 4
