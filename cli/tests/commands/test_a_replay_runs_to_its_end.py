@@ -33,6 +33,9 @@ class Trainer:
     def last_error(self) -> str:
         return "no memory"
 
+    def drop_spare(self) -> None:
+        """It has none."""
+
     def end_group(self, signum: int) -> None:
         self.ended = True
 

@@ -36,6 +36,8 @@ def test_the_host_waits_for_streams_that_it_cancelled(capfd: pytest.CaptureFixtu
         assert len(running()) == 1
         await host.cancelled_handlers_end()
         assert not running()
+        with pytest.raises(grpc.aio.AioRpcError):  # else its error is logged by whichever test runs later
+            await reading
 
     asyncio.run(serve())
     assert "Traceback" not in capfd.readouterr().err
