@@ -124,7 +124,7 @@ def _other_weights(lineage: Sequence[Step], sampled: Mapping[Response, set[int]]
 
 def _other_batch(steps: Sequence[Step], lineage: Sequence[Step]) -> int:
     """Compares undone steps with the step of the lineage that has the same place."""
-    if not lineage or lineage[0].before != steps[0].before:  # it began anew, and its places are others
+    if not lineage or lineage[0].before != steps[0].before:  # a new lineage, with other places
         return 0
     found = 0
     for step, place in places(steps):

@@ -40,7 +40,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Case:
-    """`needs`: a part of the system without which the case says nothing about it. `within`: a namespace of its own."""
+    """The case skips systems without the part `needs`. `within`: the small disk or the network that it plays in."""
 
     name: str
     about: str
@@ -84,7 +84,7 @@ def _stopped(pid: int, seconds: float) -> None:
 
 
 def fill_disk(run: Run) -> None:
-    """Takes every byte that is free in the run's file system, and every one that becomes free."""
+    """Fills the run's file system, and fills it again as bytes become free."""
     ballast = Path(f"/proc/{run.root.pid}/root{run.folder}/disk/ballast")
     end = time.monotonic() + FULL_SECONDS
     with ballast.open("wb", buffering=0) as file:
@@ -122,7 +122,7 @@ def stale_engine(run: Run) -> None:
 
 
 def tell_engine(run: Run, how: str) -> None:
-    """What the probe in the engine does to every later load of weights, until the process ends."""
+    """Tells the engine's probe how to damage all later loads of weights, until the process ends."""
     new = run.folder / "engine.new"
     new.write_text(json.dumps({"how": how, "pid": run.engine().pid}))
     new.rename(run.folder / "engine.json")

@@ -42,7 +42,7 @@ def install(**patches: Callable[[ModuleType], None]) -> None:
 
 
 def _patch(name: str) -> None:
-    """Patches an imported module once, whoever installs the probe again."""
+    """Patches an imported module once, also if the probe is installed again."""
     if name not in _DONE:
         _DONE.add(name)
         _PATCHES[name](sys.modules[name])

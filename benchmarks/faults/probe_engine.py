@@ -1,6 +1,6 @@
 """Record what vLLM's engine core loads and samples, and have it load wrong weights where a case says so.
 
-The weights of a response are those that the engine had when it began to compute it. engine.json, beside the file of the
+A response has the weights that the engine held as it began the response. engine.json, beside the file of the
 grader, tells one process what every later load becomes: {"how": "noise" or "stale", "pid": its id}.
 """
 

@@ -118,7 +118,7 @@ def read_results(folder: Path) -> list[Result]:
 
 
 def write_page(page: Path, folder: Path) -> None:
-    """Writes the table between the marks of the page, and the picture beside it if `kill-trainer` was played."""
+    """Writes the table between the marks of the page, and the picture if `kill-trainer` was played."""
     results = read_results(folder)
     before, mark, rest = page.read_text().partition("<!-- faults table -->\n")
     assert mark, f"{page} has no line <!-- faults table -->"
@@ -196,7 +196,7 @@ def play(system: System, case: Case, settings: Settings, work: audit.Work, folde
 
 
 def namespace(within: str, disk: Path) -> list[str]:
-    """Returns what a command begins with to have a small disk, or a network of its own.
+    """Returns the prefix of a command that gives it a small disk or a separate network.
 
     Raises FileNotFoundError if this machine cannot give them.
     """
@@ -249,7 +249,7 @@ class Started:
         self.process = psutil.Process(self._popen.pid)
 
     def beside(self, what: str) -> psutil.Process:
-        """Starts another command of the system; "leave" asks the one that joined to end."""
+        """Starts a second command of the system; "leave" stops the one that joined."""
         if what == "leave":
             self._beside["join"].terminate()
             return psutil.Process(self._beside["join"].pid)

@@ -154,7 +154,7 @@ def cards(row: Row) -> str:
 
 
 def found_by(args: argparse.Namespace, folder: Path, row: Row, peer: Player = play_trl) -> dict[str, Any]:
-    """What the row found, from its file if it was played before. `peer` plays the rows of the peer."""
+    """Plays a row, or reads its file if it was played before. `peer` plays the rows of the peer."""
     name = f"{row.name}-{row.gpus}".replace(", ", "-").replace(" ", "-").replace("+", "and")
     path = folder / f"{name}.json"
     if not path.exists():

@@ -191,7 +191,7 @@ def measured(ends: list[float], lines: list[dict[str, Any]], unmeasured: int) ->
 
 
 def _response_tokens(line: dict[str, Any]) -> float:
-    """Of a step, from all its tokens and the mean lengths of prompts and responses."""
+    """Returns the response tokens of a step, from all its tokens and the mean lengths of prompts and responses."""
     response, prompt = line["response_length/mean"], line["prompt_length/mean"]
     return float(line["perf/total_num_tokens"] * response / (response + prompt))
 

@@ -82,20 +82,26 @@ def sample_plain(args: argparse.Namespace) -> dict[str, tuple[float, Sampled]]:
 
 async def sample_explorer(args: argparse.Namespace) -> tuple[float, Sampled]:
     """Seconds and outputs of the explorer's engine."""
-    from trinity.data.experience import SamplingParams
     from trinity.explorer.engine.engine import Engine
     from trinity.explorer.types import EngineOptions
 
     engine = await Engine.start(EngineOptions(args.model, args.device, args.prompt + args.response + 1))
-    sampling = SamplingParams(max_tokens=args.response, n=args.group, ignore_eos=True)
     try:
-        for salt in ("warm", "hot"):
-            prompts = prompts_of(args, salt)
-            begin = time.perf_counter()
-            made = await asyncio.gather(*(engine.generate(ids, sampling) for ids in prompts))
-            seconds = time.perf_counter() - begin
+        return await timed(engine, args)
     finally:
         engine.close()
+
+
+async def timed(engine: Any, args: argparse.Namespace) -> tuple[float, Sampled]:
+    """Seconds and outputs of an explorer's engine, after a round of other prompts that warms it up."""
+    from trinity.data.experience import SamplingParams
+
+    sampling = SamplingParams(max_tokens=args.response, n=args.group, ignore_eos=True)
+    for salt in ("warm", "hot"):
+        prompts = prompts_of(args, salt)
+        begin = time.perf_counter()
+        made = await asyncio.gather(*(engine.generate(ids, sampling) for ids in prompts))
+        seconds = time.perf_counter() - begin
     return seconds, [
         (ids, completion.token_ids.tolist(), completion.logprobs.tolist())
         for ids, group in zip(prompts, made, strict=True)

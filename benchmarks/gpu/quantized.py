@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from logprobs import TINY, TINY_WORK, WORK, prompts_of
+from logprobs import TINY, TINY_WORK, WORK, timed
 from own_process import FOUND, found_by
 from whole_run import SHAPES
 
@@ -61,7 +61,6 @@ async def sample(args: argparse.Namespace, folder: Path, side: str) -> dict[str,
     """Seconds of the second load and tokens a second; writes the samples of the loaded weights."""
     from safetensors import safe_open
 
-    from trinity.data.experience import SamplingParams
     from trinity.explorer.engine.engine import Engine
     from trinity.explorer.types import EngineOptions
 
@@ -77,19 +76,9 @@ async def sample(args: argparse.Namespace, folder: Path, side: str) -> dict[str,
             begin = time.perf_counter()
             await engine.load(serial, {"files": [str(path) for path in files], "tensors": named})
             loading = time.perf_counter() - begin
-        sampling = SamplingParams(max_tokens=args.response, n=args.group, ignore_eos=True)
-        for salt in ("warm", "hot"):
-            prompts = prompts_of(args, salt)
-            begin = time.perf_counter()
-            made = await asyncio.gather(*(engine.generate(ids, sampling) for ids in prompts))
-            seconds = time.perf_counter() - begin
+        seconds, sampled = await timed(engine, args)
     finally:
         engine.close()
-    sampled = [
-        (ids, one.token_ids.tolist(), one.logprobs.tolist())
-        for ids, group in zip(prompts, made, strict=True)
-        for one in group
-    ]
     (folder / f"{side}.json").write_text(json.dumps(sampled))
     return {"load": loading, "rate": args.tasks * args.group * args.response / seconds}
 

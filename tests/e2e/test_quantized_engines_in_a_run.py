@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.programs.run import TrinityRun, write_config
+from trinity.weights.wire import decode_manifest
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(500)]
 
@@ -35,6 +36,10 @@ def test_engines_in_eight_bits_sample_for_a_trainer_in_float32(
         assert run.finish(400) == 0, run.tail()
     finally:
         run.end()
+    manifests = [decode_manifest(path.read_bytes()) for path in (run.job / "weights").rglob("manifest.pb")]
+    for canary in (manifest.canary for manifest in manifests if manifest.canary is not None):
+        assert canary.allowed(_INT8) == (4 * canary.mean_tolerance, 4 * canary.max_tolerance)
+    assert any(manifest.canary is not None for manifest in manifests)
     trained = [json.loads(line) for line in (run.job / "monitor/trainer.jsonl").read_text().splitlines()]
     trained = [step for step in trained if "actor/grad_norm" in step]
     assert len(trained) == STEPS

@@ -46,7 +46,7 @@ class System(Protocol):
         """
 
     def beside(self, what: str, folder: Path) -> Sequence[str]:
-        """The command that a user types beside the run: "join" or "rollback"."""
+        """Returns the command that a user types during the run: "join" or "rollback"."""
 
     def sampler(self, root: psutil.Process) -> psutil.Process | None:
         """The engine's process among those of a run; None without one."""
