@@ -1,6 +1,6 @@
 """The same work by veRL's GRPO and by Trinity, on one or two GPUs: 32 x 8 responses of 512 tokens, one update a step.
 
-    python benchmarks/gpu/against_verl.py                           a 1.5 B shape, two GPUs; about 22 minutes
+    python benchmarks/gpu/against_verl.py                           a 1.5 B shape, two GPUs; about 45 minutes
     python benchmarks/gpu/against_verl.py --only 4 7 8 5            those rows, in this order
     python benchmarks/gpu/against_verl.py --verl FOLDER             veRL and its packages lie there
     python benchmarks/gpu/against_verl.py --only 4 --verl-set actor_rollout_ref.actor.strategy=fsdp
