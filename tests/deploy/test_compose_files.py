@@ -11,7 +11,7 @@ import pytest
 import typer
 import yaml
 
-from support.servers.compose import interpolate
+from support.servers.compose import Loader, interpolate, over
 from trinity.trainer.settings import TrainerSettings
 from trinity.ui.main import app as ui
 
@@ -29,24 +29,9 @@ ALWAYS = {"nats", "buffer", "environment", "sync", "explorer", "trainer"}
 EXPLORERS = {"explorer", "explorer-2", "explorer-3", "explorer-4"}
 
 
-class _Loader(yaml.SafeLoader):
-    """With the tag by which compose removes what the file before has."""
-
-
-_Loader.add_constructor("!reset", lambda *_: None)
-
-
 def read(name: str, **given: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.load(interpolate((FOLDER / name).read_text(), {**GIVEN, **given}), _Loader)
+    found: dict[str, Any] = yaml.load(interpolate((FOLDER / name).read_text(), {**GIVEN, **given}), Loader)
     return found
-
-
-def over(below: Any, above: Any) -> Any:
-    """As compose merges files; what `!reset` names is absent. Lists are not merged here."""
-    if not isinstance(below, dict) or not isinstance(above, dict):
-        return above
-    merged = below | {key: over(below.get(key), value) for key, value in above.items()}
-    return {key: value for key, value in merged.items() if value is not None or below.get(key, "") is None}
 
 
 def gpus(service: dict[str, Any]) -> list[str]:

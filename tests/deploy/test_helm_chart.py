@@ -261,6 +261,12 @@ def test_further_machines_of_the_trainer_reach_it_before_it_is_ready(tmp_path: P
     container = further["template"]["spec"]["containers"][0]
     settings = {one["name"]: one.get("value") for one in container["env"]}
     assert (further["replicas"], settings["TRINITY_TRAINER_FIRST_ADDRESS"]) == (2, "trainer:7005")
+    (job,) = of_kind(manifests, "Job").values()
+    first = job["spec"]["template"]["spec"]["containers"][0]
+    assert container["command"] == first["command"] == ["trinity-trainer", "serve"]
+    changed = {one["name"] for one in container["env"] if one not in first["env"]}
+    assert changed == {"TRINITY_TRAINER_FIRST_ADDRESS", "TRINITY_TRAINER_DRAIN_SECONDS"}
+    assert {"TRINITY_TRAINER_NATS_CREDS", "TRINITY_TRAINER_TLS_CERT"} <= settings.keys()
     service = of_kind(manifests, "Service")["trainer"]["spec"]
     assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
     policies = of_kind(manifests, "NetworkPolicy")

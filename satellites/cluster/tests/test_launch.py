@@ -1,6 +1,7 @@
 """`trinity launch slurm`: the script's text, and what is refused. tests/e2e/test_slurm.py runs it on a real Slurm."""
 
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -108,32 +109,37 @@ def test_the_shell_runs_no_part_of_a_name_and_each_argument_arrives_as_it_was(co
     plugins.mkdir()
     text = script(config, "--nodes", "2", "--plugin-dir", str(plugins), "--", f"explorer.env_vars.X={yaml_text(ODD)}")
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
-    said = tmp_path / "said"
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name, answer in (("scontrol", "echo ' NodeAddr=10.0.0.7 Restarts=0 '"), ("squeue", "echo 12"), ("scancel", "")):
-        write_program(programs / name, answer)
-    recorder = write_program(
-        programs / "trinity", f'printf "%s\\0" "${{TRINITY_IDENTITY:-}}" "$@" >> {said}; echo >> {said}'
-    )
-    text = "\n".join(f"trinity=({recorder})" if line.startswith("trinity=(") else line for line in text.splitlines())
-    environment = {"PATH": f"{programs}:{os.environ['PATH']}", "SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "12"}
     job = tmp_path / "jobs/tests/odd $(touch hacked) 'name'"
     run = ["run", "--config", str(config), f"--plugin-dir={plugins}", f"explorer.env_vars.X={yaml_text(ODD)}"]
     run.append(f'checkpoint_root_dir="{tmp_path / "jobs"}"')
     hosts = ["--host", "10.0.0.7", "--host", "localhost", "--host", "127.0.0.1"]
     certify = ["", "certs", "rotate", "--folder", f"{job}/slurm/identity", *hosts]
 
-    assert subprocess.run(["bash"], input=text, text=True, env=environment, timeout=60, check=False).returncode == 0
     servers = ["buffer", "environment", "explorer", "sync", "trainer", "nats"]
-    assert calls(said) == [[*certify, *servers], [f"{job}/slurm/identity", *run, "mode=train"]]
-    said.unlink()
-    exploring = {**environment, "SLURM_ARRAY_TASK_ID": "1"}
-    assert subprocess.run(["bash"], input=text, text=True, env=exploring, timeout=60, check=False).returncode == 0
+    assert played(text, tmp_path) == [[*certify, *servers], [f"{job}/slurm/identity", *run, "mode=train"]]
     own = [f"{job}/slurm/identity/explorer-1", *run, "mode=explore", "explorer.name=explorer-1"]
     own.append("synchronizer.sync_timeout=3000000")
-    assert calls(said) == [[*certify, "explorer-1"], own]
+    assert played(text, tmp_path, SLURM_ARRAY_TASK_ID="1") == [[*certify, "explorer-1"], own]
     assert not list(tmp_path.glob("hacked"))
+
+
+def test_machines_of_the_trainer_and_explorers_run_the_commands_of_the_docs(config: Path, tmp_path: Path) -> None:
+    text = script(config, "--nodes", "4", "--trainer-nodes", "2")
+    submitted = [shlex.split(line[1:]) for line in text.splitlines() if line.startswith("#   sbatch")]
+    arrays = [option for command in submitted for option in command if option.startswith("--job-name=")]
+    (own,) = [line for line in directives(text) if line.startswith("--job-name=")]
+    jobs = [option.removeprefix("--job-name=") for option in (own, *arrays)]
+    documented = (Path(__file__).parents[3] / "docs/modes.md").read_text()
+    keys = re.findall(r"trinity run --config run\.yaml (mode=(?:train|train_node|explore)\b.*)", documented)
+    assert len({mode.split()[0] for mode in keys}) == 3, keys
+    places = (("mode=train", ""), ("mode=train_node", "trainer-1"), ("mode=explore", "explorer-1"))
+    for job, (mode, name) in zip(jobs, places, strict=True):
+        task = "1" if name else ""
+        *_, (identity, *command) = played(text, tmp_path, SLURM_JOB_NAME=job, SLURM_ARRAY_TASK_ID=task)
+        typed = next(line.replace("gpu-2", name).replace("gpu-3", name) for line in keys if line.split()[0] == mode)
+        assert {*typed.split()} <= {*command}, job
+        assert "cluster.node_num=2" in command and command.count(mode) == 1
+        assert Path(identity).name == (name or "identity")
 
 
 @pytest.mark.parametrize(
@@ -215,15 +221,26 @@ def launch_with(programs: Path, config: Path, monkeypatch: pytest.MonkeyPatch, *
     return launch(config, *arguments)
 
 
+def played(text: str, folder: Path, **environment: str) -> list[list[str]]:
+    """Runs a node's script whose commands only record their calls. Returns identity and arguments of each."""
+    said, programs = folder / "said", folder / "bin"
+    said.unlink(missing_ok=True)
+    programs.mkdir(exist_ok=True)
+    for name, answer in (("scontrol", "echo ' NodeAddr=10.0.0.7 Restarts=0 '"), ("squeue", "echo 12"), ("scancel", "")):
+        write_program(programs / name, answer)
+    recorder = write_program(
+        programs / "trinity", f'printf "%s\\0" "${{TRINITY_IDENTITY:-}}" "$@" >> {said}; echo >> {said}'
+    )
+    text = "\n".join(f"trinity=({recorder})" if line.startswith("trinity=(") else line for line in text.splitlines())
+    given = {"PATH": f"{programs}:{os.environ['PATH']}", "SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "12", **environment}
+    assert subprocess.run(["bash"], input=text, text=True, env=given, timeout=60, check=False).returncode == 0
+    return [call.split("\0")[:-1] for call in said.read_text().split("\n")[:-1]]
+
+
 def write_program(path: Path, body: str) -> Path:
     path.write_text(f"#!/bin/bash\n{body}\n")
     path.chmod(0o700)
     return path
-
-
-def calls(said: Path) -> list[list[str]]:
-    """Identity and arguments of each call that was written down."""
-    return [call.split("\0")[:-1] for call in said.read_text().split("\n")[:-1]]
 
 
 def yaml_text(text: str) -> str:

@@ -6,7 +6,8 @@
 
 Read from the file: command, environment, volumes, published ports, healthcheck, restart, stop_grace_period,
 profiles. An image is its Dockerfile's ENTRYPOINT and CMD, with the packages of this test's Python; nats is the
-nats-server of the tests, Prometheus the machine's. All services are in one network.
+nats-server of the tests, Prometheus the machine's. All services are in one network. With `network_mode: host` a service
+is on this machine's, or, in a project that joins the network of another, a machine of its own.
 """
 
 import json
@@ -38,6 +39,21 @@ _PROGRAMS = {"nats": "nats-server", "prom/prometheus": "prometheus"}
 _FIELD = re.compile(r"([\w./@]+)=('[^']*'|\S+)")
 # moby: the pause before a restart doubles, and is short again after a process that lived so long.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _LIVED_SECONDS = 0.1, 60.0, 10.0
+
+
+class Loader(yaml.SafeLoader):
+    """With the tag by which compose removes what the file before has."""
+
+
+Loader.add_constructor("!reset", lambda *_: None)
+
+
+def over(below: Any, above: Any) -> Any:
+    """As compose merges files; what `!reset` names is absent. Lists are not merged here."""
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return above
+    merged = below | {key: over(below.get(key), value) for key, value in above.items()}
+    return {key: value for key, value in merged.items() if value is not None or below.get(key, "") is None}
 
 
 def interpolate(text: str, given: Mapping[str, str]) -> str:
@@ -126,11 +142,21 @@ class Service:
 
 
 class Project:
-    """A context manager; at its end nothing runs any more. `network`: that of another project, which both use."""
+    """A context manager; at its end nothing runs any more. `network`: that of another project, which both use.
 
-    def __init__(self, file: Path, given: Mapping[str, str], folder: Path, network: Network | None = None) -> None:
+    `above`: a further file, over the first.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        given: Mapping[str, str],
+        folder: Path,
+        network: Network | None = None,
+        above: Path | None = None,
+    ) -> None:
         self._makes_network, self.network = network is None, network or Network()
-        self.file, self._folder = file, folder
+        self.file, self._above, self._folder = file, above, folder
         self._given = dict(given)
         self.services: dict[str, Service] = {}
         self._listeners: list[socket.socket] = []
@@ -142,6 +168,8 @@ class Project:
         self._given.setdefault("TRINITY_HOST", self.network.address)
         self._given.setdefault("TRINITY_USER", f"{os.getuid()}:{os.getgid()}")
         read = yaml.safe_load(self.file.read_text())
+        if self._above is not None:
+            read = over(read, yaml.load(self._above.read_text(), Loader))
         self._about: dict[str, Any] = json.loads(json.dumps(read["services"]), object_hook=self._interpolated)
         self._volumes = read.get("volumes", {})
         for name, about in self._about.items():
@@ -178,7 +206,9 @@ class Project:
         if "build" not in about and not Path(command[0]).is_relative_to("/usr"):
             volumes.append((Path(command[0]).parent, str(Path(command[0]).parent), True))
         user, _, group = about.get("user", "0:0").partition(":")
-        spec = Spec(f"{name}-1", command, environment, volumes, [name], (int(user), int(group)))
+        on_host = self._makes_network and about.get("network_mode") == "host"
+        ids = int(user), int(group)
+        spec = Spec(f"{name}-1", command, environment, volumes, [name], ids, on_host=on_host)
         container = Container(self.network, spec, self._folder / name)
         self.services[name] = Service(container, about)
         for port in about.get("ports", []) if "profiles" not in about else []:

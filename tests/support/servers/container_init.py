@@ -26,8 +26,9 @@ def main() -> None:
     _make_root(spec)
     print("ready", flush=True)
     sys.stdin.readline()  # the cable is there
-    for command in (["link", "set", "lo", "up"], ["addr", "add", spec["address"], "dev", "eth0"],
-                    ["link", "set", "eth0", "up"], ["route", "add", "default", "via", spec["gateway"]]):  # fmt: skip
+    commands = (["link", "set", "lo", "up"], ["addr", "add", spec["address"], "dev", "eth0"],
+                ["link", "set", "eth0", "up"], ["route", "add", "default", "via", spec["gateway"]])  # fmt: skip
+    for command in commands if spec["address"] else ():
         subprocess.run(["ip", *command], check=True)
     child = os.fork()
     if child == 0:

@@ -32,7 +32,7 @@ from trinity.runtime.process import tied
 
 _SECONDS = 60.0
 _LISTENS = "0A"  # in /proc/net/tcp
-_NAMESPACES = ["--net", "--mount", "--uts", "--pid", "--ipc", "--fork", "--kill-child"]
+_NAMESPACES = ["--mount", "--uts", "--pid", "--ipc", "--fork", "--kill-child"]
 
 
 def missing() -> str:
@@ -107,7 +107,7 @@ class Network:
 @dataclass(frozen=True)
 class Spec:
     """`command[0]` is a path. `volumes`: source here, path there, whether it is read-only. `read_only`: nothing is
-    written outside of volumes."""
+    written outside of volumes. `on_host`: it is in this machine's network."""
 
     name: str
     command: Sequence[str]
@@ -116,6 +116,7 @@ class Spec:
     aliases: Sequence[str] = ()
     user: tuple[int, int] = (0, 0)
     read_only: bool = False
+    on_host: bool = False
 
 
 @dataclass
@@ -141,7 +142,7 @@ class Container:
         given = {
             "hostname": self.spec.name,
             "root": str(self.root),
-            "address": f"{self.address}/24",
+            "address": "" if self.spec.on_host else f"{self.address}/24",
             "gateway": self.network.address,
             "command": list(self.spec.command),
             "environment": dict(self.spec.environment),
@@ -152,16 +153,18 @@ class Container:
         spec_file = self.folder / "spec.json"
         spec_file.write_text(json.dumps(given))
         init = str(Path(__file__).with_name("container_init.py"))
+        apart = [*_NAMESPACES, *([] if self.spec.on_host else ["--net"])]
         with (self.folder / "err").open("ab") as err:
             self._process = subprocess.Popen(
-                tied([str(shutil.which("unshare")), *_NAMESPACES, sys.executable, init, str(spec_file)]),
+                tied([str(shutil.which("unshare")), *apart, sys.executable, init, str(spec_file)]),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True,
                 env={key: os.environ[key] for key in ("PATH", "PYTHONPATH") if key in os.environ},
             )  # fmt: skip
         assert self._process.stdin is not None and self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n", self.tail()
         threading.Thread(target=self._copy_output, args=(self._process,), daemon=True).start()
-        self.network.connect(self._process.pid, self.address)
+        if not self.spec.on_host:
+            self.network.connect(self._process.pid, self.address)
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         deadline = time.monotonic() + _SECONDS
