@@ -169,14 +169,13 @@ def _metric(folder: Path, metric: str) -> dict[int, float]:
 
 
 def stage_folder(given: Path) -> Path:
-    """Returns the stage folder of a job with one stage, or the given folder. Raises RunError."""
+    """Returns the given folder of a stage, or the stage of a job that trained last. Raises RunError."""
     if (given / "monitor" / "trainer.jsonl").exists():
         return given
-    below = sorted(path.parent.parent for path in given.glob("*/monitor/trainer.jsonl"))
-    if len(below) == 1:
-        return below[0]
-    which = f"give the folder of one stage: {', '.join(map(str, below))}" if below else "no step was trained in it"
-    raise RunError(f"{given}: {which}", 2)
+    below = sorted(given.glob("*/monitor/trainer.jsonl"), key=lambda path: path.stat().st_mtime)
+    if not below:
+        raise RunError(f"{given}: no step was trained in it", 2)
+    return below[-1].parent.parent
 
 
 def in_ranges(found: Comparison, most: int = _ROWS) -> list[Difference]:

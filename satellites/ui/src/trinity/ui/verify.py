@@ -212,6 +212,8 @@ def is_signed(key: bytes, message: bytes, signature: bytes) -> bool:
 def check_statement(folder: Path, key: "bytes | None") -> "tuple[int, str]":
     """Checks the signature and all files that the statement lists. Returns its step, and the digest of its entry."""
     path = folder / "statement.dsse.json"
+    if not path.exists():
+        raise Broken(f"{folder} has no {path.name}: give a folder that `trinity provenance --job JOB` has written")
     envelope = json.loads(path.read_bytes())
     payload = base64.b64decode(envelope["payload"], validate=True)
     signed = b"DSSEv1 %d %b %d %b" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(payload), payload)
