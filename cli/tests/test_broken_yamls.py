@@ -56,6 +56,7 @@ TYPES = [
     ("model.lora_configs", "[{lora_rank: 0}]", "greater than or equal to 1"),
     ("model.lora_configs", "[{lora_rank: false}]", "whole number"),
     ("model.lora_configs", "[{lora_rank: auto}]", "whole number"),
+    ("model.lora_configs", "[{merged: unmerged}]", "true or false"),
     ("model.lora_configs", "[{target_modules: {a: b}}]", "text, a list of texts or null"),
     ("algorithm", "grpo", "must be a mapping"),
     ("algorithm.algorithm_type", "[grpo]", "must be text"),

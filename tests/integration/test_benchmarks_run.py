@@ -19,6 +19,7 @@ TABLES = {
     "trainer.py": ("packing", "packed", "memory", "growth"),
     "sync.py tls": ("pause, with mTLS and without", "ratios of the pairs"),
     "sync.py": ("pause, requests running", "bare load", "difference, 1% changed", "publish + fetch", "ratio"),
+    "adapters.py": ("a swap while requests run", "MB a version", "of merged", "1 held", "8 held", "distance in nats"),
     "sync_storage.py": ("delta", "folder", "s3", "jetstream", "of copy", "limit"),
     "checkpoints.py": ("save to S3", "resume from S3, empty disk", "of copy", "limit"),
     "sync_membership.py": ("members", "leases lost", "p99 s", "CPU s"),

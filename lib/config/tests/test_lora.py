@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from trinity.compat_rft.translate import translate
-from trinity.config.checks.lora import choose, modules_of, select
+from trinity.config import make_plan
+from trinity.config.checks.lora import choose, modules_of, refuse_unmerged, select
 from trinity.config.checks.sections import check, check_rope
 from trinity.config.checks.weights import check_synchronizer, stores, transports, weights_advice
 from trinity.config.schema import Config
@@ -144,6 +145,47 @@ def test_versions_of_adapters_are_small_and_never_differences() -> None:
     assert "differences" in stores(without)
     assert "differences" not in stores(with_lora)
     assert "adapters, merged by the explorers" in transports(with_lora)
+
+
+def test_unmerged_adapters_are_held_for_every_version_in_use_and_the_next() -> None:
+    def held(**sync: Any) -> int:
+        return make_plan(config({"merged": False}, synchronizer=sync)).adapters_held
+
+    assert LoraConfig().merged
+    assert held() == 2
+    assert held(sync_offset=1) == 3
+    assert held(sync_interval=4) == 2, "a task begins with one of two versions at most"
+    assert held(sync_interval=2, sync_offset=4) == 4
+    assert held(sync_offset=1000) == 16
+
+
+@pytest.mark.parametrize(
+    ("choice", "key", "words"),
+    [
+        ({"lora_rank": 513}, "lora_rank", "is 513, and vLLM computes unmerged adapters up to rank 512; set merged"),
+        ({"target_modules": [".visual.qkv"]}, "target_modules", "vision tower, which vLLM does not adapt; leave them"),
+    ],
+)
+def test_adapters_that_vllm_cannot_hold_are_refused(choice: dict[str, Any], key: str, words: str) -> None:
+    (problem,) = [p for p in check(config({"merged": False, **choice})) if "lora" in p.path]
+    assert problem.path == f"model.lora_configs.0.{key}" and words in problem.message
+    assert not [p for p in check(config(choice)) if "lora" in p.path]
+
+
+def test_layers_that_a_regex_finds_in_a_tower_and_ranks_of_a_folder_are_refused() -> None:
+    (problem,) = refuse_unmerged(8, ["model.layers.0.mlp.up_proj", "model.visual.blocks.0.mlp.up_proj"])
+    assert problem.path == "model.lora_configs.0.target_modules" and "choose model.visual.blocks.0" in problem.message
+    (problem,) = refuse_unmerged(1024, ["model.layers.0.mlp.up_proj"])
+    assert problem.path == "model.lora_configs.0.path" and "of rank 1024" in problem.message
+    assert not list(refuse_unmerged(512, ["model.layers.0.mlp.up_proj"]))
+
+
+def test_unmerged_adapters_travel_by_storage() -> None:
+    unmerged = config({"merged": False}, synchronizer={"sync_method": "nccl"})
+    assert transports(unmerged) == "a version (adapters, held unmerged by the engines) every 1 step(s), by storage"
+    assert any("sync_method: nccl has no effect" in sentence for sentence in weights_advice(unmerged))
+    merged = config({}, synchronizer={"sync_method": "nccl"})
+    assert not any("sync_method" in sentence for sentence in weights_advice(merged))
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0}

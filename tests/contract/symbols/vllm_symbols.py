@@ -147,6 +147,39 @@ VLLM = (
         ),
     ),
     Border(
+        "vLLM: unmerged adapters",
+        (
+            "trinity.explorer.engine.adapters",
+            "trinity.explorer.engine.cpu_adapters",
+            "trinity.explorer.engine.start",
+            "trinity.explorer.engine.worker",
+        ),
+        "`LRUCacheWorkerLoRAManager.add_adapter`: an adapter without a slot is read from its folder again. "
+        "`kv_cache_utils._gen_lora_extra_hash_keys`: what of an adapter is in a block's hash. "
+        "`config/lora.py`: the ranks of `MaxLoRARanks`. `punica_cpu.py`: which functions it calls, with what.",
+        (
+            "services/explorer/tests/engine/test_unmerged_adapters.py",
+            "services/explorer/tests/engine/test_adapters_on_a_cpu.py",
+        ),
+        (
+            "vllm.lora.punica_wrapper:punica_cpu.sgmv_shrink",
+            "vllm.lora.punica_wrapper:punica_cpu.sgmv_expand",
+            "vllm.lora.punica_wrapper:punica_cpu.sgmv_expand_slice",
+            "vllm.lora.punica_wrapper:punica_cpu.bgmv_shrink",
+            "vllm.lora.punica_wrapper:punica_cpu.bgmv_expand",
+            "vllm.lora.punica_wrapper:punica_cpu.bgmv_expand_slice",
+            "vllm.lora.request:LoRARequest.lora_int_id",
+            "vllm.model_executor.models:ModelRegistry.resolve_model_cls(architectures, model_config)",
+            "vllm.model_executor.models:supports_lora(model)",
+            "vllm.v1.engine.async_llm:AsyncLLM.add_lora(lora_request)",
+            "vllm.v1.engine.async_llm:AsyncLLM.remove_lora(lora_id)",
+            "vllm.engine.arg_utils:EngineArgs.enable_lora",
+            "vllm.engine.arg_utils:EngineArgs.max_loras",
+            "vllm.engine.arg_utils:EngineArgs.max_cpu_loras",
+            "vllm.engine.arg_utils:EngineArgs.max_lora_rank",
+        ),
+    ),
+    Border(
         "vLLM: experts of every token",
         ("trinity.explorer.engine.routes", "trinity.explorer.engine.scheduler", "trinity.explorer.engine.start"),
         "Whether CPUs have a model runner that records experts itself: then routes.py goes. `execute_model` of the "

@@ -4,8 +4,8 @@ import pytest
 
 from support.fakes.data.pictures import picture
 from trinity.data.images import PlacedImage
-from trinity.explorer.engine import engine
-from trinity.explorer.engine.engine import DecodedImages
+from trinity.explorer.engine import images
+from trinity.explorer.engine.images import DecodedImages
 from trinity.runtime.errors import InvalidInput
 
 pytestmark = pytest.mark.core
@@ -19,7 +19,7 @@ def test_an_image_is_decoded_once_wherever_it_stands() -> None:
 
 
 def test_those_used_longest_ago_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_KEPT_BYTES", 2 * 3 * 32 * 32)
+    monkeypatch.setattr(images, "_KEPT_BYTES", 2 * 3 * 32 * 32)
     decoded = DecodedImages()
     placed = [PlacedImage(0, picture(colour=colour)) for colour in ("red", "green", "blue")]
     red, green = decoded.of(placed[:2])

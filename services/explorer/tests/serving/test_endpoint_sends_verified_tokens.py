@@ -9,6 +9,7 @@ import pytest
 
 from trinity.explorer.engine.engine import Engine
 from trinity.explorer.serving.endpoint import PooledClient
+from trinity.explorer.types import EngineOptions
 from trinity.explorer.weights.load_history import LoadHistory, WeightsWithdrawn
 
 pytestmark = pytest.mark.core
@@ -35,8 +36,7 @@ class Pool:
     def __init__(self) -> None:
         self.loads = LoadHistory()
         self.llm = Vllm()
-        options: Any = None
-        self.engines = [Engine(self.llm, options)]
+        self.engines = [Engine(self.llm, EngineOptions("m", "cpu", 8))]
         self.prompts: list[Any] = []
 
     @asynccontextmanager

@@ -26,6 +26,9 @@ class Lengths:
     response: int
 
 
+_MOST_ADAPTERS = 16  # held by an engine, which keeps memory for each
+
+
 @dataclass(frozen=True)
 class Staleness:
     """When weights travel, and how old the weights that made a batch may be.
@@ -136,6 +139,12 @@ class Plan:
     def outstanding_groups(self) -> int:
         """Tasks that are fed and not yet trained, at most."""
         return (self.staleness.bound + 1) * self.groups_per_step
+
+    @property
+    def adapters_held(self) -> int:
+        """Slots of an engine for unmerged adapters: of each version that a running task may have begun with, and of
+        the next one, which otherwise waits for the end of the oldest's requests."""
+        return min(self.staleness.bound // self.staleness.interval + 2, _MOST_ADAPTERS)
 
     @property
     def gpus(self) -> "GpuSplit":

@@ -34,6 +34,7 @@ from trinity.runtime.broker import Broker
 from trinity.runtime.devices import choose
 from trinity.runtime.names import RunNames
 from trinity.runtime.trust.keys import KeyFile
+from trinity.weights.adapters import read_adapters
 from trinity.weights.client import Membership
 from trinity.weights.stores.cache import WeightCache
 
@@ -69,6 +70,7 @@ class ExplorerBuilder:
         import torch
 
         model = self._config.model
+        slots, rank = self._adapters()
         device = choose(self._settings.device, "TRINITY_EXPLORER_DEVICE", torch.cuda.is_available())
         return EngineOptions.of(
             self._explorer.rollout_model,
@@ -81,8 +83,19 @@ class ExplorerBuilder:
             routes=self._config.algorithm.enable_router_replay,
             images=image_rules(model.model_path),
             turn_end=turn_end,
+            adapters=slots,
+            adapter_rank=rank,
             reproducible=self._config.reproducible,
         )
+
+    def _adapters(self) -> tuple[int, int]:
+        """Slots for unmerged adapters, and their rank; 0 if the engines follow whole models, or merge adapters."""
+        lora = self._config.model.lora
+        if lora is None or lora.merged or self._settings.serve_folder is not None or self._config.mode == "bench":
+            return 0, 0
+        if lora.path and lora.lora_rank is None:
+            return self._plan.adapters_held, read_adapters(Path(lora.path).expanduser()).rank
+        return self._plan.adapters_held, lora.rank
 
     async def pool(self, options: EngineOptions) -> EnginePool:
         return await EnginePool.start(options, self._devices(options))
@@ -109,7 +122,8 @@ class ExplorerBuilder:
         transports = tuple(stores)
         if "collective" in asked and options.device == "cuda" and not has_nccl():
             log.warning("explorer.collective.no_nccl", advice="weights come by storage; install torch's build for CUDA")
-        elif "collective" in asked and not self._config.reproducible:  # a broadcast does not wait for running tasks
+        elif "collective" in asked and not (options.adapters or self._config.reproducible):
+            # A broadcast does not wait for running tasks.
             timeout = self._config.synchronizer.collective_timeout
             collective = CollectiveMember(self._explorer_id, pool.enter_group, timeout)
             transports += ("collective-nccl" if options.device == "cuda" else "collective-gloo",)
@@ -126,7 +140,8 @@ class ExplorerBuilder:
         )
         cache = WeightCache(cache_folder, self._run_id, stores, self._settings.nats_url)
         exact = ExactGates(enforced=self._config.reproducible)
-        return WeightFollower(self._settings.sync_address, membership, pool, cache, activity, exact, collective)
+        address, merges = self._settings.sync_address, not options.adapters
+        return WeightFollower(address, membership, pool, cache, activity, exact, collective, merges)
 
     async def tools(
         self, options: EngineOptions, pool: EnginePool, tokenizer: ChatTokenizer, keys: KeyFile | None = None

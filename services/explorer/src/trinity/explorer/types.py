@@ -69,6 +69,8 @@ class EngineOptions:
     images: ImageRules | None = None  # None: the model reads no images
     turn_end: int | None = None  # the chat template's end of a reply, at which sampling stops as at the model's eos
     routes: bool = False  # record the experts of every token
+    adapters: int = 0  # slots for unmerged adapters; 0: weights are loaded into the model
+    adapter_rank: int = 0  # the largest rank of an adapter
     reproducible: bool = False  # results do not depend on the other sequences of a batch
 
     @classmethod

@@ -18,7 +18,7 @@ from trinity.cli.supervise.phases import phase
 from trinity.cli.supervise.processes.endpoint import endpoint_problems, is_taken
 from trinity.cli.supervise.processes.services import container_problems
 from trinity.config import Config, ConfigError, Plan, Problem, devices, expand, make_plan
-from trinity.config.checks.lora import PLACE, choose, modules_of
+from trinity.config.checks.lora import PLACE, choose, modules_of, refuse_unmerged
 from trinity.config.checks.weights import S3
 from trinity.config.memory import quantization_of
 from trinity.config.names import auxiliary_name, rates
@@ -240,7 +240,8 @@ def _check_lora(plan: Plan) -> list[Problem]:
         if given is not None:
             given.check(linear, model.model_path)
         with time_limit(_MOST_REGEX_SECONDS):
-            return choose(lora, linear, given)[1]
+            chosen, problems = choose(lora, linear, given)
+        return problems if lora.merged else [*problems, *refuse_unmerged(chosen.rank, chosen.modules)]
     except InvalidInput as error:
         return [Problem(f"{PLACE}.path", str(error))]
     except TimeoutError:

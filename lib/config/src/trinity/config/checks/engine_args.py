@@ -51,7 +51,10 @@ _REFUSED = {
     ),
     **dict.fromkeys(("runner", "convert", "pooler_config"), _KIND),
     "reasoning_parser": "explorer.rollout_model.reasoning_parser says it",
-    "enable_lora": "adapters are merged into the weights that travel; see model.lora_configs",
+    **dict.fromkeys(
+        ("enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank"),
+        "follows from model.lora_configs, whose merged: false makes engines hold adapters",
+    ),
     "disable_log_stats": "Trinity reports an engine's usage by itself",
     "hf_token": "secrets do not belong into a YAML; set the environment variable HF_TOKEN",
 }  # fmt: skip

@@ -13,6 +13,7 @@ from trinity.config.schema.model import LoraConfig
 
 ALL_LINEAR = "all-linear"
 PLACE = "model.lora_configs.0"
+MOST_RANK = 512  # that vLLM computes unmerged
 # Embeddings and output heads by their names in the models of transformers; they are not adapted.
 _ENDS = {"lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "wpe", "pos_embed"}
 # Parts of models that read images or sound, besides the language model, in the names of their modules.
@@ -44,6 +45,18 @@ def select(lora: LoraConfig, modules: Iterable[str]) -> tuple[list[str], list[Pr
     if not found:
         problems.append(Problem(f"{PLACE}.target_modules", "and exclude_modules leave no layer to adapt"))
     return found, problems
+
+
+def refuse_unmerged(rank: int, modules: Iterable[str]) -> Iterator[Problem]:
+    """Finds what vLLM cannot compute unmerged of the adapters that train."""
+    if rank > MOST_RANK:
+        what = f"has adapters of rank {rank}, and vLLM computes unmerged ones up to {MOST_RANK}; set merged: true"
+        yield Problem(f"{PLACE}.path", what)
+    for name in modules:
+        if not _TOWERS.isdisjoint(name.split(".")):
+            what = f"choose {name}, and vLLM does not adapt a vision tower; leave it out, or set merged: true"
+            yield Problem(f"{PLACE}.target_modules", what)
+            return
 
 
 class Given(Protocol):
@@ -159,6 +172,12 @@ def check_lora(config: Config) -> Iterator[Problem]:
         yield Problem(f"{PLACE}.target_modules", f"is empty; give names of layers, or {ALL_LINEAR}")
     if config.trainer.freeze_vision_tower and any(map(_names_tower, _listed(lora.targets))):
         problem = "has layers of the vision tower, and trainer.freeze_vision_tower is true; leave out one of them"
+        yield Problem(f"{PLACE}.target_modules", problem)
+    if not lora.merged and lora.rank > MOST_RANK:
+        problem = f"is {lora.rank}, and vLLM computes unmerged adapters up to rank {MOST_RANK}; set merged: true"
+        yield Problem(f"{PLACE}.lora_rank", problem)
+    if not lora.merged and any(map(_names_tower, _listed(lora.targets))):
+        problem = "has layers of the vision tower, which vLLM does not adapt; leave them out, or set merged: true"
         yield Problem(f"{PLACE}.target_modules", problem)
     dtype = config.trainer.deepspeed.dtype
     if "auto" not in (lora.lora_dtype, dtype) and lora.lora_dtype != dtype:

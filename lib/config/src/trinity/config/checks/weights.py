@@ -85,6 +85,8 @@ def weights_advice(config: Config) -> Iterator[str]:
         yield "synchronizer.full_interval: has no effect: versions in folders are always whole"
     if sync.sync_method == "checkpoint" and "collective_timeout" in given:
         yield "synchronizer.collective_timeout: has no effect with sync_method checkpoint"
+    if sync.sync_method == "nccl" and "sync_method" in given and config.model.lora and not config.model.lora.merged:
+        yield "synchronizer.sync_method: nccl has no effect: adapters with merged: false travel by storage"
     strategy = config.algorithm.sample_strategy
     if sync.on_rejected == "continue" and strategy == "staleness_control":
         yield "synchronizer.on_rejected: continue with staleness_control; while the newest version is rejected the " \
@@ -105,7 +107,10 @@ def transports(config: Config) -> str:
         "checkpoint": "by storage",
         "memory": "by storage in the memory of the trainer's machine",
     }[sync.sync_method]
-    what = "a version" if config.model.lora is None else "a version (adapters, merged by the explorers)"
+    lora = config.model.lora
+    if lora is not None and not lora.merged:
+        return f"a version (adapters, held unmerged by the engines) every {sync.sync_interval} step(s), by storage"
+    what = "a version" if lora is None else "a version (adapters, merged by the explorers)"
     return f"{what} every {sync.sync_interval} step(s), {first}"
 
 

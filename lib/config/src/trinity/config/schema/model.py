@@ -34,6 +34,12 @@ class LoraConfig(Section):
     )
     exclude_modules: str | list[str] | None = Field(None, description="Left out of target_modules; named like them")
 
+    merged: bool = Field(
+        True,
+        description="Engines merge each version into the base model; false: they hold the adapters beside it, so a "
+        "version is swapped in without a pause (docs/weights.md)",
+    )
+
     @property
     def rank(self) -> int:
         """The rank of new adapters."""

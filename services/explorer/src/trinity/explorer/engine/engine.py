@@ -5,33 +5,40 @@
 `load` pauses sampling, keeps running requests, loads, and resumes. So a response may be sampled by several loads, and
 records the load of every token. Each load has a unique serial. Every key-value block belongs to one load: the prefix
 cache is salted with the serial, and invalidated at each pause (see scheduler.py).
+
+An engine with slots for adapters never changes its base model: `load` swaps the policy's adapter without a pause, and a
+response is sampled by the load with which it began (see adapters.py).
 """
 
 import asyncio
 import contextlib
-import threading
+import tempfile
 import time
 import uuid
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import active_children
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import structlog
 
 from trinity.data.experience import SamplingParams, VersionSpan
-from trinity.data.images import PlacedImage, collapsed, placed, rgb, size
+from trinity.data.images import PlacedImage, collapsed, placed, size
 from trinity.data.vision import ImageRules
+from trinity.explorer.engine.adapters import HeldAdapters
 from trinity.explorer.engine.homes import Homes
+from trinity.explorer.engine.images import DecodedImages
 from trinity.explorer.engine.start import start_vllm
 from trinity.explorer.types import Completion, EngineFailed, EngineOptions, EngineUsage
 from trinity.explorer.weights.load_history import LoadHistory
-from trinity.runtime.errors import InvalidInput
+from trinity.runtime.errors import Full, InvalidInput
 from trinity.runtime.metrics import Counter
 from trinity.weights import Canary
 from trinity.weights import canary as canaries
+from trinity.weights.adapters import lay_out
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +52,7 @@ _CALL_SECONDS = 120.0
 _LOAD_SECONDS = 1800.0
 _BEFORE_ALL_OTHERS = -1
 _RATE_SECONDS = 30.0
-_KEPT_BYTES = 256 * 2**20  # of decoded images
+_POLICY = ""  # the name of the adapter that `load` swaps
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,19 @@ class LoadSeconds:
     pausing: float
     loading: float
     resuming: float
+
+
+@dataclass(frozen=True)
+class Using:
+    """The weights of one request. `arguments`: for AsyncLLM.generate.
+
+    `serials[i]` is the serial of a token that the engine core sampled after `i` loads.
+    """
+
+    salt: str
+    serials: Sequence[int]
+    first: int = 0  # loads before the request
+    arguments: dict[str, Any] = field(default_factory=dict)
 
 
 class Engine:
@@ -69,6 +89,7 @@ class Engine:
         self.last_load: LoadSeconds | None = None
         self.usage = EngineUsage()
         self._decoded = DecodedImages()
+        self.adapters = HeldAdapters(llm, options.adapters)
 
     @classmethod
     async def start(cls, options: EngineOptions) -> "Engine":
@@ -82,11 +103,16 @@ class Engine:
             self.usage = EngineUsage(stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage)
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[PlacedImage] = ()
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        images: Sequence[PlacedImage] = (),
+        adapter: str = _POLICY,
     ) -> list[Completion]:
         """Sample `sampling.n` completions. Raises InvalidInput if they do not fit, EngineFailed if vLLM fails.
 
-        images: all images in the prompt. At temperature 0 all completions are equal, so only one is sampled.
+        images: all images in the prompt. adapter: a name that `adapters.load` got; by default the policy. At
+        temperature 0 all completions are equal, so only one is sampled.
         """
         if not prompt_token_ids:
             raise InvalidInput("prompt_token_ids", "is empty")
@@ -99,18 +125,20 @@ class Engine:
         copies = sampling.n if sampling.temperature == 0 else 1
         sampling = replace(sampling, n=sampling.n // copies)
         await self.after_load()
-        try:
-            prompt = await self._vllm_prompt(list(prompt_token_ids), images)
-            stream = self.llm.generate(prompt, self._vllm_sampling(sampling), request_id=uuid.uuid4().hex)
-            outputs = [output async for output in stream]
-        except (asyncio.CancelledError, InvalidInput):
-            raise
-        except Exception as error:
-            if isinstance(error, ValueError) or type(error).__name__ == "VLLMValidationError":
-                raise InvalidInput("sampling", str(error)) from error
-            raise EngineFailed(f"vLLM failed: {type(error).__name__}: {error}") from error
+        async with self.using(adapter) as weights:
+            try:
+                prompt = await self._vllm_prompt(list(prompt_token_ids), images, weights.salt)
+                params, name = self._vllm_sampling(sampling), uuid.uuid4().hex
+                stream = self.llm.generate(prompt, params, request_id=name, **weights.arguments)
+                outputs = [output async for output in stream]
+            except (asyncio.CancelledError, InvalidInput):
+                raise
+            except Exception as error:
+                if isinstance(error, ValueError) or type(error).__name__ == "VLLMValidationError":
+                    raise InvalidInput("sampling", str(error)) from error
+                raise EngineFailed(f"vLLM failed: {type(error).__name__}: {error}") from error
         parts = [part for output in outputs for part in output.outputs]
-        completions = [completion_of(part, self.serials) for part in sorted(parts, key=lambda part: part.index)]
+        completions = [completion_of(part, weights.serials) for part in sorted(parts, key=lambda part: part.index)]
         self._check_routes(len(prompt_token_ids), completions)
         CACHED.inc(max(output.num_cached_tokens or 0 for output in outputs))
         PROMPTS.inc(len(prompt_token_ids))
@@ -123,12 +151,12 @@ class Engine:
             if found != expected:
                 raise EngineFailed(f"vLLM gave the experts of {found} tokens, of {expected} that it read")
 
-    async def _vllm_prompt(self, token_ids: list[int], images: Sequence[PlacedImage]) -> Any:
+    async def _vllm_prompt(self, token_ids: list[int], images: Sequence[PlacedImage], salt: str) -> Any:
         """vLLM would take sampled tokens with the placeholder's id for images. So it renders the prompt with collapsed
         placeholders and other ids, and the true ids are put back."""
         from vllm import TokensPrompt
 
-        prompt = TokensPrompt(prompt_token_ids=token_ids, cache_salt=self.cache_salt)
+        prompt = TokensPrompt(prompt_token_ids=token_ids, cache_salt=salt)
         if not images:
             return prompt
         rules = self._rules(images)
@@ -146,10 +174,26 @@ class Engine:
             raise InvalidInput("images", f"are {len(images)}, and {self.options.model} reads none")
         return self.options.images
 
+    @contextlib.asynccontextmanager
+    async def using(self, adapter: str = _POLICY) -> AsyncIterator[Using]:
+        """The weights of a request that runs until the context ends. Raises InvalidInput for an unknown adapter."""
+        if not self.options.adapters:
+            if adapter:
+                raise InvalidInput("adapter", f"is {adapter!r}, and this engine has no slots for adapters")
+            yield Using(self.cache_salt, self.serials, len(self.serials) - 1)
+            return
+        async with self.adapters.use(adapter) as held:
+            given = {} if held.request is None else {"lora_request": held.request}
+            yield Using(held.salt, [held.serial], arguments=given)
+
     async def after_load(self) -> None:
-        """Wait for a running load, so that a request afterwards belongs to the new weights."""
-        async with self._loading:
-            pass
+        """Wait for a running load, so that a request afterwards belongs to the new weights.
+
+        A load of adapters is not waited for: it disturbs no request, and may itself wait for one.
+        """
+        if not self.options.adapters:
+            async with self._loading:
+                pass
 
     @contextlib.asynccontextmanager
     async def no_load(self) -> AsyncIterator[None]:
@@ -188,11 +232,13 @@ class Engine:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
-    async def logprobs(self, token_ids: Sequence[int], images: Sequence[bytes] = ()) -> np.ndarray:
+    async def logprobs(
+        self, token_ids: Sequence[int], images: Sequence[bytes] = (), adapter: str = _POLICY
+    ) -> np.ndarray:
         """float32 [L - 1]: log-probability of each token after the first, at temperature 1, by the newest weights.
 
-        images: files of all images in the tokens, in order. Runs before all queued requests and reads no cached block.
-        Not allowed during a load or on a paused engine. Raises EngineFailed.
+        images: files of all images in the tokens, in order. adapter: as in `generate`. Runs before all queued requests
+        and reads no cached block. Not allowed during a load or on a paused engine. Raises EngineFailed.
         """
         from vllm import SamplingParams as VllmSampling
 
@@ -200,9 +246,11 @@ class Engine:
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
                 shown = placed(token_ids, images, self._rules(images)) if images else ()
-                prompt = await self._vllm_prompt(list(token_ids), shown)
-                stream = self.llm.generate(prompt, sampling, request_id=uuid.uuid4().hex, priority=_BEFORE_ALL_OTHERS)
-                outputs = [output async for output in stream]
+                async with self.using(adapter) as weights:
+                    prompt = await self._vllm_prompt(list(token_ids), shown, weights.salt)
+                    how = {"priority": _BEFORE_ALL_OTHERS, **weights.arguments}
+                    stream = self.llm.generate(prompt, sampling, request_id=uuid.uuid4().hex, **how)
+                    outputs = [output async for output in stream]
         except TimeoutError:
             raise EngineFailed(f"vLLM gave no log-probabilities of a probe within {_PROBE_SECONDS:g} s") from None
         except Exception as error:  # vLLM's own errors share no base class
@@ -212,12 +260,14 @@ class Engine:
         return np.array([position[token].logprob for position, token in pairs], dtype=np.float32)
 
     async def load(self, serial: int, update_info: dict[str, Any]) -> float:
-        """Load weights (worker.UpdateInfo) while requests run. Returns the pause in seconds.
+        """Load weights (worker.UpdateInfo, or loader.fetch_adapters) while requests run. Returns the pause in seconds.
 
         If the load fails or takes too long, the engine stays paused with part of the weights new. Only another `load`
-        of a full version repairs it.
+        of a full version repairs it. An engine that holds adapters keeps the one before.
         """
         async with self._loading:
+            if self.options.adapters:
+                return await self._swap(serial, update_info)
             begin = time.monotonic()
             try:
                 await _within(_CALL_SECONDS, "pausing", self._pause())
@@ -236,6 +286,21 @@ class Engine:
             self.last_load = LoadSeconds(paused - begin, loaded - paused, end - loaded)
             log.debug("explorer.engine.loaded", serial=serial, **asdict(self.last_load))
             return end - begin
+
+    async def _swap(self, serial: int, update_info: dict[str, Any]) -> float:
+        """Make an adapter the policy's, or the base model if there are no files."""
+        lora, files = update_info["lora"], [Path(file) for file in update_info["files"]]
+        with tempfile.TemporaryDirectory(prefix="trinity-adapter-") as made:
+            folder = Path(made) if files else None
+            if folder is not None:
+                await asyncio.to_thread(lay_out, folder, lora, files)
+            try:
+                seconds = await _within(_LOAD_SECONDS, "the swap", self.adapters.load(_POLICY, folder, serial))
+            except (InvalidInput, Full) as error:
+                raise EngineFailed(f"loading an adapter failed: {error}") from error
+        self.serials.append(serial)
+        log.debug("explorer.engine.swapped", serial=serial, seconds=seconds, held=self.adapters.held)
+        return seconds
 
     async def _pause(self) -> None:
         """Pause after the running steps. `AsyncLLM.pause_generation` would sleep 20 ms more, to let outputs arrive."""
@@ -277,11 +342,11 @@ async def start_engines(options: EngineOptions, devices: Sequence[str | None]) -
     return engines
 
 
-async def _within(seconds: float, what: str, call: Awaitable[Any]) -> None:
+async def _within(seconds: float, what: str, call: Awaitable[Any]) -> Any:
     """Raises EngineFailed after the limit."""
     try:
         async with asyncio.timeout(seconds) as limit:
-            await call
+            return await call
     except TimeoutError:
         if not limit.expired():
             raise
@@ -311,38 +376,6 @@ def spans_from(starts: Sequence[tuple[int, int]], length: int) -> tuple[VersionS
     return tuple(
         VersionSpan(serial, start, end) for (start, serial), end in zip(starts, ends, strict=True) if end > start
     )
-
-
-class DecodedImages:
-    """Keeps the latest images of running conversations, since each turn shows vLLM all of them. For any thread."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[bytes, Any] = OrderedDict()
-        self._bytes = 0
-        self._lock = threading.Lock()
-
-    def of(self, images: Sequence[PlacedImage]) -> list[Any]:
-        """Each image as PIL.Image in RGB. Raises InvalidInput if a file is not an image."""
-        return [self._one(image) for image in images]
-
-    def _one(self, image: PlacedImage) -> Any:
-        with self._lock:
-            if image.digest in self._kept:
-                self._kept.move_to_end(image.digest)
-                return self._kept[image.digest]
-        decoded = rgb(image.file)
-        with self._lock:
-            if image.digest not in self._kept:
-                self._kept[image.digest] = decoded
-                self._bytes += _size(decoded)
-            while self._bytes > _KEPT_BYTES:
-                _, oldest = self._kept.popitem(last=False)
-                self._bytes -= _size(oldest)
-        return decoded
-
-
-def _size(decoded: Any) -> int:
-    return 3 * int(decoded.width) * int(decoded.height)
 
 
 class EnginePool:

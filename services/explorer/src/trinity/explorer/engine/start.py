@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from trinity.config.checks.lora import MOST_RANK, PLACE
 from trinity.data.images import MOST_IMAGES
 from trinity.data.rope import rope_parameters
 from trinity.data.vision import has_tower
@@ -26,6 +27,7 @@ log = structlog.get_logger(__name__)
 
 _WORKER = "trinity.explorer.engine.worker.WorkerExtension"
 _SCHEDULER = "trinity.explorer.engine.scheduler.make_scheduler"
+_RANKS = (8, 16, 32, 64, 128, 256, 320, MOST_RANK)  # that vLLM takes as max_lora_rank
 
 
 def start_vllm(options: EngineOptions, devices: Sequence[str | None]) -> list[Any]:
@@ -121,7 +123,19 @@ def config_of(options: EngineOptions, **memory: float) -> Any:
     known = {field.name for field in fields(AsyncEngineArgs)}
     if unknown := sorted(options.engine_args.keys() - known):
         raise InvalidInput("explorer.rollout_model.engine_args", f"has {unknown[0]}, which this vLLM does not know")
-    return AsyncEngineArgs(**_arguments_of(options) | memory).create_engine_config(UsageContext.LLM_CLASS)
+    config = AsyncEngineArgs(**_arguments_of(options) | memory).create_engine_config(UsageContext.LLM_CLASS)
+    if options.adapters:
+        _check_takes_adapters(config.model_config)
+    return config
+
+
+def _check_takes_adapters(model: Any) -> None:
+    from vllm.model_executor.models import ModelRegistry, supports_lora
+
+    found, name = ModelRegistry.resolve_model_cls(model.architectures, model)
+    if not supports_lora(found):
+        what = f"is false, and vLLM holds no unmerged adapters for {name}; set it to true"
+        raise InvalidInput(f"{PLACE}.merged", what)
 
 
 def _arguments_of(options: EngineOptions) -> dict[str, Any]:
@@ -146,6 +160,10 @@ def _arguments_of(options: EngineOptions) -> dict[str, Any]:
             "scheduler_cls": _SCHEDULER,
             "scheduling_policy": "priority",  # canaries do not queue behind rollouts
         }
+    if options.adapters:
+        rank = next(rank for rank in _RANKS if rank >= options.adapter_rank)
+        slots = options.adapters
+        arguments |= {"enable_lora": True, "max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": rank}
     if options.routes:
         arguments |= _routes(options)
     if options.rope:

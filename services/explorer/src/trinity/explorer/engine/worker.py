@@ -319,8 +319,11 @@ def repack_experts() -> None:
 
 sampled_logprobs.install()
 if current_platform.is_cpu():
+    from trinity.explorer.engine import cpu_adapters
+
     repack_experts()
     routes.install()
+    cpu_adapters.install()
 if envs.VLLM_BATCH_INVARIANT:
     norm_row_by_row()
 if BACKEND not in WeightTransferEngineFactory._registry:

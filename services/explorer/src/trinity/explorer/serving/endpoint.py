@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import logging
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,26 +43,27 @@ class PooledClient:
 
     async def generate(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         async with contextlib.aclosing(self.good_outputs(*args, **kwargs)) as outputs:
-            async for _, output in outputs:
+            async for _, _, output in outputs:
                 yield output
 
     async def good_outputs(
         self, prompt: Any, sampling_params: Any = None, *args: Any, **kwargs: Any
-    ) -> AsyncGenerator[tuple[Engine, Any]]:
-        """Yield outputs of a request, with the engine that samples it."""
+    ) -> AsyncGenerator[tuple[Engine, Sequence[int], Any]]:
+        """Yield outputs of a request, with the engine that samples it and the serials after 0, 1, 2 ... loads."""
         loads = self._pool.loads
         await loads.usable()
         tokens = prompt.get("prompt_token_ids", ()) if isinstance(prompt, dict) else ()
         async with self._pool.engine_for(tokens, getattr(sampling_params, "n", 1)) as engine:
             await engine.after_load()
-            if isinstance(prompt, dict):  # key-value blocks of other weights are not reused
-                prompt = {**prompt, "cache_salt": f"{engine.cache_salt}{prompt.get('cache_salt') or ''}"}
-            first = len(engine.serials) - 1
-            async with contextlib.aclosing(engine.llm.generate(prompt, sampling_params, *args, **kwargs)) as outputs:
-                async for output in outputs:
-                    for serial in engine.serials[first:]:
-                        await loads.require_good(serial)
-                    yield engine, output
+            async with engine.using() as weights:
+                if isinstance(prompt, dict):  # key-value blocks of other weights are not reused
+                    prompt = {**prompt, "cache_salt": f"{weights.salt}{prompt.get('cache_salt') or ''}"}
+                how = {**kwargs, **weights.arguments}
+                async with contextlib.aclosing(engine.llm.generate(prompt, sampling_params, *args, **how)) as outputs:
+                    async for output in outputs:
+                        for serial in weights.serials[weights.first :]:
+                            await loads.require_good(serial)
+                        yield engine, weights.serials, output
 
     async def abort(self, request_id: Any, *args: Any, **kwargs: Any) -> None:
         for engine in self._pool.engines:

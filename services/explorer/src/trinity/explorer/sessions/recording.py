@@ -45,9 +45,9 @@ class RecordingClient(PooledClient):
         recording = Recording(call, sampling_params) if call is not None else None
         try:
             async with contextlib.aclosing(self.good_outputs(prompt, sampling_params, *args, **kwargs)) as outputs:
-                async for engine, output in outputs:
+                async for engine, serials, output in outputs:
                     if recording is not None:
-                        tokens = await recording.note(output, engine.serials, self._pool.loads)
+                        tokens = await recording.note(output, serials, self._pool.loads)
                         self._pool.count(engine, tokens)
                     yield output
         except WeightsWithdrawn as error:

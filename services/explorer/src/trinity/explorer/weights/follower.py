@@ -61,11 +61,12 @@ class WeightFollower:
         activity: Activity,
         exact: ExactGates,
         collective: Collective | None = None,
+        merges: bool = True,
     ) -> None:
         transport = next((t for t in membership.transports if t.startswith("collective")), "collective")
         self._loads = engines.loads
         self._loads.hide_initial_weights()
-        self._loader = Loader(engines, cache, membership.base_model, collective, transport)
+        self._loader = Loader(engines, cache, membership.base_model, collective, transport, merges)
         self._choice = Choice(exact)
         self.reports = Reports(activity, self._choice)
         self._member = SyncMember(address, membership, self._watched, self.reports)

@@ -108,13 +108,16 @@ class Loader:
         base_model: str,
         collective: Collective | None = None,
         collective_transport: str = "collective",
+        merges: bool = True,
     ) -> None:
+        """`merges`: the engines merge adapters with the base model, instead of holding them."""
         self.loads = engines.loads
         self._engines = engines
         self._cache = cache
         self._base_model = base_model
         self._collective = collective
         self._collective_transport = collective_transport
+        self._fetch = fetch if merges else fetch_adapters
         self._answered: set[int] = set()  # versions whose broadcast was taken, missed or declined
         self.updating = False
 
@@ -173,7 +176,9 @@ class Loader:
     ) -> Loaded | None:
         for again in (False, True):
             limit = fetch_seconds(manifest)
-            update_info, transport = await run_in_daemon_thread(limit, fetch, self._cache, manifest, self._base_model)
+            update_info, transport = await run_in_daemon_thread(
+                limit, self._fetch, self._cache, manifest, self._base_model
+            )
             if not still_wanted():
                 return None
             try:
@@ -232,6 +237,20 @@ def fetch(cache: Cache, manifest: Manifest, base_model: str) -> tuple[dict[str, 
     files, tensors = manifest.load_arguments(folder)
     update_info = {"files": files, "tensors": [list(tensor) for tensor in tensors]}
     return {**update_info, **base_of(manifest.lora, base_model)}, transport
+
+
+def fetch_adapters(cache: Cache, manifest: Manifest, base_model: str) -> tuple[dict[str, Any], str]:
+    """Does the same for engines that hold adapters unmerged. Returns `lora` and `files`; no files: the base model."""
+    if not manifest.files:
+        return {"lora": None, "files": []}, "folder"
+    if manifest.lora is None:
+        raise InvalidInput(
+            "manifest.lora", f"is empty; engines with merged: false cannot load version {manifest.version}"
+        )
+    base_of(manifest.lora, base_model)  # the adapters fit
+    fetched = cache.fetch(manifest)
+    files, _ = manifest.load_arguments(fetched.folder)
+    return {"lora": manifest.lora, "files": files}, fetched.transport
 
 
 def base_of(lora: Lora | None, base_model: str) -> dict[str, Any]:

@@ -1,0 +1,41 @@
+"""The products of adapters on a CPU are those of plain loops, and a token without an adapter gets none."""
+
+from typing import Any
+
+import pytest
+import torch
+from vllm.lora.punica_wrapper import punica_cpu
+
+from trinity.explorer.engine import worker  # noqa: F401 (installs the functions)
+
+pytestmark = pytest.mark.core
+
+SLOTS, RANK, WIDE, OUT = 3, 4, 10, 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lengths", [{0: 5}, {-1: 4}, {2: 1, 0: 3, -1: 2, 1: 1}, {-1: 3, 2: 3}])
+def test_each_token_gets_the_product_of_its_adapter(lengths: dict[int, int], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(SLOTS, 1, RANK, WIDE).to(dtype), torch.randn(SLOTS, 1, OUT, RANK).to(dtype)
+    order = [index for index, length in lengths.items() for _ in range(length)]
+    order += [0] if len(lengths) > 2 else []  # a second run of an adapter
+    x, before = torch.randn(len(order), WIDE).to(dtype), torch.randn(len(order), OUT + 5).to(dtype)
+    indices, counts = torch.unique_consecutive(torch.tensor(order), return_counts=True)
+    runs: list[Any] = [counts.cumsum(0) - counts, counts, indices, len(indices), int(counts.max()), len(order)]
+
+    buffer, found = torch.zeros(len(order), RANK), before.clone()
+    punica_cpu.sgmv_shrink(x, a, buffer, *runs, 0.5)
+    punica_cpu.sgmv_expand_slice(buffer, b, found, *runs, 2, OUT, True)
+    expected = before.clone().float()
+    for token, index in enumerate(order):
+        if index >= 0:
+            expected[token, 2 : 2 + OUT] += 0.5 * (b[index, 0].float() @ (a[index, 0].float() @ x[token].float()))
+    torch.testing.assert_close(found.float(), expected, atol=1e-5 if dtype is torch.float32 else 0.2, rtol=1e-2)
+    assert torch.equal(found[:, OUT + 2 :], before[:, OUT + 2 :])
+
+    of_tokens, decoded = torch.zeros(len(order), RANK), before.clone()
+    punica_cpu.bgmv_shrink(x, a, of_tokens, torch.tensor(order), 0.5)
+    punica_cpu.bgmv_expand(of_tokens, b, decoded, torch.tensor(order), True)
+    assert torch.allclose(of_tokens, buffer, atol=1e-5)
+    assert torch.allclose(decoded[:, :OUT] - before[:, :OUT], found[:, 2 : 2 + OUT] - before[:, 2 : 2 + OUT], atol=0.1)
