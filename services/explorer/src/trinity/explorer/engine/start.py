@@ -132,7 +132,8 @@ def config_of(options: EngineOptions, **memory: float) -> Any:
 def _check_takes_adapters(model: Any) -> None:
     from vllm.model_executor.models import ModelRegistry, supports_lora
 
-    found, name = ModelRegistry.resolve_model_cls(model.architectures, model)
+    registry: Any = ModelRegistry
+    found, name = registry.resolve_model_cls(model.architectures, model)
     if not supports_lora(found):
         what = f"is false, and vLLM holds no unmerged adapters for {name}; set it to true"
         raise InvalidInput(f"{PLACE}.merged", what)
