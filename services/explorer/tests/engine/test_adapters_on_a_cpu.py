@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.lora.punica_wrapper import punica_cpu
+from vllm.lora.punica_wrapper import punica_cpu as vllms
 
 from trinity.explorer.engine import worker  # noqa: F401 (installs the functions)
 
 pytestmark = pytest.mark.core
 
+punica_cpu: Any = vllms
 SLOTS, RANK, WIDE, OUT = 3, 4, 10, 6
 
 

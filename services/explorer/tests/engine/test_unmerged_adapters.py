@@ -256,7 +256,7 @@ async def test_what_vllm_refuses_leaves_the_adapter_before(
 async def test_a_pool_loads_published_versions_and_the_base_again(
     engine: Engine, versions: dict[int, Version], quickstart_model: Path, tmp_path: Path
 ) -> None:
-    pool, cache = EnginePool([engine]), WeightCache(tmp_path / "cache", "run", ["folder"])
+    pool, cache = EnginePool([engine]), WeightCache(tmp_path / "cache", "run", ["folder"], "")
     published = manifest(versions[2], tmp_path / "v2", 2)
     info, transport = fetch_adapters(cache, published, str(quickstart_model))
     assert transport == "folder" and len(info["files"]) == 2
