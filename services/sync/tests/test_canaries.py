@@ -74,6 +74,41 @@ async def test_one_that_is_not_rejects_it_with_both_numbers(run: Run, tmp_path: 
     assert run.state.live.gate_step == 1
 
 
+async def test_a_wrong_engine_withdraws_no_version_that_another_explorer_computes_right(
+    run: Run, tmp_path: Path
+) -> None:
+    first, second = [await run.members.join(make_member(name)) for name in "ab"]
+    await publish(run, tmp_path, 1)
+    await asked(run, 1, "a")
+    await run.canaries.measured(first, measured(1, 7.0))
+    assert await state(run, 1) is VersionState.STAGED
+    await asked(run, 1, "b")
+    await run.canaries.measured(first, measured(1, 7.0))
+    assert await state(run, 1) is VersionState.STAGED, "its report, sent again, is no second opinion"
+    await run.canaries.measured(second, measured(1, 0.001, explorer_id="b"))
+    assert await state(run, 1) is VersionState.LIVE
+
+
+@pytest.mark.parametrize("second_leaves", [False, True])
+async def test_a_wrong_version_is_rejected_by_two_explorers_or_by_the_only_one(
+    second_leaves: bool, run: Run, tmp_path: Path
+) -> None:
+    first, second = [await run.members.join(make_member(name)) for name in "ab"]
+    await publish(run, tmp_path, 1)
+    await asked(run, 1, "a")
+    await run.canaries.measured(first, measured(1, 7.0))
+    await asked(run, 1, "b")
+    if second_leaves:
+        await run.members.leave(second.lease_id)
+        await asked(run, 1, "a")
+        await run.canaries.measured(first, measured(1, 7.0))
+    else:
+        await run.canaries.measured(second, measured(1, 8.0, explorer_id="b"))
+    judged = await run.versions.get(1)
+    assert judged.state is VersionState.REJECTED
+    assert judged.reason.count("the trainer expected") == (1 if second_leaves else 2)
+
+
 class SlowFiles:
     """The comparison of files in place of lifecycle.check_files: it takes until `go_on`, and is counted."""
 

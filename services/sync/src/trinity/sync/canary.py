@@ -2,8 +2,9 @@
 
 One key, the candidate, names the version and the explorer. The first instance that finds a version waiting writes it
 by compare-and-set. An explorer that dies or takes too long is replaced by another, if the run has another. An explorer
-that cannot load the version counts as a failure of the version, and two such failures in a row reject it. A storage
-that does not answer does not count.
+that cannot load the version counts as a failure of the version, and two such failures in a row reject it. So does one
+that computes another canary, if the run has another explorer: the engine may be wrong, not the version. A storage that
+does not answer does not count.
 
 Without this election every explorer would load each STAGED version. A rejected version would then pause all of them and
 discard what they sampled since, while docs/weights.md promises that the others keep the last good version.
@@ -192,7 +193,10 @@ class Canaries:
         return True
 
     async def measured(self, member: Member, measured: Measured) -> None:
-        """Takes a computed canary. A pass counts from any explorer, a failure only from the candidate's."""
+        """Takes a computed canary. A pass counts from any explorer, a failure only from the candidate's.
+
+        A failure rejects the version if another explorer has failed with it, or if there is no other one to ask.
+        """
         record = await self._known(measured.version)
         if record is None or not record.has_canary or record.collected:
             return
@@ -204,10 +208,19 @@ class Canaries:
             log.warning("sync.canary.failed_elsewhere", version=measured.version, reason=problem)
         elif problem:
             self._silences[owner_of(member.explorer_id)] = -1
-            await self._versions.apply(measured.version, Reject(problem, measured))
+            others = [known.reason for known in record.failures if known.explorer_id != member.explorer_id]
+            if others or not self._has_another(member, manifest):
+                await self._versions.apply(measured.version, Reject("; ".join([problem, *others]), measured))
+            else:
+                failure = Failure(member.explorer_id, self._state.candidate.attempt, problem)
+                await self._versions.apply(measured.version, NotLoaded(failure))
         elif staged and await self._has_right_files(manifest):
             self._silences[owner_of(member.explorer_id)] = -1
             await self._versions.apply(measured.version, Verify(measured))
+
+    def _has_another(self, member: Member, manifest: Manifest) -> bool:
+        others = (other for other in self._members.all() if other.explorer_id != member.explorer_id)
+        return any(can_load(other, manifest, self._state.epoch) for other in others)
 
     async def _has_right_files(self, manifest: Manifest) -> bool:
         """Returns False also while the files are being read: the explorer then reports the canary again."""

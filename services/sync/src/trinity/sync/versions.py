@@ -61,7 +61,7 @@ class Reject:
 
 @dataclass(frozen=True)
 class NotLoaded:
-    """The candidate's explorer could not load the version: MOST_FAILURES of these reject it."""
+    """The candidate's explorer could not load the version or compute its canary: MOST_FAILURES of these reject it."""
 
     failure: Failure
 

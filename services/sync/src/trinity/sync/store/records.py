@@ -23,7 +23,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed load by the explorer that was to verify a version."""
+    """A failed load, or a wrong canary, of the explorer that was to verify a version."""
 
     explorer_id: str
     attempt: int
