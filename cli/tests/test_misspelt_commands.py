@@ -1,6 +1,8 @@
-"""A misspelt command is answered with the nearest one, also one of a satellite."""
+"""A misspelt command is answered with the nearest one, also of a satellite; defaults are within their ranges."""
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from trinity.cli.main import app
@@ -20,3 +22,23 @@ def test_help_has_the_commands_in_groups() -> None:
     places = [text.index(f" {name} ─") for name in ("Run", "Watch", "Explain", "Repair", "Admin")]
     assert places == sorted(places)
     assert text.index(" run ") < places[1] < text.index(" view ") < places[2]
+
+
+def test_each_default_lies_in_the_range_of_its_option() -> None:
+    """Typer also refuses a default outside of it: the command would end unless the option is given."""
+    root = get_command(app)
+    assert isinstance(root, TyperGroup)
+    context = root.make_context("trinity", ["check"], resilient_parsing=True)
+    names = root.list_commands(context)
+    commands = [(name, root.resolve_command(context, [name])[1]) for name in names]
+    ranges = set()
+    for name, command in commands:
+        commands += [(f"{name} {below}", one) for below, one in getattr(command, "commands", {}).items()]
+        for option in command.params:
+            least, most, default = (getattr(option, key, None) for key in ("min", "max", "default"))
+            if (least, most) != (None, None):
+                ranges.add(f"{name} {option.name}")
+            if isinstance(default, int | float):
+                assert least is None or default >= least, f"{name} {option.opts[0]}: {default} is below {least}"
+                assert most is None or default <= most, f"{name} {option.opts[0]}: {default} is above {most}"
+    assert {"fork at", "provenance at", "certs init days", "weights list limit"} <= ranges, ranges

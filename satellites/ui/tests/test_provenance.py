@@ -95,7 +95,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobStage:
 
 def made(stage: JobStage, folder: Path) -> tuple[Path, Path]:
     """The folder, and the file of the public key."""
-    text = command.provenance(stage, 0, folder, folder.with_suffix(".pem"))
+    text = command.provenance(stage, None, folder, folder.with_suffix(".pem"))
     assert f"{STEPS} steps, {2 * (STEPS - 1)} groups, signed" in text
     return folder, folder.with_suffix(".pem.pub")
 

@@ -43,13 +43,13 @@ _PREDICATE = "https://github.com/trinity/provenance/v1"
 @command(app, "provenance", find_job_stage)
 def provenance(
     job_stage: JobStage,
-    at: Annotated[int, typer.Option("--at", min=1, help="Step of the checkpoint; else the newest")] = 0,
+    at: Annotated[int | None, typer.Option("--at", min=1, help="Step of the checkpoint; else the newest")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="New folder; else <stage>/provenance/step_<n>")] = None,
     key: Annotated[Path | None, typer.Option("--key", help="Private key (PEM, Ed25519); made if it is missing")] = None,
 ) -> str:
     """Write a checkpoint's lineage as a folder that others can check, with a signed statement."""
     kept = complete_steps(job_stage.folder)
-    step = at or max(kept, default=0)
+    step = max(kept, default=0) if at is None else at
     if step not in kept:
         there = f"the run keeps {', '.join(map(str, kept))}" if kept else "the run keeps none"
         raise RunError(f"--at {step}: there is no checkpoint of this step; {there}", 2)
