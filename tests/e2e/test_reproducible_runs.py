@@ -2,7 +2,7 @@
 
 Real vLLM, DeepSpeed and JetStream. The first run has one explorer and no accident. The second has two, and each of its
 processes is killed with -9 once. The third has another seed. Others have several turns, and LoRA. Forks go on from a
-step of the first run, and of one that is live.
+step of the first run, and of one that is live. Regrades train its groups with other rewards.
 """
 
 import json
@@ -39,6 +39,11 @@ def spread(item, args):
 def flipped(item, args):
     found = spread(item, args)
     return math.nextafter(found, 2.0) if str(item.truth).endswith("7") else found
+
+
+@reward_function("even")
+def even(item, args):
+    return float(sum(item.token_ids) % 2 == 0)
 """
 
 
@@ -162,10 +167,10 @@ def short(runs: Runs) -> TrinityRun:
     return run
 
 
-def fork(runs: Runs, parent: TrinityRun, *arguments: str) -> dict[str, Any]:
-    """What `trinity fork` says. benchmarks/forks.py measures its seconds."""
-    command = [sys.executable, "-m", "trinity.cli.main", "fork", str(parent.job), "--json", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=parent.environment)
+def fork(runs: Runs, parent: TrinityRun, *arguments: str, command: str = "fork") -> dict[str, Any]:
+    """Returns the JSON of `trinity fork` or `trinity regrade`. benchmarks/forks.py measures the seconds."""
+    given = [sys.executable, "-m", "trinity.cli.main", command, str(parent.job), "--json", *arguments]
+    done = subprocess.run(given, capture_output=True, text=True, timeout=60, env=parent.environment)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 
@@ -264,6 +269,77 @@ def test_a_fork_with_another_learning_rate_sees_the_same_first_tasks(runs: Runs,
     sides = [json.loads(line) for job in (plain.job, run.job) for line in (job / "monitor/trainer.jsonl").open()]
     rates = {side["actor/lr"] for side in sides if side["step"] == FORKED + 1}
     assert rates == {1e-3, 3e-3}
+
+
+REUSED = 4
+
+
+def test_a_regrade_trains_stored_groups_then_samples_and_kills_change_no_bit(runs: Runs, plain: TrinityRun) -> None:
+    """Steps 10 to 13 train the parent's groups with other rewards; steps 14 to 16 have groups of the new run."""
+    before = {path: path.stat().st_mtime_ns for path in plain.job.glob("global_step_*/**/*") if path.is_file()}
+    entry = batch(plain, FORKED + 1)
+    last = FORKED + REUSED + 3
+    given = ("--from", str(FORKED), "--reuse", str(REUSED), "--reward", "even", f"buffer.total_steps={last}")
+    regraded = [fork(runs, plain, *given, "--name", name, command="regrade") for name in ("even", "even-killed")]
+    assert [made["changes"]["groups"] for made in regraded] == [REUSED * TASKS] * 2
+    assert regraded[0]["changes"]["rewards_changed"] > 0
+    one = runs.run_fork(regraded[0])
+    assert one.finish(400) == 0, one.tail()
+    other = runs.run_fork(regraded[1])
+    for step, name in ((FORKED, "buffer"), (FORKED + 1, "trainer"), (FORKED + REUSED, "explorer")):
+        status = other.until(lambda s, step=step: (s["step"] or 0) >= step, 300, f"step {step}")
+        kill_process(status, name)
+    assert other.finish(400) == 0, other.tail()
+    assert bisect(one, other) == {"steps": list(range(FORKED + 1, last + 1)), "difference": None}
+    steps = {line["step"]: line for line in map(json.loads, (other.job / "monitor/trainer.jsonl").open())}
+    assert [steps[step].get("sample/regraded_groups") for step in range(FORKED + 1, last + 1)] == [
+        *[float(TASKS)] * REUSED, None, None, None,
+    ]  # fmt: skip
+    assert steps[FORKED + REUSED]["sample/staleness_max"] > steps[last]["sample/staleness_max"]
+    lines = [json.loads(line) for line in (other.job / "buffer/experience_buffer.jsonl").read_text().splitlines()]
+    tasks = {line["task_id"]: line for line in lines if line["step"] <= FORKED + REUSED}
+    parents = [json.loads(line) for line in (plain.job / "buffer/experience_buffer.jsonl").read_text().splitlines()]
+    same = {line["task_id"]: line for line in parents if FORKED < line["step"] <= FORKED + REUSED}
+    assert tasks.keys() == same.keys()
+    assert {line["reward"] for line in lines} <= {0.0, 1.0}, "the new function also grades what is sampled later"
+    assert batch(plain, FORKED + 1) == entry
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    assert not {path for path in plain.job.glob("global_step_*/**/*") if path.is_file()} - before.keys()
+
+
+def test_one_flipped_byte_of_the_run_is_found_and_named(runs: Runs, plain: TrinityRun, tmp_path: Path) -> None:
+    folder, key = tmp_path / "lineage", tmp_path / "lineage.pem"
+    command = [sys.executable, "-m", "trinity.cli.main", "provenance", "--job", str(plain.job)]
+    command += ["--out", str(folder), "--key", str(key)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    rows = runs.folder / "data/train.jsonl"
+
+    def check() -> tuple[int, str]:
+        script = [sys.executable, "-I", "-S", str(folder / "verify.py"), str(folder), "--data", str(rows)]
+        said = subprocess.run([*script, "--key", f"{key}.pub"], capture_output=True, text=True, timeout=60)
+        return said.returncode, said.stdout + said.stderr
+
+    code, said = check()
+    assert (code, said.partition(" groups")[0]) == (0, f"whole: {STEPS} steps, {STEPS * TASKS}"), said
+    assert f"{STEPS} versions" in said, "the versions of all steps; version 0 is the base model"
+    parts = ("log/*.pb", "ledger/*.pb", "version/*.safetensors", "versions/*.pb", "checkpoint/**/*.safetensors")
+    for path in (sorted(folder.glob(part))[-1] for part in parts):
+        content = path.read_bytes()
+        path.unlink()  # a checkpoint's files are links
+        for place in (0, len(content) // 2, len(content) - 1):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+            code, said = check()
+            assert (code, str(path) in said) == (1, True), f"{path}, byte {place}: {said}"
+        path.write_bytes(content)
+    assert check()[0] == 0
+
+
+def batch(run: TrinityRun, step: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", "trinity.cli.main", "batch", "show", str(step), "--job", str(run.job), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=run.environment)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
 
 
 @pytest.mark.parametrize(
