@@ -35,8 +35,9 @@ def generate(out: Path) -> None:
     command = [str(generator_python()), "-m", "grpc_tools.protoc", "-I."]
     outs = [f"--{kind}_out={out}" for kind in ("python", "grpc_python", "pyi")]
     subprocess.run([*command, *outs, *protos], cwd=ROOT, check=True)
-    for path in out.glob("trinity/api/common/v1/*_pb2_grpc.py"):
-        path.unlink()  # files without services
+    for package in ("common", "tinker"):  # files without services
+        for path in out.glob(f"trinity/api/{package}/v1/*_pb2_grpc.py"):
+            path.unlink()
 
 
 def main() -> int:

@@ -14,6 +14,7 @@ PAGES = {
     "docs/zh/async.md": "docs/modes.md",
     "docs/zh/r3l.md": "examples/R3L/README.md",
     "docs/zh/configuration.md": "docs/configuration.md",
+    "docs/zh/tinker.md": "docs/tinker.md",
 }
 _BLOCK = re.compile(r"^```\n(.*?)^```$", re.M | re.S)
 _LINK = re.compile(r"\]\(([^)#:]+)[^)]*\)")

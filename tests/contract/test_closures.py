@@ -12,11 +12,12 @@ import pytest
 pytestmark = pytest.mark.core
 
 ROOT = Path(__file__).parents[2]
-SERVICES = ("buffer", "environment", "explorer", "sync", "trainer")
+SERVICES = ("buffer", "environment", "explorer", "sync", "tinker", "trainer")
 LIGHT = {
     "buffer": "trinity.buffer.service",
     "environment": "trinity.environment.service",
     "sync": "trinity.sync.service",
+    "tinker": "trinity.tinker.service",
     "reading": "trinity.reading.status, trinity.reading.view, trinity.reading.accounts.cost",
     "cli": "trinity.cli.main, trinity.cli.supervise.stage.supervisor, trinity.cli.supervise.stage.join, "
     "trinity.cli.commands.status, trinity.cli.commands.ledger.batch, trinity.cli.commands.ledger.replay",

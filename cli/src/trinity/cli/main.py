@@ -16,6 +16,7 @@ _COMMANDS = {
     "run": ("commands.run", "Run what a YAML describes, or train --model on --data; resume where it stopped."),
     "init": ("commands.init", "Write the YAML of a run on your own model and data, and check it."),
     "serve": ("commands.serve", "Serve the newest weights of a run to OpenAI clients, until Ctrl-C."),
+    "tinker": ("commands.tinker", "Let tinker clients train adapters of several tenants on one model, until Ctrl-C."),
     "check": ("commands.check", "Check a YAML and say what it would do. Needs no GPU, no network, no model, no data."),
     "debug": ("commands.debug.debug", "Run one task's workflow on one engine, and show its outcome."),
     "status": ("commands.status", "Show the processes of a live run, or how a finished one ended."),
@@ -38,7 +39,7 @@ _COMMANDS = {
 
 # Groups of --help, in the order in which they are shown; a command in none of them is in the last one.
 _GROUPS = {
-    "Run": ("init", "run", "serve", "check", "debug", "launch"),
+    "Run": ("init", "run", "serve", "tinker", "check", "debug", "launch"),
     "Watch": ("status", "log", "view", "results", "explorers", "cost", "ui"),
     "Explain": ("batch", "fork", "regrade", "replay", "replay-step", "bisect", "compare", "provenance", "verify"),
     "Repair": ("deadletters", "weights"),

@@ -95,6 +95,8 @@ class RunNames:
     lines_stream = _OfRun("TRINITY_LINES_{run}")  # of the log lines of the run's services
     blobs_stream = _OfRun("TRINITY_BLOBS_{run}")
     weights_stream = _OfRun("TRINITY_WEIGHTS_{run}")
+    commands_stream = _OfRun("TRINITY_COMMANDS_{run}")  # of tenants that train adapters
+    results_stream = _OfRun("TRINITY_RESULTS_{run}")  # of their commands
 
     control = _OfRun("trinity.{run}.experiences.control")  # the buffer's own log entries: requeued tasks and fences
     cursor = _OfRun("trinity.{run}.cursors.window")
@@ -176,6 +178,14 @@ class RunNames:
     def line(self, service: str, owner: str) -> str:
         """Subject of a log line; `owner` is the token of the process (owner_of)."""
         return f"trinity.{self.run}.lines.{service}.{owner}"
+
+    def command(self, model: str) -> str:
+        """Subject of the commands of a tenant's model, or of a session."""
+        return f"trinity.{self.run}.commands.{token(model)}"
+
+    def result(self, model: str) -> str:
+        """Subject of the results of these commands."""
+        return f"trinity.{self.run}.results.{token(model)}"
 
     def weights_part(self, prefix: str, file: str, part: int | str) -> str:
         """Subject of a part of a file; `prefix` is the version's, a token."""

@@ -37,10 +37,10 @@ class KeyFile:
         return [_digest(line.strip()) for line in self._path.read_text().splitlines() if line.strip()]
 
 
-def make_key_file(path: Path) -> Path:
+def make_key_file(path: Path, prefix: str = "") -> Path:
     """Creates a file with a new key of 256 random bits, readable only by its owner, unless it exists."""
     if not path.exists():
-        files.write_atomic(path, f"{secrets.token_urlsafe(32)}\n".encode(), mode=0o600)
+        files.write_atomic(path, f"{prefix}{secrets.token_urlsafe(32)}\n".encode(), mode=0o600)
     return path
 
 

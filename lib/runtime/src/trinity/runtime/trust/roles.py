@@ -15,6 +15,7 @@ class Role(StrEnum):
     TRAINER = "trainer"
     SYNC = "sync"
     ENVIRONMENT = "environment"
+    TINKER = "tinker"  # the gateway of tinker clients, and the executor of their commands
     PROVIDER = "provider"  # of environments, which attaches them; of agents, which opens sessions at explorers
     OPERATOR = "operator"  # the command line
     READER = "reader"  # dashboards, and commands that only look

@@ -156,6 +156,20 @@ def _environment(run: RunNames, _: str) -> _Parts:
     return [run.line(Role.ENVIRONMENT, "*")], []
 
 
+def _tinker(run: RunNames, _: str) -> _Parts:
+    streams = (run.commands_stream, run.results_stream)
+    publish = [
+        run.subjects("commands"),
+        run.subjects("results"),
+        run.line(Role.TINKER, "*"),
+        run.line("tenants", "*"),
+        *(f"{_API}.STREAM.{verb}.{stream}" for stream in streams for verb in ("INFO", "CREATE", "UPDATE")),
+        *(subject for stream in streams for subject in _reads(stream)),
+        *(f"{_API}.CONSUMER.{verb}.{stream}{rest}" for stream in streams for verb, rest in _TAIL),
+    ]
+    return publish, []
+
+
 def _sync(run: RunNames, _: str) -> _Parts:
     buckets = (names.VERSIONS_BUCKET, names.MANIFESTS_BUCKET, names.MEMBERS_BUCKET)
     keys = [f"$KV.{bucket}.{run.run}.>" for bucket in buckets]
@@ -188,6 +202,7 @@ _GRANTS = {
     Role.EXPLORER: _explorer,
     Role.TRAINER: _trainer,
     Role.SYNC: _sync,
+    Role.TINKER: _tinker,
     Role.ENVIRONMENT: _environment,
     Role.OPERATOR: _operator,
     Role.READER: _reader,

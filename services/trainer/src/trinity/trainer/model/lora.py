@@ -31,8 +31,7 @@ def add_adapters(model: Any, config: LoraConfig, dtype: torch.dtype, base_model:
     """
     if config.lora_dtype not in ("auto", str(dtype).removeprefix("torch.")):
         raise InvalidInput(f"{PLACE}.lora_dtype", f"is {config.lora_dtype}, but training is in {dtype}; use auto")
-    linear = {name: module for name, module in model.named_modules() if _is_plain(module)}
-    shapes = {name: tuple(module.weight.shape) for name, module in linear.items()}
+    shapes = linear_shapes(model)
     given = read_adapters(Path(config.path).expanduser()) if config.path else None
     if given is not None:
         given.check(shapes, base_model)
@@ -41,18 +40,38 @@ def add_adapters(model: Any, config: LoraConfig, dtype: torch.dtype, base_model:
         raise InvalidInput(problems[0].path, problems[0].message)
     targets = tuple(LoraTarget(f"{name}.weight", shapes[name]) for name in chosen.modules)
     lora = Lora(chosen.rank, chosen.alpha, targets)
-    peft = _import_peft()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
-        # Inside another module: peft replaces targets of mixtures of experts that it knows by others.
-        held = _peft_config(peft, lora, "")
-        held.target_modules = {f"model.{name}" for name in held.target_modules}
-        peft.inject_adapter_in_model(held, nn.ModuleDict({"model": model}), _ADAPTER)
+    inject(model, lora)
     begins_with = given_adapters(config, dtype)
     for name, parameter in adapter_weights(model):
         parameter.data = begins_with[name] if begins_with else parameter.data.to(dtype)
     model.register_state_dict_post_hook(_keep_adapters)
     return lora
+
+
+def linear_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Returns the shape [out, in] of each linear layer that can be adapted, by its name."""
+    return {name: tuple(module.weight.shape) for name, module in model.named_modules() if _is_plain(module)}
+
+
+def inject(model: Any, lora: Lora, adapter: str = _ADAPTER, seed: int = _SEED) -> None:
+    """Adds new adapters to a model, beside those of other names, and freezes everything else.
+
+    A is random by the seed, B is zero.
+    """
+    peft = _import_peft()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        # Inside another module: peft replaces targets of mixtures of experts that it knows by others.
+        held = _peft_config(peft, lora, "")
+        held.target_modules = {f"model.{name}" for name in held.target_modules}
+        peft.inject_adapter_in_model(held, nn.ModuleDict({"model": model}), adapter)
+
+
+def use_adapter(model: nn.Module, adapter: str) -> None:
+    """Makes the model compute with the adapters of this name, and only with them."""
+    for module in model.modules():
+        if isinstance(module, _import_peft().tuners.lora.LoraLayer):
+            module.set_adapter(adapter)
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -75,12 +94,12 @@ def _keep_adapters(_: Any, state: dict[str, Any], prefix: str, __: Any) -> None:
         del state[name]
 
 
-def adapter_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yields the adapters under the names of peft's files, layer by layer, A before B."""
+def adapter_weights(model: nn.Module, adapter: str = _ADAPTER) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yields the adapters of a name under the names of peft's files, layer by layer, A before B."""
     for name, parameter in model.named_parameters():
         module, found, matrix = name.rpartition(".lora_")
-        if found:
-            yield f"{_PEFT_PREFIX}{module}.lora_{matrix.replace(f'.{_ADAPTER}.', '.')}", parameter
+        if found and f".{adapter}." in matrix:
+            yield f"{_PEFT_PREFIX}{module}.lora_{matrix.replace(f'.{adapter}.', '.')}", parameter
 
 
 @contextmanager

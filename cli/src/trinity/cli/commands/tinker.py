@@ -1,0 +1,25 @@
+"""`trinity tinker`: several tenants train adapters on one base model through the `tinker` client."""
+
+import importlib
+from pathlib import Path
+
+from trinity.commands import Arguments, ConfigOption, command, group
+from trinity.config.tinker import load_tinker
+from trinity.reading.errors import RunError
+from trinity.runtime import logs
+
+app = group()
+
+
+@command(app, "tinker")
+def tinker(arguments: Arguments = None, config: ConfigOption = None) -> int:
+    """Let tinker clients train adapters on one base model, until Ctrl-C. Resumes where it stopped."""
+    given = list(arguments or [])
+    if config is None and given and "=" not in given[0]:
+        config = Path(given.pop(0))
+    if config is None:
+        raise RunError("trinity tinker: name a YAML: trinity tinker --config examples/tinker/quickstart.yaml", 2)
+    loaded = load_tinker(config, given)
+    logs.configure("run", level="ERROR")
+    importlib.import_module("trinity.cli.supervise.stage.tinker").serve(loaded)
+    return 0

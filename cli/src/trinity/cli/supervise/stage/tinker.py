@@ -1,0 +1,137 @@
+"""The processes of `trinity tinker`: NATS, the gateway of clients, and the executor of their commands."""
+
+import asyncio
+import sys
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+from trinity.cli.supervise.stage.ending import Ending, ended_by_signals
+from trinity.config.memory import vocabulary_of
+from trinity.config.tinker import TinkerConfig
+from trinity.reading.children import Child, stop_all
+from trinity.reading.errors import RunError
+from trinity.reading.job import Job
+from trinity.reading.nats import NatsAccess
+from trinity.reading.processes import open_nats, service_child
+from trinity.runtime.names import run_id
+from trinity.runtime.process import FileLock
+from trinity.runtime.trust.keys import make_key_file
+from trinity.runtime.trust.roles import Role
+
+_STOP_SECONDS, _POLL_SECONDS, _ASK_SECONDS = 6.0, 0.5, 5.0
+_KEY_PREFIX = "tml-"  # the client takes no other keys
+
+
+class _Place(Job):
+    """The folder of a service for tinker clients, which is no run's."""
+
+    def __init__(self, config: TinkerConfig) -> None:
+        self.folder = config.folder
+        self.token = run_id("tinker", config.name)
+
+
+def serve(config: TinkerConfig) -> None:
+    """Serves until SIGINT or SIGTERM. Raises RunError."""
+    lock = FileLock(config.folder / ".lock")
+    if not lock.acquire():
+        raise RunError(f"{config.folder} is in use by process {lock.owner()}; give another name in the YAML")
+    try:
+        asyncio.run(_serve(config, _Place(config)))
+    finally:
+        lock.release()
+
+
+async def _serve(config: TinkerConfig, place: Job) -> None:
+    vocabulary = vocabulary_of(config.model_path)
+    if not vocabulary:
+        raise RunError(
+            f"model_path: {config.model_path} has no config.json with vocab_size on this machine; fetch it", 2
+        )
+    keys = {tenant: make_key_file(place.folder / "keys" / tenant, _KEY_PREFIX) for tenant in config.tenants}
+    for path in (place.folder / "keys").iterdir():
+        if path.name not in keys:
+            path.unlink()  # a tenant that the YAML no longer names
+    stop, children = Ending("the same command serves again"), list[Child]()
+    with ended_by_signals(stop):
+        try:
+            nats = await open_nats(place, children, stop)
+            services = [executor(config, place, nats), gateway(config, place, nats, vocabulary)]
+            children += services
+            for child in services:
+                child.say = _say
+                child.start()
+            keepers = [asyncio.create_task(child.keep_running(asyncio.Event())) for child in children]
+            host = f"[{config.address}]" if ":" in config.address else config.address
+            url, told = f"http://{host}:{config.port}", False
+            while not stop.is_set():
+                for keeper in keepers:
+                    if keeper.done():
+                        raise RunError(keeper.result())
+                if not told and await asyncio.to_thread(_answers, url, next(iter(keys.values()))):
+                    told = True
+                    _say(
+                        f"serving {url} with {config.base_model or config.model_path}; keys in {place.folder / 'keys'}"
+                    )
+                    first = keys[config.tenants[0]]
+                    _say(f'try it: TINKER_BASE_URL={url} TINKER_API_KEY="$(head -1 {first})" python ...')
+                await asyncio.sleep(_POLL_SECONDS)
+        finally:
+            await stop_all(children, _STOP_SECONDS, stop.at_once)
+
+
+def executor(config: TinkerConfig, place: Job, nats: NatsAccess) -> Child:
+    """Returns the process that has the model."""
+    settings = {
+        **_common(config, place, nats, "tenants"),
+        "MODEL_PATH": config.model_path,
+        "FOLDER": str(place.folder / "tenants"),
+        "DTYPE": config.dtype,
+        "MICRO_TOKENS": str(config.micro_tokens),
+        "SNAPSHOT_COMMANDS": str(config.snapshot_commands),
+    }
+    child = service_child("tenants", place.folder / "log", settings)
+    child.command = [sys.executable, "-m", "trinity.trainer.tenants.main", "serve"]
+    return child
+
+
+def gateway(config: TinkerConfig, place: Job, nats: NatsAccess, vocabulary: int) -> Child:
+    """Returns the process that clients reach."""
+    local = Path(config.model_path).expanduser()
+    settings = {
+        **_common(config, place, nats, "tinker"),
+        "SERVE_LISTEN": f"{config.address}:{config.port}",
+        "KEYS_FOLDER": str(place.folder / "keys"),
+        "BASE_MODEL": config.base_model or config.model_path,
+        "TOKENIZER": str(local.absolute()) if local.is_dir() else config.model_path,
+        "VOCABULARY": str(vocabulary),
+        "LONGEST": str(config.max_length),
+        "MOST_MODELS": str(config.max_models),
+        "MOST_RANK": str(config.max_rank),
+    }
+    return service_child("tinker", place.folder / "log", settings)
+
+
+def _common(config: TinkerConfig, place: Job, nats: NatsAccess, name: str) -> dict[str, str]:
+    return {
+        **nats.settings(Role.TINKER, place.token, name),
+        "RUN": place.token,
+        "LOG_RUN": "none",  # a run's buffer makes the stream of log lines, and there is none here
+        "LOG_GIB": str(config.log_gib),
+        "RESULT_HOURS": str(config.result_hours),
+    }
+
+
+def _answers(url: str, key: Path) -> bool:
+    """Returns True if the gateway answers there: it knows the key."""
+    near = url.replace("//0.0.0.0", "//127.0.0.1").replace("[::]", "[::1]")
+    try:
+        request = Request(f"{near}/api/v1/healthz", headers={"X-API-Key": key.read_text().strip()})
+        with urlopen(request, timeout=_ASK_SECONDS) as answer:
+            return bool(answer.status == 200)
+    except (URLError, OSError):
+        return False
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

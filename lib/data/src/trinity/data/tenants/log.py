@@ -1,0 +1,206 @@
+"""The log of commands and the log of their results, two streams on NATS.
+
+A command is appended at exactly the next place, so that every reader finds the same order, and under the message id of
+its model and seq_id, so that a retry is one entry. Results are appended in the order of the commands. A result has the
+sequence of its command in a header: an executor that starts again publishes no result twice.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from trinity.runtime import headers
+from trinity.runtime.broker import Broker, StoredMessage, StreamSpec, ensure_streams, tail
+from trinity.runtime.broker import Message as Delivered
+from trinity.runtime.errors import DataLoss, NotFound
+from trinity.runtime.names import RunNames
+
+_RETRIED_SECONDS = 1800.0
+_MORE = 256
+_SETTING = "log_gib"
+
+
+class Kind(StrEnum):
+    """Kinds of commands. REFUSED stands for a refused command: it does nothing and uses its seq_id up."""
+
+    SESSION = "session"
+    CREATE_MODEL = "create_model"
+    FORWARD_BACKWARD = "forward_backward"
+    OPTIM_STEP = "optim_step"
+    SAVE_WEIGHTS = "save_weights"
+    LOAD_WEIGHTS = "load_weights"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Command:
+    """An entry. `body` is the client's request in canonical form; `model` a model id, or a session's. `position`: its
+    sequence in the stream; 0 before it is stored. `time`: when it was accepted, seconds since 1970."""
+
+    kind: Kind
+    tenant: str
+    model: str
+    seq_id: int
+    body: bytes
+    time: float
+    position: int = 0
+
+    @property
+    def request_id(self) -> str:
+        return f"{self.model}:{self.seq_id}"
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The body, of a kind whose body is JSON."""
+        found: dict[str, Any] = json.loads(self.body)
+        return found
+
+
+@dataclass(frozen=True)
+class Result:
+    """A command's result, with a protobuf body for forward_backward and a JSON body for other kinds and `failed`."""
+
+    request_id: str
+    kind: str
+    body: bytes
+    position: int
+
+    FAILED = "failed"
+
+
+def canonical(values: dict[str, Any]) -> bytes:
+    """Writes JSON that is equal for equal requests."""
+    return json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
+
+
+def failed(request_id: str, problem: str, position: int, *, by_user: bool) -> Result:
+    """Returns the result of a command that could not be executed."""
+    body = canonical({"error": problem, "category": "user" if by_user else "server"})
+    return Result(request_id, Result.FAILED, body, position)
+
+
+def stream_specs(names: RunNames, log_bytes: int, kept_seconds: float) -> list[StreamSpec]:
+    """Commands stay until the log is full, which refuses further ones; results stay for `kept_seconds`."""
+    commands = StreamSpec(
+        names.commands_stream, (names.subjects("commands"),), max_bytes=log_bytes, replicas=0,
+        duplicate_window_seconds=_RETRIED_SECONDS, setting=_SETTING,
+    )  # fmt: skip
+    results = StreamSpec(
+        names.results_stream, (names.subjects("results"),), max_bytes=log_bytes, replicas=0,
+        max_age_seconds=kept_seconds, duplicate_window_seconds=_RETRIED_SECONDS, setting=_SETTING,
+    )  # fmt: skip
+    return [commands, results]
+
+
+class CommandLog:
+    """Both streams of one run."""
+
+    def __init__(self, broker: Broker, names: RunNames) -> None:
+        self._broker = broker
+        self._names = names
+
+    async def open(self, log_bytes: int, kept_seconds: float) -> None:
+        """Makes the streams if they are missing. Raises Conflict or Full as ensure_streams does."""
+        await ensure_streams(self._broker, stream_specs(self._names, log_bytes, kept_seconds))
+
+    async def append(self, command: Command, after: int) -> int:
+        """Stores a command right behind the sequence `after`; returns its own once it is durable.
+
+        Raises SequenceConflict if another entry is there, PublishRefused if the log is full, Unavailable.
+        """
+        subject, stream = self._names.command(command.model), self._names.commands_stream
+        about = {
+            headers.KIND: command.kind, headers.TENANT: command.tenant, headers.MODEL: command.model,
+            headers.SEQ_ID: str(command.seq_id), headers.TIME: repr(command.time),
+        }  # fmt: skip
+        return await self._broker.append(
+            subject, stream, command.body, message_id=command.request_id, last_sequence=after, headers=about
+        )
+
+    async def last_command(self) -> int:
+        """The sequence of the newest command; 0 without any."""
+        return (await self._broker.state(self._names.commands_stream)).last_sequence
+
+    async def commands(self, after: int, through: int) -> AsyncIterator[Command]:
+        """Yields the commands above `after` up to `through`, in order. Raises DataLoss if one is missing."""
+        expected = after + 1
+        while expected <= through:
+            found = await self._broker.several(self._names.commands_stream, expected, _MORE)
+            if not found:
+                with contextlib.suppress(NotFound):
+                    found = [await self._broker.get(self._names.commands_stream, expected)]
+            for message in found:
+                if message.sequence != expected:
+                    break
+                yield _command(message)
+                expected += 1
+                if expected > through:
+                    return
+            if not found or found[0].sequence > expected:
+                raise DataLoss(
+                    f"{self._names.commands_stream} has no command {expected}: messages were removed by hand"
+                )
+
+    async def follow(self, after: int) -> AsyncIterator[Command]:
+        """Yields every command above `after`, in order, for ever. Raises Gap if one is missing."""
+        async for message in tail(self._broker, self._names.commands_stream, after):
+            yield _command(message)
+
+    async def last_result(self) -> tuple[int, int]:
+        """The sequence of the newest result and that of its command; zeros without any."""
+        state = await self._broker.state(self._names.results_stream)
+        if not state.messages:
+            return state.last_sequence, 0
+        return state.last_sequence, _result(
+            await self._broker.get(self._names.results_stream, state.last_sequence)
+        ).position
+
+    async def first_result(self) -> int:
+        return (await self._broker.state(self._names.results_stream)).first_sequence
+
+    async def add_result(self, result: Result, model: str, after: int) -> int:
+        """Stores a result right behind the sequence `after`. Raises SequenceConflict if another executor did."""
+        about = {headers.REQUEST: result.request_id, headers.KIND: result.kind, headers.POSITION: str(result.position)}
+        subject, stream = self._names.result(model), self._names.results_stream
+        return await self._broker.append(
+            subject, stream, result.body, message_id=result.request_id, last_sequence=after, headers=about
+        )
+
+    async def results(self, after: int) -> AsyncIterator[tuple[int, str]]:
+        """Yields sequence and request id of every result above `after`, for ever."""
+        async for message in tail(self._broker, self._names.results_stream, after):
+            yield message.sequence, _header(message, headers.REQUEST)
+
+    async def result(self, sequence: int) -> Result:
+        """Raises NotFound for a result that is no longer kept."""
+        return _result(await self._broker.get(self._names.results_stream, sequence))
+
+
+def now() -> float:
+    return round(time.time(), 3)
+
+
+def _command(message: StoredMessage | Delivered) -> Command:
+    values = {name: _header(message, name) for name in (headers.TENANT, headers.MODEL)}
+    try:
+        kind, seq_id = Kind(_header(message, headers.KIND)), int(_header(message, headers.SEQ_ID))
+        at = float(_header(message, headers.TIME))
+    except ValueError as error:
+        raise DataLoss(f"command {message.sequence} has unreadable headers: {error}") from None
+    return Command(kind, values[headers.TENANT], values[headers.MODEL], seq_id, message.data, at, message.sequence)
+
+
+def _result(message: StoredMessage) -> Result:
+    position = int(_header(message, headers.POSITION))
+    return Result(_header(message, headers.REQUEST), _header(message, headers.KIND), message.data, position)
+
+
+def _header(message: StoredMessage | Delivered, name: str) -> str:
+    found = message.headers.get(name)
+    if found is None:
+        raise DataLoss(f"message {message.sequence} has no header {name}; another program wrote it")
+    return found

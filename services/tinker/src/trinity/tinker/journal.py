@@ -1,0 +1,149 @@
+"""The gateway's view of the log of commands: owners of sessions and models, and the command of each seq_id.
+
+Everything follows from the log, so a gateway that starts again knows what the one before it accepted. A command is
+checked and appended at the place behind the newest one that the gateway has read; if another gateway was faster, its
+commands are read first.
+"""
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from trinity.data.tenants.log import Command, CommandLog, Kind, now
+from trinity.runtime.broker import SequenceConflict
+from trinity.runtime.errors import Conflict, InvalidInput, NotFound
+
+_DIGEST = 32  # bytes
+
+
+@dataclass
+class Model:
+    """A tenant's model. `rank`: of its adapters. `digests`: of its commands, by seq_id; `refused`: the seq_ids of those
+    that were refused, with the reason."""
+
+    tenant: str
+    rank: int
+    digests: list[bytes] = field(default_factory=list)
+    refused: dict[int, str] = field(default_factory=dict)
+
+
+class Journal:
+    """Owners of sessions and models; accepts commands, one at a time."""
+
+    def __init__(self, log: CommandLog) -> None:
+        self._log = log
+        self._lock = asyncio.Lock()
+        self._last = 0
+        self._sessions: dict[str, str] = {}
+        self.models: dict[str, Model] = {}
+
+    async def catch_up(self) -> None:
+        """Reads what was appended since. Raises DataLoss for a log with a gap."""
+        async for command in self._log.commands(self._last, await self._log.last_command()):
+            self._take(command)
+
+    def check_session(self, tenant: str, session_id: str) -> None:
+        """Raises NotFound unless the session is the tenant's."""
+        if self._sessions.get(session_id) != tenant:
+            raise NotFound(f"session {session_id[:200]!r} is not known; create one with this key")
+
+    def model(self, tenant: str, model_id: str) -> Model:
+        """Raises NotFound unless the model is the tenant's."""
+        found = self.models.get(model_id)
+        if found is None or found.tenant != tenant:
+            raise NotFound(f"model {model_id[:200]!r} is not known; create it with this key")
+        return found
+
+    def count(self, tenant: str) -> int:
+        return sum(model.tenant == tenant for model in self.models.values())
+
+    async def open_session(self, tenant: str, body: bytes) -> str:
+        session_id = secrets.token_hex(16)
+        async with self._lock:
+            while session_id not in self._sessions:
+                try:
+                    await self._append(Command(Kind.SESSION, tenant, session_id, 0, body, now()))
+                except SequenceConflict:
+                    await self.catch_up()
+        return session_id
+
+    async def submit(
+        self, tenant: str, model_id: str, seq_id: int, kind: Kind, body: bytes, check: Callable[[], None]
+    ) -> str:
+        """Stores a command once `check` has passed it; returns its request id when it is durable.
+
+        The same command again has the same id, and is stored once. Raises InvalidInput for what `check` refuses: the
+        seq_id is used up then, since the client counts it. Raises Conflict for a seq_id that holds another command, or
+        that leaves out the next one; NotFound as `model`.
+        """
+        digest = hashlib.sha256(kind.encode() + b"\0" + body).digest()
+        async with self._lock:
+            while True:
+                request_id = self._known(tenant, model_id, seq_id, digest)
+                if request_id:
+                    return request_id
+                entry = Command(kind, tenant, model_id, seq_id, body, now())
+                try:
+                    check()
+                except InvalidInput as error:
+                    if not seq_id:  # there is no model whose seq_ids are counted
+                        raise
+                    entry = Command(Kind.REFUSED, tenant, model_id, seq_id, digest + str(error).encode(), now())
+                try:
+                    await self._append(entry)
+                except SequenceConflict:
+                    await self.catch_up()
+
+    def _known(self, tenant: str, model_id: str, seq_id: int, digest: bytes) -> str:
+        """Returns the request id of a command that is in the log, or an empty text for the next one."""
+        if not seq_id and model_id not in self.models:
+            return ""
+        model = self.model(tenant, model_id)
+        following = len(model.digests)
+        if seq_id == following:
+            return ""
+        if seq_id > following:
+            raise Conflict(f"seq_id: is {seq_id}, and the next one of {model_id} is {following}; none may be left out")
+        if model.digests[seq_id] != digest:
+            raise Conflict(
+                f"seq_id: is {seq_id}, which holds another command; the next one of {model_id} is {following}"
+            )
+        if seq_id in model.refused:
+            raise InvalidInput(*model.refused[seq_id].split(": ", 1))
+        return f"{model_id}:{seq_id}"
+
+    async def _append(self, command: Command) -> None:
+        self._take(replace(command, position=await self._log.append(command, self._last)))
+
+    def _take(self, command: Command) -> None:
+        self._last = command.position
+        if command.kind is Kind.SESSION:
+            self._sessions[command.model] = command.tenant
+            return
+        digest = hashlib.sha256(command.kind.encode() + b"\0" + command.body).digest()
+        if command.model not in self.models:
+            self.models[command.model] = Model(command.tenant, self._rank(command))
+        model = self.models[command.model]
+        if command.kind is Kind.REFUSED:
+            digest, reason = command.body[:_DIGEST], command.body[_DIGEST:].decode()
+            model.refused[command.seq_id] = reason
+        model.digests.append(digest)
+
+    def _rank(self, command: Command) -> int:
+        """Returns the rank of a new model, which it takes from the state that it begins with."""
+        if command.kind is Kind.CREATE_MODEL:
+            return int(command.values["lora_config"]["rank"])
+        source = self.models.get(owner_of(command.values["path"]))
+        return source.rank if source is not None else 0
+
+
+def owner_of(path: str) -> str:
+    """Returns the model whose state a path names. Raises InvalidInput for anything but tinker://<model>/weights/<name>."""
+    parts = path.removeprefix("tinker://").split("/")
+    if not path.startswith("tinker://") or len(parts) != 3 or parts[1] != "weights":
+        raise InvalidInput(
+            "path", f"is {path[:200]!r}; must be tinker://<model id>/weights/<name>, as save_state returns"
+        )
+    return parts[0]

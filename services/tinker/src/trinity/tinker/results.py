@@ -1,0 +1,31 @@
+"""Which results are there: follows the log of results and wakes the requests that wait for them."""
+
+import asyncio
+
+from trinity.data.tenants.log import CommandLog
+
+
+class Results:
+    """Sequences of the results by request id."""
+
+    def __init__(self, log: CommandLog) -> None:
+        self._log = log
+        self._sequences: dict[str, int] = {}
+        self._waiting: dict[str, asyncio.Event] = {}
+
+    async def follow(self) -> None:
+        """Follows for ever."""
+        async for sequence, request_id in self._log.results(max(0, await self._log.first_result() - 1)):
+            self._sequences[request_id] = sequence
+            if (event := self._waiting.pop(request_id, None)) is not None:
+                event.set()
+
+    async def wait_for(self, request_id: str, seconds: float) -> int | None:
+        """Returns the sequence of a result, or None if it is not there after the time."""
+        if request_id not in self._sequences:
+            event = self._waiting.setdefault(request_id, asyncio.Event())
+            try:
+                await asyncio.wait_for(event.wait(), seconds)
+            except TimeoutError:
+                return None
+        return self._sequences[request_id]

@@ -1,0 +1,81 @@
+"""Wiring of the gateway of tinker clients."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import grpc.aio
+import structlog
+import uvicorn
+
+from trinity.data.tenants.log import CommandLog
+from trinity.runtime.broker import connect
+from trinity.runtime.errors import InvalidInput
+from trinity.runtime.names import RunNames
+from trinity.runtime.settings import split_address
+from trinity.tinker.app import Gateway
+from trinity.tinker.journal import Journal
+from trinity.tinker.results import Results
+from trinity.tinker.settings import TinkerSettings
+from trinity.tinker.tenants import TenantKeys
+
+log = structlog.get_logger(__name__)
+
+_HEADERS_BYTES = 64 * 1024  # of a message on NATS, besides the body
+
+
+class TinkerService:
+    name = "tinker"
+
+    def __init__(self, settings: TinkerSettings) -> None:
+        self._settings = settings
+        self.run_id = settings.run
+        self._keys = TenantKeys(settings.keys_folder)
+
+    def register(self, server: grpc.aio.Server) -> list[str]:
+        return []
+
+    async def work(self, ready: asyncio.Event, address: str) -> None:
+        settings = self._settings
+        async with await connect(settings.nats_url, "trinity-tinker") as broker:
+            commands = CommandLog(broker, RunNames(settings.run))
+            await commands.open(int(settings.log_gib * 2**30), settings.result_hours * 3600)
+            journal, results = Journal(commands), Results(commands)
+            await journal.catch_up()
+            gateway = Gateway(settings, self._keys, journal, results, commands, broker.most_bytes - _HEADERS_BYTES)
+            listening = _listen(settings.serve_listen)
+            log.info("tinker.gateway.serving", address=f"http://{settings.serve_listen}", models=len(journal.models))
+            server = _Server(uvicorn.Config(gateway.app(), log_level="warning", lifespan="off"))
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(results.follow())
+                tasks.create_task(_serve(server, listening))
+                ready.set()
+
+    async def drain(self, grace_seconds: float) -> None:
+        pass  # a request that is cut off is repeated by its client
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves SIGTERM to the host, which then cancels this server."""
+        yield
+
+
+async def _serve(server: uvicorn.Server, listening: socket.socket) -> None:
+    try:
+        await server.serve([listening])
+    except asyncio.CancelledError:
+        server.force_exit = True
+        await server.shutdown([listening])
+        raise
+
+
+def _listen(address: str) -> socket.socket:
+    host, port = split_address(address, "TRINITY_TINKER_SERVE_LISTEN")
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        problem = f"is {address}, which cannot be listened on: {error.strerror}; choose another port"
+        raise InvalidInput("TRINITY_TINKER_SERVE_LISTEN", problem) from None

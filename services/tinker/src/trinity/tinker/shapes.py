@@ -1,0 +1,103 @@
+"""JSON bodies of the `tinker` client (0.38) that become commands. Unknown fields and values are refused by name."""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trinity.runtime.errors import InvalidInput
+
+_ID = Annotated[str, Field(min_length=1, max_length=200)]
+_NAME = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
+_METADATA = dict[str, Any] | None
+_HOUR, _TEN_YEARS = 3600, 10 * 366 * 24 * 3600
+_TTL = Annotated[int, Field(ge=_HOUR, le=_TEN_YEARS)] | None
+_SEQ_ID = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class LoraConfig(Body):
+    rank: int = Field(ge=1)
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+    train_unembed: bool = True  # the client's default; the output projection is not adapted, and each session is told
+    train_mlp: bool = True
+    train_attn: bool = True
+
+
+class AdamW(Body):
+    type: Literal["adamw"] = "adamw"
+
+
+class CreateModel(Body):
+    session_id: _ID
+    model_seq_id: int = Field(ge=0)
+    base_model: str
+    user_metadata: _METADATA = None
+    lora_config: LoraConfig
+    optimizer_config: AdamW = AdamW()
+    type: Literal["create_model"] = "create_model"
+
+
+class AdamParams(Body):
+    learning_rate: float = Field(1e-4, ge=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.95, ge=0, lt=1)
+    eps: float = Field(1e-12, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    grad_clip_norm: float = Field(0.0, ge=0)
+
+
+class OptimStep(Body):
+    adam_params: AdamParams
+    model_id: _ID
+    seq_id: _SEQ_ID
+    type: Literal["optim_step"] = "optim_step"
+
+
+class SaveWeights(Body):
+    model_id: _ID
+    path: _NAME
+    seq_id: _SEQ_ID
+    ttl_seconds: _TTL = None
+    overwrite: bool = False
+    user_metadata: _METADATA = None
+    type: Literal["save_weights"] = "save_weights"
+
+
+class LoadWeights(Body):
+    """Into the model `model_id`, or as a new model `model_seq_id` of a session."""
+
+    model_id: _ID | None = None
+    seq_id: _SEQ_ID | None = None
+    session_id: _ID | None = None
+    model_seq_id: Annotated[int, Field(ge=0)] | None = None
+    base_model: str | None = None
+    user_metadata: _METADATA = None
+    path: str
+    optimizer: bool
+    optimizer_config: AdamW | None = None
+    weights_access_token: None = None
+    type: Literal["load_weights"] = "load_weights"
+
+
+class CreateSession(Body):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    tags: list[str] = []
+    user_metadata: _METADATA = None
+
+
+B = TypeVar("B", bound=Body)
+
+
+def read(kind: type[B], values: Any) -> B:
+    """Raises InvalidInput with the first field that is wrong."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"])) or "body"
+        given = "" if first["type"] == "missing" else f"is {str(first.get('input'))[:100]!r}: "
+        raise InvalidInput(field, f"{given}{first['msg']}") from None

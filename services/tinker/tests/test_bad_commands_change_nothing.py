@@ -1,0 +1,114 @@
+"""What is refused is not executed, uses its seq_id up, and leaves other tenants alone."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.servers.tinker_stack import BASE, LONGEST, VOCABULARY, HttpTenant, TinkerStack, datum, forward
+from trinity.data.tenants.wire import Datum
+
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(600)]
+
+
+def _changed(change: dict[str, np.ndarray | None], **fields: Any) -> Datum:
+    whole = datum(1)
+    inputs = {name: value for name, value in {**whole.inputs, **change}.items() if value is not None}
+    return replace(whole, inputs=inputs, **fields)
+
+
+_NAN = np.full(12, np.nan, np.float32)
+_WRONG = {
+    "an unknown loss": ([datum(1)], "gspo", {}, "loss_fn"),
+    "a number of no loss": ([datum(1)], "cross_entropy", {"beta": 1.0}, "loss_fn_config.beta"),
+    "bounds that exclude one": ([datum(1, loss="ppo")], "ppo", {"clip_low_threshold": 1.5}, "clip_low_threshold"),
+    "no sequence": ([], "cross_entropy", {}, "data"),
+    "no token": ([datum(1, 0)], "cross_entropy", {}, "model_input"),
+    "too many tokens": ([datum(1, LONGEST + 1)], "cross_entropy", {}, "model_input"),
+    "a token outside": ([_changed({}, tokens=np.full(12, VOCABULARY))], "cross_entropy", {}, "vocabulary"),
+    "a target below": ([_changed({"target_tokens": np.full(12, -1)})], "cross_entropy", {}, "target_tokens"),
+    "targets of floats": ([_changed({"target_tokens": np.ones(12, np.float32)})], "cross_entropy", {}, "target_tokens"),
+    "too few weights": ([datum(2), _changed({"weights": np.ones(11, np.float32)})], "cross_entropy", {}, "data[1]"),
+    "no weights": ([_changed({"weights": None})], "cross_entropy", {}, "weights"),
+    "a further tensor": ([_changed({"mask": np.ones(12, np.float32)})], "cross_entropy", {}, "mask"),
+    "inputs of another loss": ([datum(1)], "importance_sampling", {}, "loss_fn_inputs"),
+    "a weight that is no number": ([_changed({"weights": _NAN})], "cross_entropy", {}, "finite"),
+    "a matrix of targets": ([_changed({"target_tokens": np.ones((12, 2), np.int64)})], "cross_entropy", {}, "vector"),
+}
+
+
+def test_bad_passes_change_nothing_and_take_their_seq_id(stack: TinkerStack) -> None:
+    alice = HttpTenant(stack, "alice")
+    model, clean = alice.create(4), alice.create(4, 1)
+    seq_id = 0
+    for name, (data, loss, config, field) in _WRONG.items():
+        seq_id += 1
+        body = forward(model, seq_id, data, loss, **config)
+        for _ in range(2):  # the same again is refused alike
+            answer = alice.answer("forward_backward", body)
+            assert answer.status_code == 422, (name, answer.text)
+            assert field in answer.json()["error"], name
+        assert "error" in alice.result(f"{model}:{seq_id}")
+    adam = {"learning_rate": 0.01}
+    first = forward(model, seq_id + 1, [datum(1)])
+    sent = alice.post("forward_backward", first)
+    alice.post("optim_step", {"adam_params": adam, "model_id": model, "seq_id": seq_id + 2})
+    again = alice.result(alice.post("forward_backward", forward(model, seq_id + 3, [datum(1)]))["request_id"])
+    alice.post("forward_backward", forward(clean, 1, [datum(1)]))
+    alice.post("optim_step", {"adam_params": adam, "model_id": clean, "seq_id": 2})
+    alone = alice.result(alice.post("forward_backward", forward(clean, 3, [datum(1)]))["request_id"])
+    assert again[0][0].tobytes() == alone[0][0].tobytes()
+    # A retry is one entry; another body, and a gap, are refused.
+    assert alice.post("forward_backward", first) == sent
+    for number, body in ((seq_id + 1, [datum(2)]), (seq_id + 5, [datum(1)])):
+        answer = alice.answer("forward_backward", forward(model, number, body))
+        assert answer.status_code == 422
+        assert f"is {number}" in answer.json()["error"]
+
+
+def test_bad_steps_states_and_bodies_are_refused_by_name(stack: TinkerStack) -> None:
+    alice, bob = HttpTenant(stack, "alice"), HttpTenant(stack, "bob")
+    model = alice.create(4)
+    steps = [
+        ({"learning_rate": -1.0}, "learning_rate"), ({"learning_rate": "x"}, "learning_rate"),
+        ({"beta1": 1.0}, "beta1"),
+        ({"momentum": 0.9}, "momentum"), ({"eps": 0.0}, "eps"),
+    ]  # fmt: skip
+    for number, (adam, field) in enumerate(steps, start=1):
+        answer = alice.answer("optim_step", {"adam_params": adam, "model_id": model, "seq_id": number})
+        assert answer.status_code == 422
+        assert field in answer.json()["error"]
+    others = len(steps) + 1
+    fifth = {"session_id": alice.session, "model_seq_id": 5, "base_model": BASE, "lora_config": {"rank": 4}}
+    for path, body, status, text in (
+        ("optim_step", {"adam_params": {}, "model_id": model}, 422, "seq_id"),
+        ("forward_backward", b"\xff\xff\xff", 400, "forward_backward"),
+        ("forward_backward", {"model_id": model}, 400, "Content-Type"),
+        ("optim_step", {"adam_params": {}, "model_id": f"{model}9", "seq_id": 1}, 404, "not known"),
+        ("save_weights", {"model_id": model, "seq_id": others, "path": "../up"}, 422, "path"),
+        ("create_model", {**fifth, "base_model": "x"}, 422, "not loaded"),
+        ("create_model", {**fifth, "lora_config": {"rank": 999}}, 422, "rank"),
+        ("create_model", {**fifth, "session_id": "other"}, 404, "session"),
+        ("asample", {"num_samples": 1}, 422, "does not sample"),
+        ("sessions", {}, 404, "docs/tinker.md"),
+    ):  # fmt: skip
+        answer = alice.answer(path, body)
+        assert (answer.status_code, text in answer.json()["error"]) == (status, True), (path, answer.text)
+    # Another tenant neither sees the model nor its results and states.
+    saved = alice.result(
+        alice.post("save_weights", {"model_id": model, "seq_id": others + 1, "path": "s"})["request_id"]
+    )
+    for path, body in (
+        ("get_info", {"model_id": model}),
+        ("retrieve_future", {"request_id": f"{model}:0"}),
+        ("optim_step", {"adam_params": {}, "model_id": model, "seq_id": others + 2}),
+    ):
+        assert bob.answer(path, body).status_code == 404, path
+    taken = {"session_id": bob.session, "model_seq_id": 0, "path": saved["path"], "optimizer": False}
+    assert "of no model of this tenant" in bob.answer("load_weights", taken).json()["error"]
+    assert alice.answer("get_info", {"model_id": model}, **{"X-API-Key": "tml-none"}).status_code == 401
+    for number in range(1, 4):
+        alice.create(4, number)
+    answer = alice.answer("create_model", fifth)
+    assert (answer.status_code, "may have" in answer.json()["error"]) == (422, True)

@@ -1,0 +1,144 @@
+"""Executes commands one after another: the state of all tenants after a command follows from the log up to it."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import structlog
+import torch
+
+from trinity.data.tenants.log import Command, Kind, Result, canonical, failed
+from trinity.data.tenants.wire import read_forward, write_output
+from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound
+from trinity.runtime.names import token
+from trinity.trainer.tenants.model import AdapterShape, SharedModel, Tenant
+from trinity.trainer.tenants.states import Snapshot, States
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A saved state. `position`: of the command that saved it, which names its file. `expires`: 0 for never."""
+
+    position: int
+    shape: dict[str, Any]
+    steps: int
+    expires: float
+
+
+class Executor:
+    """The tenants' models. `position`: of the newest command that is in them."""
+
+    def __init__(self, model: SharedModel, states: States) -> None:
+        self._model = model
+        self._states = states
+        self._tenants: dict[str, Tenant] = {}
+        self._saved: dict[str, Saved] = {}
+        self._time = 0.0  # of the newest command
+        self.position = 0
+
+    def restore(self) -> None:
+        """Takes over the newest whole snapshot. Without one the executor begins before the first command."""
+        snapshot = self._states.newest()
+        if snapshot is None:
+            return
+        for model_id, about in snapshot.models.items():
+            tenant = self._model.add(token(model_id), AdapterShape(**about["shape"]))
+            tenant.restore(snapshot.tensors(model_id), about["steps"])
+            self._tenants[model_id] = tenant
+        self._saved = {path: Saved(**about) for path, about in snapshot.saved.items()}
+        self.position = snapshot.position
+        log.info("tenants.snapshot.loaded", position=self.position, models=len(self._tenants))
+
+    def snapshot(self) -> None:
+        """Writes the state after the newest command, and removes states that no snapshot knows any more."""
+        self._saved = {path: saved for path, saved in self._saved.items() if self._state(path, self._time) is not None}
+        models = {
+            model_id: ({"shape": asdict(tenant.shape), "steps": tenant.steps}, tenant.state(gradients=True))
+            for model_id, tenant in self._tenants.items()
+        }
+        self._states.write(
+            Snapshot(self.position, {}, {path: asdict(saved) for path, saved in self._saved.items()}), models
+        )
+
+    def execute(self, command: Command) -> Result | None:
+        """Executes the next command and returns its result; None for a session, which has none.
+
+        A command that cannot be executed has a result that says why, and changes nothing.
+        """
+        self.position, self._time = command.position, command.time
+        if command.kind in (Kind.SESSION, Kind.REFUSED):
+            return None
+        try:
+            kind, body = self._done(command)
+        except (AlreadyExists, InvalidInput, NotFound) as error:  # any other, such as a lost file, ends the executor
+            return failed(command.request_id, str(error), command.position, by_user=True)
+        except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
+            # Such a command would end every executor that comes to it, and stop the other tenants.
+            log.exception("tenants.command.failed", request=command.request_id, kind=command.kind)
+            hint = "; give fewer or shorter sequences" if isinstance(error, torch.OutOfMemoryError) else ""
+            problem = f"{type(error).__name__}: {error}{hint}"
+            return failed(command.request_id, problem, command.position, by_user=False)
+        return Result(command.request_id, kind, body, command.position)
+
+    def _done(self, command: Command) -> tuple[str, bytes]:
+        if command.kind is Kind.FORWARD_BACKWARD:
+            forward = read_forward(command.body)
+            logprobs, loss = self._model.run(self._tenant(command.model), forward)
+            return command.kind, write_output(logprobs, {"loss:sum": loss})
+        values = command.values
+        if command.kind is Kind.CREATE_MODEL:
+            lora = values["lora_config"]
+            shape = AdapterShape(lora["rank"], lora["seed"] or 0, lora["train_attn"], lora["train_mlp"])
+            self._tenants[command.model] = self._model.add(token(command.model), shape)
+            answer: dict[str, Any] = {"type": "create_model", "model_id": command.model}
+        elif command.kind is Kind.OPTIM_STEP:
+            adam = values["adam_params"]
+            norm = self._tenant(command.model).step(
+                adam["learning_rate"], (adam["beta1"], adam["beta2"]), adam["eps"], adam["weight_decay"],
+                adam["grad_clip_norm"],
+            )  # fmt: skip
+            answer = {"metrics": {"grad_norm:mean": norm}}
+        elif command.kind is Kind.SAVE_WEIGHTS:
+            answer = {"type": "save_weights", "path": self._save(command, values)}
+        else:
+            self._load(command, values)
+            answer = {"type": "load_weights", "path": values["path"], "model_id": command.model}
+        return command.kind, canonical(answer)
+
+    def _tenant(self, model_id: str) -> Tenant:
+        if model_id not in self._tenants:
+            raise NotFound(f"model {model_id} was not made: the command that should have made it failed")
+        return self._tenants[model_id]
+
+    def _state(self, path: str, now: float) -> Saved | None:
+        """Returns a saved state; None for one whose time was over when the command was accepted."""
+        saved = self._saved.get(path)
+        return saved if saved is not None and (not saved.expires or now <= saved.expires) else None
+
+    def _save(self, command: Command, values: dict[str, Any]) -> str:
+        tenant, path = self._tenant(command.model), f"tinker://{command.model}/weights/{values['path']}"
+        if self._state(path, command.time) is not None and not values["overwrite"]:
+            raise AlreadyExists(f"{path} is there already; choose another name, or overwrite=True")
+        self._states.save(command.position, tenant.state(gradients=False))
+        expires = command.time + values["ttl_seconds"] if values["ttl_seconds"] else 0.0
+        self._saved[path] = Saved(command.position, asdict(tenant.shape), tenant.steps, expires)
+        return path
+
+    def _load(self, command: Command, values: dict[str, Any]) -> None:
+        saved = self._state(values["path"], command.time)
+        if saved is None:
+            raise NotFound(f"{values['path']} is not there: no such state was saved, or its time is over")
+        shape = AdapterShape(**saved.shape)
+        tenant = self._tenants.get(command.model)
+        if tenant is not None and (tenant.shape.rank, tenant.shape.attention, tenant.shape.mlp) != (
+            shape.rank, shape.attention, shape.mlp,
+        ):  # fmt: skip
+            problem = (
+                f"has adapters of rank {shape.rank}, or of other layers than {command.model}; make a model from it"
+            )
+            raise InvalidInput(values["path"], problem)
+        state = self._states.load(saved.position)
+        if tenant is None:
+            tenant = self._tenants[command.model] = self._model.add(token(command.model), shape)
+        tenant.restore(state, saved.steps, optimizer=values["optimizer"])

@@ -1,0 +1,77 @@
+"""Wiring of the executor: follows the log of commands, executes each one, and appends its result."""
+
+import asyncio
+import time
+
+import grpc.aio
+import structlog
+import torch
+
+from trinity.data.tenants.log import Command, CommandLog, Result
+from trinity.runtime import waits
+from trinity.runtime.broker import connect
+from trinity.runtime.devices import choose
+from trinity.runtime.metrics import Counter
+from trinity.runtime.names import RunNames
+from trinity.trainer.tenants.executor import Executor
+from trinity.trainer.tenants.model import SharedModel
+from trinity.trainer.tenants.settings import TenantsSettings
+from trinity.trainer.tenants.states import States
+
+log = structlog.get_logger(__name__)
+
+COMMANDS = Counter("trinity_tenants_commands", "Commands executed, those after a restart again included", ["kind"])
+SECONDS = Counter("trinity_tenants_seconds", "Seconds that commands took", ["tenant"])
+
+
+class TenantsService:
+    name = "tenants"
+
+    def __init__(self, settings: TenantsSettings) -> None:
+        self._settings = settings
+        self.run_id = settings.run
+        self._ending = asyncio.Event()
+
+    def register(self, server: grpc.aio.Server) -> list[str]:
+        return []
+
+    async def work(self, ready: asyncio.Event, address: str) -> None:
+        settings = self._settings
+        executor = await asyncio.to_thread(self._load)
+        async with await connect(settings.nats_url, "trinity-tenants") as broker:
+            commands = CommandLog(broker, RunNames(settings.run))
+            await commands.open(int(settings.log_gib * 2**30), settings.result_hours * 3600)
+            results, told = await commands.last_result()
+            ready.set()
+            last_snapshot = executor.position
+            async for command in commands.follow(executor.position):
+                if self._ending.is_set():
+                    await asyncio.Event().wait()  # the host ends the process
+                result = await asyncio.to_thread(self._execute, executor, command)
+                if result is not None and command.position > told:
+                    results = await commands.add_result(result, command.model, results)
+                if command.position - last_snapshot >= settings.snapshot_commands:
+                    await asyncio.to_thread(executor.snapshot)
+                    last_snapshot = command.position
+
+    async def drain(self, grace_seconds: float) -> None:
+        self._ending.set()
+
+    def _execute(self, executor: Executor, command: Command) -> Result | None:
+        begin = time.monotonic()
+        result = executor.execute(command)
+        COMMANDS.labels(command.kind).inc()
+        SECONDS.labels(command.tenant).inc(time.monotonic() - begin)
+        return result
+
+    def _load(self) -> Executor:
+        settings = self._settings
+        waits.phase("loads the model")
+        device = choose(settings.device, "TRINITY_TENANTS_DEVICE", torch.cuda.is_available())
+        if device == "cpu" and settings.threads:
+            torch.set_num_threads(settings.threads)
+        dtype: torch.dtype = getattr(torch, settings.dtype)
+        model = SharedModel(settings.model_path, dtype, torch.device(device), settings.micro_tokens)
+        executor = Executor(model, States(settings.folder))
+        executor.restore()
+        return executor

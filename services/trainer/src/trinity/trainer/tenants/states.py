@@ -1,0 +1,125 @@
+"""States on disk: snapshots of all tenants, and the states that tenants save by name.
+
+    snapshots/<position>/<model>.safetensors, manifest.json    the state after the command at the position
+    states/<position>.safetensors                              what the command at the position saved
+
+A file is whole or not there. No file is written over by another command's, so that commands that are executed once more
+after a crash read what they read the first time.
+"""
+
+import contextlib
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from trinity.runtime import files
+from trinity.runtime.errors import DataLoss
+from trinity.runtime.names import token
+from trinity.trainer.tenants.model import Tensors
+
+log = structlog.get_logger(__name__)
+
+_KEPT = 2
+_MANIFEST, _ENDING = "manifest.json", ".safetensors"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state after a command. `models` and `saved`: what the executor says of each model and each saved state."""
+
+    position: int
+    models: dict[str, Any]
+    saved: dict[str, Any]
+    folder: Path = field(default=Path())
+
+    def tensors(self, model_id: str) -> Tensors:
+        return _read(self.folder / f"{token(model_id)}{_ENDING}")
+
+
+class States:
+    """A folder of snapshots and saved states, of one executor."""
+
+    def __init__(self, folder: Path) -> None:
+        self._snapshots, self._states = folder / "snapshots", folder / "states"
+
+    def newest(self) -> Snapshot | None:
+        """Returns the newest snapshot whose files are as they were written; None if there is none.
+
+        Raises DataLoss if there are snapshots, and none of them is whole.
+        """
+        folders = self._folders()
+        for folder in reversed(folders):
+            about = files.read_json(folder / _MANIFEST)
+            if isinstance(about, dict) and _is_whole(folder, about["checksums"]):
+                return Snapshot(about["position"], about["models"], about["saved"], folder)
+            log.warning("tenants.snapshot.damaged", folder=str(folder))
+        if folders:
+            raise DataLoss(
+                f"no snapshot in {self._snapshots} is whole; remove the folder to execute all commands again"
+            )
+        return None
+
+    def write(self, snapshot: Snapshot, models: Mapping[str, tuple[dict[str, Any], Tensors]]) -> None:
+        """Writes a snapshot, then removes older ones, and saved states that no kept snapshot names."""
+        folder = self._snapshots / f"{snapshot.position:012}"
+        checksums = {}
+        for model_id, (_, tensors) in models.items():
+            name = f"{token(model_id)}{_ENDING}"
+            _write(folder / name, tensors)
+            checksums[name] = files.checksum(folder / name)
+        about = {model_id: what for model_id, (what, _) in models.items()}
+        files.write_json(
+            folder / _MANIFEST,
+            {"position": snapshot.position, "models": about, "saved": snapshot.saved, "checksums": checksums},
+        )
+        for old in self._folders()[:-_KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
+        self._remove_unnamed(snapshot.position)
+
+    def save(self, position: int, tensors: Tensors) -> None:
+        _write(self._states / f"{position:012}{_ENDING}", tensors)
+
+    def load(self, position: int) -> Tensors:
+        """Raises DataLoss for a state whose file is gone."""
+        path = self._states / f"{position:012}{_ENDING}"
+        if not path.exists():
+            raise DataLoss(f"{path} is gone")
+        return _read(path)
+
+    def _folders(self) -> list[Path]:
+        """Snapshots that were finished, oldest first."""
+        return sorted(path.parent for path in self._snapshots.glob(f"*/{_MANIFEST}"))
+
+    def _remove_unnamed(self, through: int) -> None:
+        named = set()
+        for folder in self._folders():
+            about = files.read_json(folder / _MANIFEST) or {"saved": {}}
+            named |= {saved["position"] for saved in about["saved"].values()}
+        oldest = min((int(folder.name) for folder in self._folders()), default=0)
+        for path in self._states.glob(f"*{_ENDING}"):
+            # Commands after the oldest kept snapshot may read later states again.
+            if int(path.stem) <= min(oldest, through) and int(path.stem) not in named:
+                with contextlib.suppress(FileNotFoundError):
+                    path.unlink()
+
+
+def _write(path: Path, tensors: Tensors) -> None:
+    from safetensors.torch import save
+
+    files.write_atomic(path, save(tensors))
+
+
+def _read(path: Path) -> Tensors:
+    from safetensors.torch import load_file
+
+    return dict(load_file(path))
+
+
+def _is_whole(folder: Path, checksums: Mapping[str, str]) -> bool:
+    with contextlib.suppress(OSError):
+        return all(files.checksum(folder / name) == expected for name, expected in checksums.items())
+    return False

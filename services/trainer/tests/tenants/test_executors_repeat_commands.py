@@ -1,0 +1,113 @@
+"""An executor that begins at a snapshot and repeats the commands after it has the state of one that never stopped."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from trinity.data.tenants.log import Command, Kind, Result, canonical
+from trinity.data.tenants.wire import Datum, Forward, write_forward
+from trinity.runtime.errors import DataLoss
+from trinity.trainer.tenants.executor import Executor
+from trinity.trainer.tenants.model import SharedModel
+from trinity.trainer.tenants.states import States
+
+pytestmark = pytest.mark.core
+
+_LORA = {"seed": 3, "train_attn": True, "train_mlp": True}
+_ADAM = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12, "weight_decay": 0.1, "grad_clip_norm": 1.0}
+
+
+def _commands() -> list[Command]:
+    """Two models' commands in turns: gradients, steps, states that are saved, written over, loaded and expire."""
+    made: list[Command] = []
+    numbers = {"a": -1, "b": -1}
+
+    def add(model: str, kind: Kind, body: dict | bytes, at: float = 0.0) -> None:
+        numbers[model] += 1
+        whole = body if isinstance(body, bytes) else canonical(body)
+        made.append(Command(kind, "t", model, numbers[model], whole, at, len(made) + 1))
+
+    def train(model: str, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        inputs = {"target_tokens": rng.integers(0, 250, 7), "weights": rng.random(7).astype(np.float32)}
+        data = (Datum(rng.integers(0, 250, 7), inputs),)
+        for _ in range(2):
+            add(model, Kind.FORWARD_BACKWARD, write_forward(Forward(model, 1, data, "cross_entropy", {}, True)))
+        add(model, Kind.OPTIM_STEP, {"adam_params": _ADAM})
+
+    def save(model: str, *, overwrite: bool = False, ttl: int | None = None) -> None:
+        add(model, Kind.SAVE_WEIGHTS, {"path": "s", "ttl_seconds": ttl, "overwrite": overwrite})
+
+    def load(model: str, source: str, at: float = 0.0) -> None:
+        add(model, Kind.LOAD_WEIGHTS, {"path": f"tinker://{source}/weights/s", "optimizer": True}, at)
+
+    add("a", Kind.CREATE_MODEL, {"lora_config": {"rank": 2, **_LORA}})
+    add("b", Kind.CREATE_MODEL, {"lora_config": {"rank": 8, **_LORA}})
+    train("a", 1)
+    save("a")
+    train("b", 2)
+    train("a", 3)
+    load("a", "a")
+    save("a")  # there already
+    train("a", 4)
+    save("a", overwrite=True, ttl=3600)
+    load("a", "a")
+    load("b", "a")  # another rank
+    load("a", "a", at=4000.0)  # its time is over
+    train("b", 5)
+    train("a", 6)
+    return made
+
+
+@pytest.fixture(scope="module")
+def shared(quickstart_model: Path) -> str:
+    return str(quickstart_model)
+
+
+def _executor(path: str, folder: Path) -> Executor:
+    made = Executor(SharedModel(path, torch.float32, torch.device("cpu"), 64), States(folder))
+    made.restore()
+    return made
+
+
+def _results(executor: Executor, commands: list[Command]) -> list[Result | None]:
+    return [executor.execute(command) for command in commands if command.position > executor.position]
+
+
+def test_what_follows_a_snapshot_is_the_same_bit_for_bit(shared: str, tmp_path: Path) -> None:
+    commands = _commands()
+    whole = _results(_executor(shared, tmp_path / "whole"), commands)
+    failures = [json.loads(one.body)["error"] for one in whole if one is not None and one.kind == Result.FAILED]
+    expected = ["is there already", "has adapters of rank 2", "its time is over"]
+    assert len(failures) == len(expected)
+    assert all(reason in text for reason, text in zip(expected, failures, strict=True)), failures
+    folder = tmp_path / "killed"
+    for snapshot, killed in ((5, 9), (12, 19), (12, len(commands) - 2)):
+        executor = _executor(shared, folder)
+        for command in commands[executor.position : killed]:
+            result = executor.execute(command)
+            assert result == whole[command.position - 1]
+            if command.position == snapshot:
+                executor.snapshot()
+    last = _executor(shared, folder)
+    assert last.position == 12
+    assert _results(last, commands) == whole[12:]
+
+
+def test_a_damaged_snapshot_gives_way_to_the_one_before(shared: str, tmp_path: Path) -> None:
+    commands = _commands()
+    executor = _executor(shared, tmp_path)
+    for position in (4, 8):
+        for command in commands[executor.position : position]:
+            executor.execute(command)
+        executor.snapshot()
+    newest, older = (sorted((tmp_path / "snapshots").iterdir(), reverse=True))[:2]
+    for file in newest.glob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1] + b"\1")
+    assert _executor(shared, tmp_path).position == 4
+    (older / "manifest.json").write_text("{")
+    with pytest.raises(DataLoss, match="no snapshot"):
+        _executor(shared, tmp_path)

@@ -1,0 +1,65 @@
+"""`trinity tinker` serves tenants by its example's YAML, and goes on where it was killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from support.servers.tinker_stack import HttpTenant, datum, forward
+from trinity.runtime.process import free_port
+
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(600)]
+
+_START_SECONDS = 180.0
+
+
+def _start(repository: Path, folder: Path, model: Path, port: int) -> "subprocess.Popen[bytes]":
+    yaml = repository / "examples/tinker/quickstart.yaml"
+    out = (folder / "out").open("wb")
+    places = {"TRINITY_CHECKPOINT_ROOT_DIR": str(folder), "TRINITY_MODEL_PATH": str(model)}
+    environment = {key: value for key, value in os.environ.items() if key != "TRINITY_NATS_CREDS"}
+    command = [
+        sys.executable,
+        "-m",
+        "trinity.cli.main",
+        "tinker",
+        "--config",
+        str(yaml),
+        f"port={port}",
+        "base_model=tiny",
+    ]
+    process = subprocess.Popen(command, env=environment | places, stdout=out, stderr=out)
+    deadline = time.monotonic() + _START_SECONDS
+    while b"try it" not in (folder / "out").read_bytes():
+        assert process.poll() is None, (folder / "out").read_text()
+        assert time.monotonic() < deadline, (folder / "out").read_text()
+        time.sleep(0.1)
+    return process
+
+
+def test_the_example_serves_and_resumes(repository: Path, quickstart_model: Path, tmp_path: Path) -> None:
+    port = free_port()
+    process = _start(repository, tmp_path, quickstart_model, port)
+    try:
+        keys = tmp_path / "tinker/quickstart/keys"
+        place = SimpleNamespace(
+            url=f"http://127.0.0.1:{port}", keys={name: (keys / name).read_text().strip() for name in ("alice", "bob")}
+        )
+        alice = HttpTenant(place, "alice")
+        model = alice.create(4)
+        before = alice.result(alice.post("forward_backward", forward(model, 1, [datum(1)]))["request_id"])
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+        process = _start(repository, tmp_path, quickstart_model, port)
+        bob = HttpTenant(place, "bob")
+        assert bob.create(16)
+        after = alice.result(alice.post("forward_backward", forward(model, 2, [datum(1)]))["request_id"])
+        assert after[0][0].tobytes() == before[0][0].tobytes()
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
