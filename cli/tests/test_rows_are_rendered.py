@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from support.fakes.models.chat_templates import FAMILIES
 from support.fakes.models.tokenizer_folder import make_tokenizer_folder
 from trinity.cli.main import app
-from trinity.cli.supervise.checks import preflight, rendered_rows
+from trinity.cli.supervise.checks import adapters, rendered_rows
 from trinity.config import Problem, make_plan
 from trinity.config.load import parse
 
@@ -142,7 +142,7 @@ def test_given_adapters_of_another_model_are_named_with_their_file(tmp_path: Pat
 
 
 def test_a_regex_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "_MOST_REGEX_SECONDS", 0.2)
+    monkeypatch.setattr(adapters, "_MOST_REGEX_SECONDS", 0.2)
     make_tokenizer_folder(tmp_path / "model")
     name = f"model.layers.0.{'a' * 40}_proj.weight"
     header = json.dumps({name: {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}).encode()

@@ -10,17 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 import pytest_asyncio
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import SamplingParams
+from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.engine import CACHED, Engine, EnginePool
+from trinity.explorer.serving import endpoint
+from trinity.explorer.serving.bounds import Bounds
 from trinity.explorer.types import Completion, EngineFailed, EngineOptions
 from trinity.explorer.weights.loader import fetch_adapters
 from trinity.runtime.errors import Full, InvalidInput
+from trinity.runtime.process import free_port
 from trinity.weights import Lora, LoraTarget, Manifest, manifest_of_folder
 from trinity.weights.stores.cache import WeightCache
 
@@ -273,6 +279,39 @@ async def test_a_pool_loads_published_versions_and_the_base_again(
     (made,) = await pool.generate(PROMPT, sampling)
     assert [span.version for span in made.version_spans] == [0]
     assert not np.allclose(versions[2].logprobs(made, PROMPT), made.logprobs, atol=1e-2)
+
+
+async def test_the_model_of_a_call_to_the_endpoint_chooses_the_adapter(
+    engine: Engine, versions: dict[int, Version], quickstart_model: Path
+) -> None:
+    pool, port = EnginePool([engine]), free_port()
+    template = ChatTokenizer(ModelConfig(model_path=str(quickstart_model))).template
+    served = {"one": versions[1].folder, "three": versions[3].folder}
+    serving = asyncio.create_task(
+        endpoint.serve(pool, f"127.0.0.1:{port}", None, Bounds(), str(quickstart_model), "the base", template, served)
+    )
+    client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=60)
+    try:
+        assert {model.id for model in (await client.models.list()).data} == {"the base", "one", "three"}
+        pool.loads.hide_initial_weights()  # a verdict on the policy's weights is none on another adapter
+        pool.loads.trust(pool.loads.begin(1))
+
+        async def ask(model: str) -> tuple[np.ndarray, Completion]:
+            found = await client.completions.create(
+                model=model, prompt=PROMPT, max_tokens=12, logprobs=1, extra_body={"return_token_ids": True}
+            )
+            logprobs = np.array(found.choices[0].logprobs.token_logprobs)
+            return logprobs, Completion(np.array(found.choices[0].token_ids), logprobs, (), "length")  # type: ignore[attr-defined]
+
+        asked = await asyncio.gather(ask("one"), ask("three"))
+        for number, (logprobs, made) in zip((1, 3), asked, strict=True):
+            np.testing.assert_allclose(logprobs, versions[number].logprobs(made, PROMPT), atol=1e-4)
+        with pytest.raises(openai.NotFoundError, match="two"):
+            await ask("two")
+    finally:
+        serving.cancel()
+        await asyncio.wait([serving])
+        await client.close()
 
 
 async def test_adapters_beside_a_quantized_base(quickstart_model: Path, versions: dict[int, Version]) -> None:

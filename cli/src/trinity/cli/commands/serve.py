@@ -2,6 +2,9 @@
 
 import importlib
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from trinity.commands import Overrides, command, group
 from trinity.config import load, make_plan
@@ -19,7 +22,14 @@ def _find(config: Path | None = None, job: Path | None = None) -> Path:
 
 
 @command(app, "serve", _find)
-def serve(folder: Path, overrides: Overrides = None) -> int:
+def serve(
+    folder: Path,
+    overrides: Overrides = None,
+    adapters: Annotated[
+        list[str] | None,
+        typer.Option("--adapter", help="NAME=FOLDER: adapters of the base model, by peft; may be given several times"),
+    ] = None,
+) -> int:
     """Serve a job's newest weights to OpenAI clients, until Ctrl-C. Without options: the newest job here."""
     stage = find_job_stage(job=folder)
     config = load(stage.config_file, overrides or [], plugins_loaded=False)
@@ -32,5 +42,5 @@ def serve(folder: Path, overrides: Overrides = None) -> int:
     config = config.model_copy(update={**changes, "checkpoint_root_dir": str(root)})
     logs.configure("run", level="ERROR")
     module = importlib.import_module("trinity.cli.supervise.stage.serve")
-    module.serve(config, str(stage.config_file), stage.whole_job())
+    module.serve(config, str(stage.config_file), stage.whole_job(), adapters or [])
     return 0

@@ -89,13 +89,17 @@ class ExplorerBuilder:
         )
 
     def _adapters(self) -> tuple[int, int]:
-        """Slots for unmerged adapters, and their rank; 0 if the engines follow whole models, or merge adapters."""
-        lora = self._config.model.lora
-        if lora is None or lora.merged or self._settings.serve_folder is not None or self._config.mode == "bench":
-            return 0, 0
-        if lora.path and lora.lora_rank is None:
-            return self._plan.adapters_held, read_adapters(Path(lora.path).expanduser()).rank
-        return self._plan.adapters_held, lora.rank
+        """Slots for unmerged adapters, and the largest rank; 0 if the engines follow whole models, or merge adapters.
+
+        Those that train have slots for several versions, those that are only served have one each.
+        """
+        served = [read_adapters(folder).rank for folder in self._settings.serve_adapters.values()]
+        lora, follows = self._config.model.lora, self._settings.serve_folder is None and self._config.mode != "bench"
+        if lora is None or lora.merged or not follows:
+            return len(served), max(served, default=0)
+        given = lora.path and lora.lora_rank is None
+        rank = read_adapters(Path(lora.path or "").expanduser()).rank if given else lora.rank
+        return self._plan.adapters_held + len(served), max([rank, *served])
 
     async def pool(self, options: EngineOptions) -> EnginePool:
         return await EnginePool.start(options, self._devices(options))

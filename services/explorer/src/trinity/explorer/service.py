@@ -1,6 +1,7 @@
 """The explorer as a process: engines that follow the run's weights, and tasks or an endpoint on them."""
 
 import asyncio
+import math
 import socket
 from collections.abc import Callable, Coroutine
 from contextlib import closing
@@ -83,7 +84,11 @@ class ExplorerService:
         listen, name = self._settings.serve_listen, self._plan.config.name
         bounds = self._build.bounds()
         serve = partial(endpoint.serve, pool, listen, self._api_keys, bounds, options.model, name, tokenizer.template)
+        serve = partial(serve, self._settings.serve_adapters)
         with closing(pool):
+            if self._settings.serve_folder is not None and self._settings.serve_adapters:
+                await self._run(asyncio.sleep(math.inf), asyncio.sleep(0), serve, ready)  # their base does not change
+                return
             if self._settings.serve_folder is not None:
                 unverified = self._plan.config.allow_unverified_checkpoint
                 checkpoints = endpoint.FolderFollower(self._settings.serve_folder, pool, unverified=unverified)

@@ -23,6 +23,9 @@ class ExplorerSettings(NatsSettings):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the engines run")
     serve_listen: str = Field("", description="Serve the OpenAI API at this host:port, and work on no tasks")
     serve_folder: Path | None = Field(None, description="Then follow this job folder's checkpoints, not a live run")
+    serve_adapters: dict[str, Path] = Field(
+        {}, description="Adapters of the base model to serve beside it: a folder of peft by each name, in JSON"
+    )
     api_keys_file: Path | None = Field(
         None, description="File of the OpenAI API's keys, one a line; empty: no keys, allowed only on the loopback"
     )

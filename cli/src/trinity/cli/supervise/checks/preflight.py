@@ -11,6 +11,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from trinity import plugins
+from trinity.cli.supervise.checks.adapters import check_lora
 from trinity.cli.supervise.checks.rendered_rows import check_rendering
 from trinity.cli.supervise.checks.services import ask_services
 from trinity.cli.supervise.checks.task_rows import check_images, check_providers, check_tasks, check_text
@@ -18,7 +19,6 @@ from trinity.cli.supervise.phases import phase
 from trinity.cli.supervise.processes.endpoint import endpoint_problems, is_taken
 from trinity.cli.supervise.processes.services import container_problems
 from trinity.config import Config, ConfigError, Plan, Problem, devices, expand, make_plan
-from trinity.config.checks.lora import PLACE, choose, modules_of, refuse_unmerged
 from trinity.config.checks.weights import S3
 from trinity.config.memory import quantization_of
 from trinity.config.names import auxiliary_name, rates
@@ -26,17 +26,12 @@ from trinity.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.data.datasets import DatasetError, Row, check_columns, features, read_buffer, read_taskset, reader
 from trinity.data.task_pipeline import TaskPipelineResult, previewed
-from trinity.data.vision import has_tower, image_rules, why_no_images
+from trinity.data.vision import image_rules, why_no_images
 from trinity.runtime import files, hub
 from trinity.runtime.devices import detect_gpus, host_memory, torch_build
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.process import time_limit
 from trinity.runtime.settings import split_address
-from trinity.weights import manifest_of_folder
-from trinity.weights.adapters import read_adapters
-from trinity.weights.lora import in_model
 
-_MOST_REGEX_SECONDS = 5.0
 _ENDPOINT_SECONDS = 10.0
 _LISTEN = "TRINITY_ENVIRONMENT_LISTEN"
 _HUB_SECONDS = 10.0
@@ -75,7 +70,7 @@ def check_inputs(plan: Plan, source: str, *, listens: bool = True) -> int:
     ConfigError with all problems.
     """
     checks = (
-        _check_engine, _check_model, _check_vision, _check_critic, _check_reward_models, _check_lora, _check_optimizers,
+        _check_engine, _check_model, _check_vision, _check_critic, _check_reward_models, check_lora, _check_optimizers,
         _check_monitor, _check_stores, _check_endpoints, _check_operators, _check_containers, _check_port,
     )  # fmt: skip
     problems = [problem for check in checks for problem in check(plan)]
@@ -211,42 +206,6 @@ def _check_optimizers(plan: Plan) -> list[Problem]:
         for key, optimizer in sections.items()
         if optimizer.optimizer_type == "adamw_8bit"
     ]
-
-
-def _check_lora(plan: Plan) -> list[Problem]:
-    """Checks that the model has the layers to adapt, that explorers can merge adapters with its files, and that given
-    adapters fit.
-    """
-    model = plan.config.model
-    lora, folder = model.lora, Path(model.model_path).expanduser()
-    if lora is None or plan.config.mode not in ("both", "train"):
-        return []
-    if importlib.util.find_spec("peft") is None:
-        return [Problem("model.lora_configs", "needs peft; `pip install -e '.[lora]'`")]
-    try:
-        given = read_adapters(Path(lora.path).expanduser()) if lora.path else None
-    except InvalidInput as error:
-        return [Problem(f"{PLACE}.path", str(error))]
-    if not folder.is_dir():
-        return []
-    try:
-        tensors = manifest_of_folder("base", 0, folder, checksums=False).tensors
-    except InvalidInput as error:
-        return [Problem("model.model_path", f"adapters are merged with its safetensors files: {error}")]
-    named = in_model if has_tower(str(folder)) else str
-    shapes = {named(tensor.name).removesuffix(".weight"): tensor.shape for tensor in tensors}
-    linear = {name: shapes[name] for name in modules_of((named(tensor.name), len(tensor.shape)) for tensor in tensors)}
-    try:
-        if given is not None:
-            given.check(linear, model.model_path)
-        with time_limit(_MOST_REGEX_SECONDS):
-            chosen, problems = choose(lora, linear, given)
-        return problems if lora.merged else [*problems, *refuse_unmerged(chosen.rank, chosen.modules)]
-    except InvalidInput as error:
-        return [Problem(f"{PLACE}.path", str(error))]
-    except TimeoutError:
-        what = f"or exclude_modules is a regex that does not end within {_MOST_REGEX_SECONDS:g} s; give names of layers"
-        return [Problem(f"{PLACE}.target_modules", what)]
 
 
 def _check_stores(plan: Plan) -> list[Problem]:

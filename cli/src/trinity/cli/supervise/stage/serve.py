@@ -8,10 +8,11 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from trinity.cli.supervise.checks.adapters import served_adapters
 from trinity.cli.supervise.checks.hub_models import fetch_models
 from trinity.cli.supervise.checks.preflight import check_inputs
 from trinity.cli.supervise.processes import services
@@ -36,28 +37,37 @@ _STOP_SECONDS = 6.0
 _POLL_SECONDS = 0.5
 
 
-def serve(config: Config, source: str, job: Job | None = None) -> None:
-    """Serves until SIGINT or SIGTERM. `job`: of a stage's configuration. Raises ConfigError or RunError."""
-    asyncio.run(_serve(config, source, job or Job(config)))
+def serve(config: Config, source: str, job: Job | None = None, adapters: Sequence[str] = ()) -> None:
+    """Serves until SIGINT or SIGTERM. `job`: of a stage's configuration. `adapters`: NAME=FOLDER, of the base model.
+
+    Raises ConfigError or RunError.
+    """
+    asyncio.run(_serve(config, source, job or Job(config), adapters))
 
 
-async def _serve(config: Config, source: str, job: Job) -> None:
+async def _serve(config: Config, source: str, job: Job, adapters: Sequence[str]) -> None:
     stop = Ending("the same command serves again")
     identify(job.folder, starts_services=True)
     with ended_by_signals(stop), make_display() as display:
         nats, about = await look_for_run(job)
         plan = _plan(config, about)
+        beside = served_adapters(adapters, plan)
+        if beside and about is not None:
+            plan = _unmerged(plan)
         check_inputs(plan, source)
         await asyncio.to_thread(fetch_models, plan)
         if config.explorer.record and about is None:
             problem = "is true, and no run is live whose experience could be recorded; start one, or set it to false"
             raise ConfigError(source, [Problem("explorer.record", problem)])
         settings = endpoint_settings(config, job)
+        if beside:
+            settings["SERVE_ADAPTERS"] = json.dumps({name: str(folder) for name, folder in beside.items()})
         endpoint, keys = settings["SERVE_LISTEN"], settings["API_KEYS_FILE"]
         port = int(endpoint.rpartition(":")[2])
         child = _child(plan, nats, about, settings, job)
         child.log_mib = config.monitor.log_mib
-        followed = f"the live run {about.run}" if about is not None else f"the checkpoints in {plan.job_dir}"
+        followed = f"the checkpoints in {plan.job_dir}" if not beside else "nothing: adapters need their base model"
+        followed = f"the live run {about.run}" if about is not None else followed
         display.say(f"starting {plan.config.model.model_path}; following {followed}; log in {child.log_file}")
         child.say = display.say
         child.start()
@@ -94,6 +104,15 @@ def _plan(config: Config, about: RunRecord | None) -> Plan:
         changes |= {"model": own_model(stage, about), "name": about.config.name}
     explorer = config.explorer.model_copy(update={"name": "serve"})
     return make_plan(stage.model_copy(update={**changes, "explorer": explorer, "stages": []}))
+
+
+def _unmerged(plan: Plan) -> Plan:
+    """Returns the plan of an endpoint that holds a live run's adapters beside others of the same base."""
+    model = plan.config.model
+    if model.lora is None:
+        raise RunError("--adapter: the live run trains the whole model, not adapters of a base; serve without it", 2)
+    lora = model.lora.model_copy(update={"merged": False})
+    return make_plan(plan.config.model_copy(update={"model": model.model_copy(update={"lora_configs": [lora]})}))
 
 
 def _child(plan: Plan, nats: NatsAccess, about: RunRecord | None, settings: dict[str, str], job: Job) -> Child:

@@ -68,12 +68,13 @@ class LoadSeconds:
 class Using:
     """The weights of one request. `arguments`: for AsyncLLM.generate.
 
-    `serials[i]` is the serial of a token that the engine core sampled after `i` loads.
+    `serials[i]` is the serial of a token that the engine core sampled after `i` loads; from `first` on the loads whose
+    verdict counts, of which an adapter beside the policy has none.
     """
 
     salt: str
     serials: Sequence[int]
-    first: int = 0  # loads before the request
+    first: int
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
@@ -184,7 +185,7 @@ class Engine:
             return
         async with self.adapters.use(adapter) as held:
             given = {} if held.request is None else {"lora_request": held.request}
-            yield Using(held.salt, [held.serial], arguments=given)
+            yield Using(held.salt, [held.serial], 1 if adapter else 0, given)
 
     async def after_load(self) -> None:
         """Wait for a running load, so that a request afterwards belongs to the new weights.

@@ -4,9 +4,10 @@ import argparse
 import asyncio
 import contextlib
 import importlib
+import json
 import logging
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,12 @@ class PooledClient:
         self, prompt: Any, sampling_params: Any = None, *args: Any, **kwargs: Any
     ) -> AsyncGenerator[tuple[Engine, Sequence[int], Any]]:
         """Yield outputs of a request, with the engine that samples it and the serials after 0, 1, 2 ... loads."""
-        loads = self._pool.loads
+        loads, chosen = self._pool.loads, kwargs.pop("lora_request", None)
         await loads.usable()
         tokens = prompt.get("prompt_token_ids", ()) if isinstance(prompt, dict) else ()
         async with self._pool.engine_for(tokens, getattr(sampling_params, "n", 1)) as engine:
             await engine.after_load()
-            async with engine.using() as weights:
+            async with engine.using(chosen.lora_name if chosen is not None else "") as weights:
                 if isinstance(prompt, dict):  # key-value blocks of other weights are not reused
                     prompt = {**prompt, "cache_salt": f"{weights.salt}{prompt.get('cache_salt') or ''}"}
                 how = {**kwargs, **weights.arguments}
@@ -64,6 +65,12 @@ class PooledClient:
                         for serial in weights.serials[weights.first :]:
                             await loads.require_good(serial)
                         yield engine, weights.serials, output
+
+    async def add_lora(self, lora_request: Any) -> bool:
+        """Called by vLLM's application for each of `--lora-modules`."""
+        for engine in self._pool.engines:
+            await engine.adapters.load(lora_request.lora_name, Path(lora_request.lora_path))
+        return True
 
     async def abort(self, request_id: Any, *args: Any, **kwargs: Any) -> None:
         for engine in self._pool.engines:
@@ -106,11 +113,20 @@ def with_keys(app: App, keys: KeyFile) -> App:
 
 
 async def serve(
-    pool: EnginePool, listen: str, keys: KeyFile | None, bounds: Bounds, model: str, name: str, chat_template: str
+    pool: EnginePool,
+    listen: str,
+    keys: KeyFile | None,
+    bounds: Bounds,
+    model: str,
+    name: str,
+    chat_template: str,
+    adapters: Mapping[str, Path],
 ) -> None:
-    """Serve until cancelled. `name`: the model's name in requests."""
-    client = PooledClient(pool)
-    app = bounded(await application(client, ["--model", model, "--served-model-name", name], chat_template), bounds)
+    """Serve until cancelled. `name`: the model's name in requests. `adapters`: folders by further names."""
+    client, options = PooledClient(pool), ["--model", model, "--served-model-name", name]
+    if adapters:
+        options += ["--lora-modules", *(json.dumps({"name": of, "path": str(path)}) for of, path in adapters.items())]
+    app = bounded(await application(client, options, chat_template), bounds)
     listening = listen_at(listen)
     log.info("explorer.endpoint.serving", address=f"http://{listen}/v1", model=name)
     await run(with_keys(app, keys) if keys is not None else app, [listening])
