@@ -249,8 +249,10 @@ class Engine:
                 shown = placed(token_ids, images, self._rules(images)) if images else ()
                 async with self.using(adapter) as weights:
                     prompt = await self._vllm_prompt(list(token_ids), shown, weights.salt)
-                    how = {"priority": _BEFORE_ALL_OTHERS, **weights.arguments}
-                    stream = self.llm.generate(prompt, sampling, request_id=uuid.uuid4().hex, **how)
+                    name = uuid.uuid4().hex
+                    stream = self.llm.generate(
+                        prompt, sampling, request_id=name, priority=_BEFORE_ALL_OTHERS, **weights.arguments
+                    )
                     outputs = [output async for output in stream]
         except TimeoutError:
             raise EngineFailed(f"vLLM gave no log-probabilities of a probe within {_PROBE_SECONDS:g} s") from None
