@@ -10,13 +10,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from trinity.cluster.certs import certs
 from trinity.runtime.trust import ca
 from trinity.runtime.trust.identity import Identity, of_certificate
+from trinity.runtime.trust.roles import Role
 from trinity.runtime.trust.tls import TlsFiles, TlsIdentity
 
 
 def make_certificates(folder: Path) -> Path:
     """An identity of each role, all for this machine; returns the folder."""
     certs.init(folder)
-    certs.issue("provider", folder=folder)
+    for role in (Role.PROVIDER, Role.TINKER):
+        certs.issue(role, folder=folder)
     return folder
 
 
