@@ -44,11 +44,20 @@ async def test_gateways_agree_on_every_seq_id(nats_url: str) -> None:
             await one.submit("bob", model, 3, Kind.OPTIM_STEP, b"of another", _fine)
         assert await other.submit("alice", model, 3, Kind.OPTIM_STEP, b"later", _fine) == f"{model}:3"
         kinds = [command.kind async for command in log.commands(0, await log.last_command())]
+        await one.end_session("alice", session)
+        await other.end_session("alice", session)  # once
+        assert await log.last_command() == len(kinds) + 1
+        with pytest.raises(NotFound, match="not known"):
+            await one.end_session("bob", session)
         third = Journal(log)
         await third.catch_up()
+        with pytest.raises(NotFound, match="went with its session"):
+            await third.submit("alice", model, 4, Kind.OPTIM_STEP, b"late", _fine)
+        with pytest.raises(NotFound, match="has ended"):
+            third.check_session("alice", session, takes_models=True)
     assert kinds == ["session", "session", "create_model", "optim_step", "refused", "optim_step"]
     assert (third.models[model].tenant, third.models[model].rank, len(third.models[model].digests)) == ("alice", 4, 4)
-    assert third.count("alice") == 1
+    assert third.count("alice") == 0
 
 
 @pytest.mark.parametrize(

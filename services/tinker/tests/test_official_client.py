@@ -1,5 +1,8 @@
 """The official client, unmodified: trains, saves, loads, computes a loss of its own, and raises its own errors."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -33,7 +36,7 @@ def _losses(client, steps: int) -> list[float]:
     return found
 
 
-def test_it_trains_saves_and_goes_on_from_the_state(service) -> None:
+def test_it_trains_saves_and_goes_on_from_the_state(stack: TinkerStack, service) -> None:
     client = service.create_lora_training_client(base_model=BASE, rank=4, seed=3).result()
     assert client.get_info().lora_rank == 4
     assert client.get_tokenizer().decode(client.get_tokenizer().encode("1+1")) == "1+1"
@@ -46,6 +49,13 @@ def test_it_trains_saves_and_goes_on_from_the_state(service) -> None:
     assert _losses(resumed, 3) == further
     client.load_state(path).result()
     assert _losses(client, 1) == further[:1]
+    with tinker.ServiceClient(base_url=stack.url, api_key=stack.keys["alice"]) as closed:
+        for _ in range(2):  # with those above all models that a tenant may have
+            gone = closed.create_training_client_from_state(path).result()
+        saved = gone.save_state("of-a-closed-session").result().path
+    for _ in range(2):
+        again = service.create_training_client_from_state(saved).result()
+    assert _losses(again, 1)[0] == further[0]
 
 
 def test_a_loss_of_the_client_has_the_gradient_of_the_same_loss_here(service) -> None:
@@ -83,3 +93,19 @@ def test_refusals_are_the_clients_errors_and_the_next_command_works(stack: Tinke
         tinker.ServiceClient(base_url=stack.url, api_key="tml-of-nobody").create_lora_training_client(
             BASE, rank=4
         ).result()
+
+
+def test_the_docs_name_every_method(repository: Path) -> None:
+    rows = [line for line in (repository / "docs/tinker.md").read_text().splitlines() if line.startswith("| `")]
+    for kind in (tinker.ServiceClient, tinker.TrainingClient):
+        told = {name for row in rows if row.startswith(f"| `{kind.__name__}.") for name in re.findall(r"\w+", row)}
+        public = {name for name in dir(kind) if not name.startswith("_") and not name.endswith("_async")}
+        assert {name for name in public if callable(getattr(kind, name))} - told == set()
+
+
+def test_other_methods_are_refused_by_name(stack: TinkerStack) -> None:
+    rest = tinker.RestClient(base_url=stack.url, api_key=stack.keys["bob"])
+    assert [one.model_name for one in rest.get_server_capabilities().result().supported_models] == [BASE]
+    for call in (rest.list_training_runs, rest.list_sessions, rest.list_user_checkpoints):
+        with pytest.raises(tinker.NotFoundError, match="is not served"):
+            call().result()

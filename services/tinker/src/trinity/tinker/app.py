@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from trinity.data.tenants.checks import Base, check_forward
-from trinity.data.tenants.log import CommandLog, Kind, Result, canonical
+from trinity.data.tenants.log import CommandLog, Kind, Result, canonical, model_id_of
 from trinity.data.tenants.wire import address_of, read_forward
 from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, TrinityError, Unauthenticated, Unavailable
 from trinity.runtime.metrics import Counter
@@ -72,7 +72,7 @@ class Gateway:
             "client/dynamic_config": self._dynamic_config,
             "create_session": self._create_session,
             "session_heartbeat": self._heartbeat,
-            "sessions/{session_id}/finish": self._accept,
+            "sessions/{session_id}/finish": self._end_session,
             "telemetry": self._telemetry,
             "create_model": self._create_model,
             "get_info": self._get_info,
@@ -136,9 +136,8 @@ class Gateway:
         self._journal.check_session(tenant, str((await self._values(request)).get("session_id")))
         return JSONResponse({"type": "session_heartbeat"})
 
-    async def _accept(self, tenant: str, request: Request) -> Response:
-        """A session's end changes nothing: its models stay."""
-        self._journal.check_session(tenant, request.path_params["session_id"])
+    async def _end_session(self, tenant: str, request: Request) -> Response:
+        await self._journal.end_session(tenant, request.path_params["session_id"])
         return Response(status_code=204)
 
     async def _telemetry(self, tenant: str, request: Request) -> Response:
@@ -215,8 +214,8 @@ class Gateway:
             raise InvalidInput("path", f"is {values.path[:200]!r}, a state of no model of this tenant")
 
     async def _new_model(self, tenant: str, session_id: str, number: int, kind: Kind, values: shapes.Body) -> Response:
-        self._journal.check_session(tenant, session_id)
-        model_id = f"{session_id}:train:{number}"
+        self._journal.check_session(tenant, session_id, takes_models=True)
+        model_id = model_id_of(session_id, number)
         if model_id not in self._journal.models and self._journal.count(tenant) >= self._settings.most_models:
             most = self._settings.most_models
             raise InvalidInput("model_seq_id", f"is another model; this tenant has the {most} that it may have")

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from trinity.data.tenants.log import Command, CommandLog, Kind, now
+from trinity.data.tenants.log import Command, CommandLog, Kind, is_of, now
 from trinity.runtime.broker import SequenceConflict
 from trinity.runtime.errors import Conflict, InvalidInput, NotFound
 
@@ -27,6 +27,7 @@ class Model:
     rank: int
     digests: list[bytes] = field(default_factory=list)
     refused: dict[int, str] = field(default_factory=dict)
+    ended: bool = False  # with its session; its results and states stay
 
 
 class Journal:
@@ -37,6 +38,7 @@ class Journal:
         self._lock = asyncio.Lock()
         self._last = 0
         self._sessions: dict[str, str] = {}
+        self._ended: set[str] = set()
         self.models: dict[str, Model] = {}
 
     async def catch_up(self) -> None:
@@ -44,10 +46,10 @@ class Journal:
         async for command in self._log.commands(self._last, await self._log.last_command()):
             self._take(command)
 
-    def check_session(self, tenant: str, session_id: str) -> None:
-        """Raises NotFound unless the session is the tenant's."""
-        if self._sessions.get(session_id) != tenant:
-            raise NotFound(f"session {session_id[:200]!r} is not known; create one with this key")
+    def check_session(self, tenant: str, session_id: str, *, takes_models: bool = False) -> None:
+        """Raises NotFound unless the session is the tenant's; with `takes_models` also if it has ended."""
+        if self._sessions.get(session_id) != tenant or (takes_models and session_id in self._ended):
+            raise NotFound(f"session {session_id[:200]!r} is not known, or has ended; create one with this key")
 
     def model(self, tenant: str, model_id: str) -> Model:
         """Raises NotFound unless the model is the tenant's."""
@@ -56,8 +58,17 @@ class Journal:
             raise NotFound(f"model {model_id[:200]!r} is not known; create it with this key")
         return found
 
+    def open_model(self, tenant: str, model_id: str) -> Model:
+        """Returns a model that takes commands. Raises NotFound as `model`, and for a model of an ended session."""
+        found = self.model(tenant, model_id)
+        if found.ended:
+            raise NotFound(
+                f"model {model_id[:200]!r} went with its session, which its client closed; load a saved state"
+            )
+        return found
+
     def count(self, tenant: str) -> int:
-        return sum(model.tenant == tenant for model in self.models.values())
+        return sum(model.tenant == tenant and not model.ended for model in self.models.values())
 
     async def open_session(self, tenant: str, body: bytes) -> str:
         session_id = secrets.token_hex(16)
@@ -68,6 +79,18 @@ class Journal:
                 except SequenceConflict:
                     await self.catch_up()
         return session_id
+
+    async def end_session(self, tenant: str, session_id: str) -> None:
+        """Removes the session's models once their commands are executed. Raises NotFound as check_session."""
+        async with self._lock:
+            while True:
+                self.check_session(tenant, session_id)
+                if session_id in self._ended:
+                    return
+                try:
+                    await self._append(Command(Kind.END, tenant, session_id, 1, b"{}", now()))
+                except SequenceConflict:
+                    await self.catch_up()
 
     async def submit(
         self, tenant: str, model_id: str, seq_id: int, kind: Kind, body: bytes, check: Callable[[], None]
@@ -100,7 +123,7 @@ class Journal:
         """Returns the request id of a command that is in the log, or an empty text for the next one."""
         if not seq_id and model_id not in self.models:
             return ""
-        model = self.model(tenant, model_id)
+        model = self.open_model(tenant, model_id)
         following = len(model.digests)
         if seq_id == following:
             return ""
@@ -121,6 +144,11 @@ class Journal:
         self._last = command.position
         if command.kind is Kind.SESSION:
             self._sessions[command.model] = command.tenant
+            return
+        if command.kind is Kind.END:
+            self._ended.add(command.model)
+            for model_id, model in self.models.items():
+                model.ended |= is_of(command.model, model_id)
             return
         digest = hashlib.sha256(command.kind.encode() + b"\0" + command.body).digest()
         if command.model not in self.models:

@@ -28,6 +28,7 @@ class Kind(StrEnum):
     """Kinds of commands. REFUSED stands for a refused command: it does nothing and uses its seq_id up."""
 
     SESSION = "session"
+    END = "end"  # of a session: its models go, its states stay
     CREATE_MODEL = "create_model"
     FORWARD_BACKWARD = "forward_backward"
     OPTIM_STEP = "optim_step"
@@ -70,6 +71,16 @@ class Result:
     position: int
 
     FAILED = "failed"
+
+
+def model_id_of(session_id: str, number: int) -> str:
+    """Returns the id of a session's model, as the client makes it too."""
+    return f"{session_id}:train:{number}"
+
+
+def is_of(session_id: str, model_id: str) -> bool:
+    """Returns True for a model of the session."""
+    return model_id.rpartition(":train:")[0] == session_id
 
 
 def canonical(values: dict[str, Any]) -> bytes:

@@ -74,6 +74,13 @@ def use_adapter(model: nn.Module, adapter: str) -> None:
             module.set_adapter(adapter)
 
 
+def remove_adapter(model: nn.Module, adapter: str) -> None:
+    """Removes the adapters of this name."""
+    for module in model.modules():
+        if isinstance(module, _import_peft().tuners.lora.LoraLayer):
+            module.delete_adapter(adapter)
+
+
 def _is_plain(module: nn.Module) -> bool:
     """Returns True for a linear layer. A router of Llama 4 is a subclass that returns a tuple."""
     return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward

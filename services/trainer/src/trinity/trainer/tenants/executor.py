@@ -6,7 +6,7 @@ from typing import Any
 import structlog
 import torch
 
-from trinity.data.tenants.log import Command, Kind, Result, canonical, failed
+from trinity.data.tenants.log import Command, Kind, Result, canonical, failed, is_of
 from trinity.data.tenants.wire import read_forward, write_output
 from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound
 from trinity.runtime.names import token
@@ -62,12 +62,15 @@ class Executor:
         )
 
     def execute(self, command: Command) -> Result | None:
-        """Executes the next command and returns its result; None for a session, which has none.
+        """Executes the next command and returns its result; None for a session's begin or end.
 
         A command that cannot be executed has a result that says why, and changes nothing.
         """
         self.position, self._time = command.position, command.time
-        if command.kind in (Kind.SESSION, Kind.REFUSED):
+        if command.kind is Kind.END:
+            for model_id in [one for one in self._tenants if is_of(command.model, one)]:
+                self._model.remove(self._tenants.pop(model_id))
+        if command.kind in (Kind.SESSION, Kind.END, Kind.REFUSED):
             return None
         try:
             kind, body = self._done(command)

@@ -13,7 +13,7 @@ from trinity.config.schema.model import ModelConfig
 from trinity.data.tenants.wire import Datum, Forward
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data.microbatch import MicroBatch
-from trinity.trainer.model.lora import adapter_weights, inject, linear_shapes, use_adapter
+from trinity.trainer.model.lora import adapter_weights, inject, linear_shapes, remove_adapter, use_adapter
 from trinity.trainer.model.policy import disable_dropout, load_policy
 from trinity.trainer.tenants.losses import token_loss
 from trinity.weights import Lora, LoraTarget
@@ -121,6 +121,9 @@ class SharedModel:
             parameter.data = parameter.data.to(self._device, self._dtype)
         optimizer = torch.optim.AdamW(list(parameters.values()), foreach=False)
         return Tenant(name, shape, lora, parameters, optimizer)
+
+    def remove(self, tenant: Tenant) -> None:
+        remove_adapter(self._policy.model, tenant.name)
 
     def run(self, tenant: Tenant, forward: Forward) -> tuple[list[np.ndarray], float]:
         """Returns the log-probabilities of the targets of each sequence, float32, and the loss.
