@@ -54,7 +54,7 @@ class Result:
     system: str
     case: str
     rows: int  # that the run had to train
-    end: str  # "finished", "hangs", "exit code N", or why it was not played
+    end: str  # "finished", "no step for N s", "exit code N", or why it was not played
     words: str = ""  # the last line of the output, of a run that failed
     seconds: float = 0.0  # from the first step to the last
     back_seconds: float | None = None  # from a fault to the first step beyond those before it: the longest
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, help="of each case; else three where randomness decides; medians")
     parser.add_argument("--steps", type=int, default=40, help="each trains four groups of four")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--hangs", type=float, default=240, help="seconds without a step after which a run hangs")
+    parser.add_argument("--hangs", type=float, default=240, help="seconds without a step after which a run is ended")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/faults")
     parser.add_argument("--page", type=Path, help="write table and picture of --folder's results into it, play nothing")
     args = parser.parse_args()
@@ -149,7 +149,7 @@ def work_of(settings: Settings, ahead: int) -> audit.Work:
 
 
 def play(system: System, case: Case, settings: Settings, work: audit.Work, folder: Path, hangs: float) -> Result:
-    """One run of a system with a case's faults, from its first command until it ends or hangs."""
+    """One run of a system with a case's faults, from its first command until it ends or makes no more steps."""
     if case.needs and case.needs not in system.parts:
         return Result(system.name, case.name, settings.rows, ABSENT)
     records = folder / "records"
@@ -180,7 +180,7 @@ def play(system: System, case: Case, settings: Settings, work: audit.Work, folde
                 case.strike(Run(root, trainer, system.sampler, chance, folder, number, started.again, started.beside))
         code = started.code()
     steps.read()
-    end = "hangs" if code is None else "finished" if code == 0 else f"exit code {code}"
+    end = f"no step for {hangs:g} s" if code is None else "finished" if code == 0 else f"exit code {code}"
     words = last_line(folder / "output.txt").replace(f"{folder}/", "") if code else ""
     done = audit.read_steps(records, work)
     lineage = audit.lineage_of(done)
