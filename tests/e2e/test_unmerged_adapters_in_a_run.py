@@ -29,6 +29,7 @@ def test_the_quickstart_runs_with_unmerged_adapters(
         "algorithm": {"entropy_loss_fn_args": {"entropy_coef": 0.1}, "optimizer": {"lr": 1e-3}},
         "buffer": {"batch_size": 4, "total_steps": STEPS},
         "explorer": {"eval_on_startup": False, "eval_interval": 1000},
+        "synchronizer": {"sync_offset": 0},  # each step trains on its own weights' experience
         "stages": [],
     }
     config = write_config(repository / "examples/quickstart/arithmetic.yaml", tmp_path / "run.yaml", changes)
@@ -61,7 +62,7 @@ def test_the_quickstart_runs_with_unmerged_adapters(
         versions = [row["versions"] for row in json.loads(shown.stdout)]
         assert versions and all(len(of_row) == 1 for of_row in versions), "a response is of one version"
         seen_in |= {version for [[version, _, _]] in versions}
-    assert len(seen_in) > 1 and max(seen_in) >= STEPS - 2
+    assert seen_in == {1, STEPS - 1}
     steps = [json.loads(line) for line in (run.job / "monitor/trainer.jsonl").read_text().splitlines()]
     gaps = [step[name] for step in steps for name in step if "logprob_diff" in name]
-    assert gaps and max(gaps) < 0.01, "the trainer computes what the engine sampled with"
+    assert gaps and max(gaps) < 1e-4, "the trainer computes what the engine sampled with"
