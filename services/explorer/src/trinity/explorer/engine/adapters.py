@@ -71,6 +71,9 @@ class HeldAdapters:
                 request, begin = LoRARequest(f"{name}/{number}", number, str(folder)), time.monotonic()
                 try:
                     await self._llm.add_lora(request)
+                except asyncio.CancelledError:
+                    self._leaving.append(Held(request, serial, ""))  # the engine may have it, or get it yet
+                    raise
                 except Exception as error:  # vLLM's core wraps every error
                     raise InvalidInput("adapter", f"{name!r} cannot be loaded from {folder}: {error}") from error
             seconds = time.monotonic() - begin
