@@ -1,8 +1,9 @@
-"""Tenants whose commands interleave get what each would get alone, also across kills of executor and gateway."""
+"""Tenants whose commands interleave get what each would get alone, also across kills of executor, gateway and NATS."""
 
 import numpy as np
 import pytest
 
+from support.servers.nats import NatsServer
 from support.servers.tinker_stack import HttpTenant, TinkerStack, datum, forward
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(600)]
@@ -51,7 +52,7 @@ def test_two_ranks_interleaved_equal_two_runs_alone(stack: TinkerStack) -> None:
     assert _largest_difference(together[0], together[1]) > 1e-3  # both trained, each on its own
 
 
-def test_kills_change_no_bit_and_lose_no_command(stack: TinkerStack) -> None:
+def test_kills_change_no_bit_and_lose_no_command(stack: TinkerStack, nats_server: NatsServer) -> None:
     alice, bob = HttpTenant(stack, "alice"), HttpTenant(stack, "bob")
     undisturbed = _train([(alice, alice.create(4)), (bob, bob.create(16))], 6)
 
@@ -62,6 +63,7 @@ def test_kills_change_no_bit_and_lose_no_command(stack: TinkerStack) -> None:
     kills = {
         0: [lambda: restart("tenants")],
         1: [lambda: restart("tinker")],
+        2: [nats_server.kill, nats_server.start],
         3: [lambda: stack.kill("tenants"), lambda: restart("tinker"), lambda: stack.start("tenants")],
         4: [lambda: restart("tenants")],
     }
