@@ -55,6 +55,7 @@ def test_the_example_serves_and_resumes(repository: Path, quickstart_model: Path
         before = alice.result(alice.post("forward_backward", forward(model, 1, [datum(1)]))["request_id"])
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 128 + signal.SIGTERM
+        assert b"died" not in (tmp_path / "out").read_bytes(), "a stop is no death"
         process = _start(repository, tmp_path, quickstart_model, port)
         bob = HttpTenant(place, "bob")
         assert bob.create(16)

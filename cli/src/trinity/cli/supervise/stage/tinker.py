@@ -53,6 +53,7 @@ async def _serve(config: TinkerConfig, place: Job) -> None:
         if path.name not in keys:
             path.unlink()  # a tenant that the YAML no longer names
     stop, children = Ending("the same command serves again"), list[Child]()
+    keepers: list[asyncio.Task[str]] = []
     with ended_by_signals(stop):
         try:
             nats = await open_nats(place, children, stop)
@@ -61,7 +62,7 @@ async def _serve(config: TinkerConfig, place: Job) -> None:
             for child in services:
                 child.say = _say
                 child.start()
-            keepers = [asyncio.create_task(child.keep_running(asyncio.Event())) for child in children]
+            keepers += [asyncio.create_task(child.keep_running(asyncio.Event())) for child in children]
             host = f"[{config.address}]" if ":" in config.address else config.address
             url, told = f"http://{host}:{config.port}", False
             while not stop.is_set():
@@ -77,6 +78,8 @@ async def _serve(config: TinkerConfig, place: Job) -> None:
                     _say(f'try it: TINKER_BASE_URL={url} TINKER_API_KEY="$(head -1 {first})" python ...')
                 await asyncio.sleep(_POLL_SECONDS)
         finally:
+            for keeper in keepers:
+                keeper.cancel()  # it would restart what ends now
             await stop_all(children, _STOP_SECONDS, stop.at_once)
 
 
