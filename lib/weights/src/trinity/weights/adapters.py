@@ -1,15 +1,15 @@
-"""Reads and makes folders of LoRA adapters in peft's format, without peft."""
+"""Reads a folder of LoRA adapters in peft's format, without peft and torch."""
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trinity.runtime.errors import InvalidInput
 from trinity.weights.checkpoints import safetensors_header
-from trinity.weights.lora import Lora, adapter_names
+from trinity.weights.lora import adapter_names
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _A = re.compile(r"base_model\.model\.(.+)\.lora_A\.weight")
@@ -97,23 +97,6 @@ def read_adapters(folder: Path) -> AdapterFolder:
     if not shapes:
         raise InvalidInput(str(folder / WEIGHTS), "has no tensors")
     return AdapterFolder(folder, rank, float(alpha), str(config.get("base_model_name_or_path") or ""), shapes)
-
-
-def lay_out(folder: Path, lora: Lora, files: Sequence[Path]) -> None:
-    """Makes a folder of peft from the files of a version: one file is linked, several are joined."""
-    config = {
-        "peft_type": "LORA",
-        "r": lora.rank,
-        "lora_alpha": lora.alpha,
-        "target_modules": [target.name.removesuffix(".weight") for target in lora.targets],
-    }
-    (folder / CONFIG).write_text(json.dumps(config))
-    if len(files) == 1:
-        (folder / WEIGHTS).symlink_to(files[0].absolute())
-        return
-    from safetensors.torch import load_file, save_file
-
-    save_file({name: tensor for file in files for name, tensor in load_file(file).items()}, folder / WEIGHTS)
 
 
 def _last_part(model: str) -> str:

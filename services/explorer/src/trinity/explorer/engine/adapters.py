@@ -11,13 +11,16 @@ folder again; that never happens here, so the folder may go after `load`.
 import asyncio
 import contextlib
 import itertools
+import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trinity.runtime.errors import Full, InvalidInput
+from trinity.weights import Lora
+from trinity.weights.adapters import CONFIG, WEIGHTS
 
 
 @dataclass(eq=False)
@@ -127,3 +130,20 @@ class HeldAdapters:
             self._leaving.remove(held)
             if held.request is not None:
                 await self._llm.remove_lora(held.request.lora_int_id)
+
+
+def lay_out(folder: Path, lora: Lora, files: Sequence[Path]) -> None:
+    """Makes a folder of peft from the files of a version: one file is linked, several are joined."""
+    config = {
+        "peft_type": "LORA",
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "target_modules": [target.name.removesuffix(".weight") for target in lora.targets],
+    }
+    (folder / CONFIG).write_text(json.dumps(config))
+    if len(files) == 1:
+        (folder / WEIGHTS).symlink_to(files[0].absolute())
+        return
+    from safetensors.torch import load_file, save_file
+
+    save_file({name: tensor for file in files for name, tensor in load_file(file).items()}, folder / WEIGHTS)

@@ -28,7 +28,7 @@ import structlog
 from trinity.data.experience import SamplingParams, VersionSpan
 from trinity.data.images import PlacedImage, collapsed, placed, size
 from trinity.data.vision import ImageRules
-from trinity.explorer.engine.adapters import HeldAdapters
+from trinity.explorer.engine.adapters import HeldAdapters, lay_out
 from trinity.explorer.engine.homes import Homes
 from trinity.explorer.engine.images import DecodedImages
 from trinity.explorer.engine.start import start_vllm
@@ -38,7 +38,6 @@ from trinity.runtime.errors import Full, InvalidInput
 from trinity.runtime.metrics import Counter
 from trinity.weights import Canary
 from trinity.weights import canary as canaries
-from trinity.weights.adapters import lay_out
 
 log = structlog.get_logger(__name__)
 
