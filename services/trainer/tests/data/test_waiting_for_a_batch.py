@@ -18,7 +18,7 @@ Parts = list[pb.BatchPart]
 
 
 class Buffer(buffer_pb2_grpc.BufferServiceServicer):
-    """Streams the parts that it is given, whichever step is asked for."""
+    """Streams the parts that it is given, whichever step is asked for. It waits between batches, not within one."""
 
     def __init__(self) -> None:
         self.parts: queue.Queue[pb.BatchPart] = queue.Queue()
@@ -27,11 +27,14 @@ class Buffer(buffer_pb2_grpc.BufferServiceServicer):
     def StreamBatches(self, request: pb.StreamBatchesRequest, context: grpc.ServicerContext) -> Iterator[pb.BatchPart]:
         assert request.HasField("waits")
         self.asked.append((request.from_step, request.waits))
+        part = pb.BatchPart(end=pb.BatchEnd())
         while context.is_active():
             try:
-                yield self.parts.get(timeout=0.02)
+                part = self.parts.get(timeout=0.02)
+                yield part
             except queue.Empty:
-                yield pb.BatchPart(waiting=pb.Waiting())
+                if part.HasField("end"):
+                    yield pb.BatchPart(waiting=pb.Waiting())
 
     def give(self, parts: Parts) -> None:
         for part in parts:
@@ -99,6 +102,7 @@ def test_a_batch_that_is_on_its_way_is_not_broken_off(buffer: Buffer, client: Bu
     time.sleep(0.01)
     while not client._receives:
         time.sleep(0.005)
+    time.sleep(0.1)  # the buffer has nothing to give meanwhile
     assert client.next(timeout_seconds=0.01) is None
     buffer.give([end(1)])
     assert step_of(client) == 1
