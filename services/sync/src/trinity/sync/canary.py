@@ -3,8 +3,8 @@
 One key, the candidate, names the version and the explorer. The first instance that finds a version waiting writes it
 by compare-and-set. An explorer that dies or takes too long is replaced by another, if the run has another. An explorer
 that cannot load the version counts as a failure of the version, and two such failures in a row reject it. So does one
-that computes another canary, if the run has another explorer: the engine may be wrong, not the version. A storage that
-does not answer does not count.
+that computes another canary: the engine may be wrong, not the version. If no other explorer answers in time, its word
+rejects the version. A storage that does not answer does not count.
 
 Without this election every explorer would load each STAGED version. A rejected version would then pause all of them and
 discard what they sampled since, while docs/weights.md promises that the others keep the last good version.
@@ -164,6 +164,11 @@ class Canaries:
             record, await self._manifests.get(record), self._members.all(), state.epoch, current, self._silences
         )
         same = member is not None and (current.version, current.lease_id) == (record.version, member.lease_id)
+        wrong = next((failure for failure in record.failures if failure.measured is not None), None)
+        if wrong and member and (same or any(member.explorer_id == known.explorer_id for known in record.failures)):
+            # No other explorer answers, and one does not compute a canary twice.
+            await self._versions.apply(record.version, Reject(wrong.reason, wrong.measured))
+            return
         if member is None or (with_explorer and same):  # a slow explorer without a replacement continues
             return
         await self._members.find(member.lease_id, in_kv=True)
@@ -212,7 +217,7 @@ class Canaries:
             if others or not self._has_another(member, manifest):
                 await self._versions.apply(measured.version, Reject("; ".join([problem, *others]), measured))
             else:
-                failure = Failure(member.explorer_id, self._state.candidate.attempt, problem)
+                failure = Failure(member.explorer_id, self._state.candidate.attempt, problem, measured)
                 await self._versions.apply(measured.version, NotLoaded(failure))
         elif staged and await self._has_right_files(manifest):
             self._silences[owner_of(member.explorer_id)] = -1

@@ -23,11 +23,12 @@ class Measured:
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed load, or a wrong canary, of the explorer that was to verify a version."""
+    """A failed load of the explorer that was to verify a version; with `measured` a canary that is not reproduced."""
 
     explorer_id: str
     attempt: int
     reason: str
+    measured: Measured | None = None
 
 
 @dataclass(frozen=True)
