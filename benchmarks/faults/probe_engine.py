@@ -1,7 +1,7 @@
 """Record what vLLM's engine core loads and samples, and have it load wrong weights where a case says so.
 
-A response has the weights that the engine held as it began the response. engine.json, beside the file of the
-grader, tells one process what every later load becomes: {"how": "noise" or "stale", "pid": its id}.
+The probe notes for each response the weights that the engine held at its start. engine.json, in the folder of the
+grader's file, tells one process what every later load becomes: {"how": "noise" or "stale", "pid": its id}.
 """
 
 import json

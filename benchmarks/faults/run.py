@@ -249,7 +249,7 @@ class Started:
         self.process = psutil.Process(self._popen.pid)
 
     def beside(self, what: str) -> psutil.Process:
-        """Starts a second command of the system; "leave" stops the one that joined."""
+        """Runs a second command of the user; "leave" ends the explorer that joined."""
         if what == "leave":
             self._beside["join"].terminate()
             return psutil.Process(self._beside["join"].pid)

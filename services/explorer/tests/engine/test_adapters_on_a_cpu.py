@@ -1,12 +1,17 @@
 """The products of adapters on a CPU are those of plain loops, and a token without an adapter gets none."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import GPT2Config, PretrainedConfig, Qwen2Config
 from vllm.lora.punica_wrapper import punica_cpu as vllms
 
 from trinity.explorer.engine import worker  # noqa: F401 (installs the functions)
+from trinity.explorer.engine.start import config_of
+from trinity.explorer.types import EngineOptions
+from trinity.runtime.errors import InvalidInput
 
 pytestmark = pytest.mark.core
 
@@ -40,3 +45,29 @@ def test_each_token_gets_the_product_of_its_adapter(lengths: dict[int, int], dty
     punica_cpu.bgmv_expand(of_tokens, b, decoded, torch.tensor(order), True)
     assert torch.allclose(of_tokens, buffer, atol=1e-5)
     assert torch.allclose(decoded[:, :OUT] - before[:, :OUT], found[:, 2 : 2 + OUT] - before[:, 2 : 2 + OUT], atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("config", "takes_adapters"),
+    [
+        (GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=64, architectures=["GPT2LMHeadModel"]), False),
+        (
+            Qwen2Config(
+                num_hidden_layers=1, hidden_size=32, intermediate_size=64, num_attention_heads=2,
+                num_key_value_heads=2, vocab_size=64, architectures=["Qwen2ForCausalLM"],
+            ),
+            True,
+        ),
+    ],
+    ids=["gpt2", "qwen2"],
+)  # fmt: skip
+def test_a_model_that_vllm_adapts_only_merged_is_refused(
+    config: PretrainedConfig, takes_adapters: bool, tmp_path: Path
+) -> None:
+    config.save_pretrained(tmp_path)
+    options = EngineOptions(str(tmp_path), "cpu", 32, adapters=2, adapter_rank=4)
+    if takes_adapters:
+        assert config_of(options).lora_config.max_loras == 2
+        return
+    with pytest.raises(InvalidInput, match=r"0.merged: is false, .* for GPT2LMHeadModel; set it to true"):
+        config_of(options)

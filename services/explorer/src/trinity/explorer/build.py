@@ -91,7 +91,7 @@ class ExplorerBuilder:
     def _adapters(self) -> tuple[int, int]:
         """Slots for unmerged adapters, and the largest rank; 0 if the engines follow whole models, or merge adapters.
 
-        Those that train have slots for several versions, those that are only served have one each.
+        The trained adapters get slots for several versions, each served adapter one slot.
         """
         served = [read_adapters(folder).rank for folder in self._settings.serve_adapters.values()]
         lora, follows = self._config.model.lora, self._settings.serve_folder is None and self._config.mode != "bench"

@@ -24,7 +24,7 @@ class ExplorerSettings(NatsSettings):
     serve_listen: str = Field("", description="Serve the OpenAI API at this host:port, and work on no tasks")
     serve_folder: Path | None = Field(None, description="Then follow this job folder's checkpoints, not a live run")
     serve_adapters: dict[str, Path] = Field(
-        {}, description="Adapters of the base model to serve beside it: a folder of peft by each name, in JSON"
+        {}, description="JSON: names of further models to serve, each with a folder of peft's adapters for the base"
     )
     api_keys_file: Path | None = Field(
         None, description="File of the OpenAI API's keys, one a line; empty: no keys, allowed only on the loopback"

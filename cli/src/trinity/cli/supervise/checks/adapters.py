@@ -1,4 +1,4 @@
-"""Adapters against the model's files: those that train, and those that `trinity serve` holds."""
+"""Checks adapters against the model's files, for training and for `trinity serve`."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ def check_lora(plan: Plan) -> list[Problem]:
 
 
 def served_adapters(given: Sequence[str], plan: Plan) -> dict[str, Path]:
-    """Reads NAME=FOLDER of each adapter to serve. Raises RunError for one that the engines could not hold."""
+    """Returns the folders to serve by name, from NAME=FOLDER. Raises RunError for adapters that no engine can hold."""
     found: dict[str, Path] = {}
     model = Path(plan.config.model.model_path).expanduser()
     linear = _linear_layers(model) if given and model.is_dir() else None

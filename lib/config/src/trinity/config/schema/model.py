@@ -36,8 +36,8 @@ class LoraConfig(Section):
 
     merged: bool = Field(
         True,
-        description="Engines merge each version into the base model; false: they hold the adapters beside it, so a "
-        "version is swapped in without a pause (docs/weights.md)",
+        description="true: engines add each version to the base weights; false: they keep its adapters apart and swap "
+        "versions without a pause (docs/weights.md)",
     )
 
     @property

@@ -34,7 +34,7 @@ class Held:
 
 
 class HeldAdapters:
-    """The adapters of one engine by name, at most `slots` with those that are leaving.
+    """Loads and drops the adapters of one engine by name. Adapters that still leave occupy one of the `slots` each.
 
     The name "" stands for the base model at first.
     """

@@ -67,8 +67,8 @@ class LoadSeconds:
 class Using:
     """The weights of one request. `arguments`: for AsyncLLM.generate.
 
-    `serials[i]` is the serial of a token that the engine core sampled after `i` loads; from `first` on the loads whose
-    verdict counts, of which an adapter beside the policy has none.
+    `serials[i]` is the serial of a token that the engine core sampled after `i` loads. Responses wait for the verdicts
+    of the loads from `first` on; a served adapter has no such load.
     """
 
     salt: str
