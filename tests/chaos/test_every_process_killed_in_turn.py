@@ -20,7 +20,7 @@ from support.checks.audit import Findings
 from support.programs.run import process_of
 from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 
-pytestmark = [pytest.mark.core, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS = 30
 QUICK_TO_START = {"buffer": "step", "nats": "checkpoint", "sync": "waiting", "environment": "step"}  # and when they die
