@@ -1,5 +1,7 @@
 """Executes commands one after another: the state of all tenants after a command follows from the log up to it."""
 
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,6 +17,8 @@ from trinity.trainer.tenants.states import Snapshot, States
 
 log = structlog.get_logger(__name__)
 
+_OF_ONE_MODEL = (Kind.FORWARD_BACKWARD, Kind.OPTIM_STEP)  # neither reads nor changes another model
+
 
 @dataclass(frozen=True)
 class Saved:
@@ -29,7 +33,9 @@ class Saved:
 class Executor:
     """The tenants' models. `position`: of the newest command that is in them."""
 
-    def __init__(self, model: SharedModel, states: States) -> None:
+    def __init__(self, model: SharedModel, states: States, *, shares: bool = False) -> None:
+        """shares: compute passes of several models at once."""
+        self.shares = shares
         self._model = model
         self._states = states
         self._tenants: dict[str, Tenant] = {}
@@ -60,6 +66,44 @@ class Executor:
         self._states.write(
             Snapshot(self.position, {}, {path: asdict(saved) for path, saved in self._saved.items()}), models
         )
+
+    def execute_all(self, commands: Sequence[Command]) -> list[Result | None]:
+        """Executes the next commands, and computes passes of several models at once. Returns their results in order.
+
+        Each model's commands are executed in their order, so that only rounding differs from `execute` for each.
+        """
+        results: dict[int, Result | None] = {}
+        for independent in _independent(commands):
+            waiting: dict[str, deque[Command]] = defaultdict(deque)
+            for command in independent:
+                waiting[command.model].append(command)
+            while waiting:
+                for model, queue in list(waiting.items()):
+                    while queue and queue[0].kind is not Kind.FORWARD_BACKWARD:
+                        command = queue.popleft()
+                        results[command.position] = self.execute(command)
+                    if not queue:
+                        del waiting[model]
+                passes = [queue.popleft() for queue in waiting.values()]
+                results |= self._together(passes)
+                alone = [command for command in passes if command.position not in results]
+                results |= {command.position: self.execute(command) for command in alone}
+        self.position, self._time = commands[-1].position, commands[-1].time
+        return [results[command.position] for command in commands]
+
+    def _together(self, commands: list[Command]) -> dict[int, Result | None]:
+        """Returns the results of passes of several models, by position; none of those that must be executed alone."""
+        found: dict[int, Result | None] = {}
+        read = [(command, read_forward(command.body)) for command in commands if command.model in self._tenants]
+        for backward in (False, True):
+            chosen = [(command, forward) for command, forward in read if forward.backward == backward]
+            if len(chosen) < 2:
+                continue
+            computed = self._model.run_together([(self._tenants[one.model], forward) for one, forward in chosen])
+            for (command, _), (logprobs, loss) in zip(chosen, computed or [], strict=False):
+                body = write_output(logprobs, {"loss:sum": loss})
+                found[command.position] = Result(command.request_id, command.kind, body, command.position)
+        return found
 
     def execute(self, command: Command) -> Result | None:
         """Executes the next command and returns its result; None for a session's begin or end.
@@ -145,3 +189,18 @@ class Executor:
         if tenant is None:
             tenant = self._tenants[command.model] = self._model.add(token(command.model), shape)
         tenant.restore(state, saved.steps, optimizer=values["optimizer"])
+
+
+def _independent(commands: Sequence[Command]) -> Iterator[list[Command]]:
+    """Yields commands in order: a single one, or several of which models do not depend on each other."""
+    several: list[Command] = []
+    for command in commands:
+        if command.kind in _OF_ONE_MODEL:
+            several.append(command)
+            continue
+        if several:
+            yield several
+        several = []
+        yield [command]
+    if several:
+        yield several

@@ -13,7 +13,13 @@ from trinity.config.schema.model import ModelConfig
 from trinity.data.tenants.wire import Datum, Forward
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data.microbatch import MicroBatch
-from trinity.trainer.model.lora import adapter_weights, inject, linear_shapes, remove_adapter, use_adapter
+from trinity.trainer.model.lora import (
+    adapter_weights,
+    inject,
+    linear_shapes,
+    remove_adapter,
+    several_adapters,
+)
 from trinity.trainer.model.policy import disable_dropout, load_policy
 from trinity.trainer.tenants.losses import token_loss
 from trinity.weights import Lora, LoraTarget
@@ -68,7 +74,12 @@ class Tenant:
                 parameter.grad = None if gradient is None else gradient.to(parameter)
                 if optimizer and f"exp_avg.{name}" in state:
                     moments = {part: state[f"{part}.{name}"].to(parameter) for part in _GROUP}
-                    self.optimizer.state[parameter] = {"step": torch.tensor(float(steps)), **moments}
+                    at = torch.tensor(float(steps), device=parameter.device)
+                    self.optimizer.state[parameter] = {"step": at, **moments}
+
+    def add_gradient(self, gradient: Sequence[torch.Tensor]) -> None:
+        for parameter, more in zip(self.parameters.values(), gradient, strict=True):
+            parameter.grad = more if parameter.grad is None else parameter.grad + more
 
     def step(self, rate: float, betas: tuple[float, float], eps: float, decay: float, clip: float) -> float:
         """Makes one AdamW step of the accumulated gradient, and forgets it. Returns the gradient's norm.
@@ -78,7 +89,7 @@ class Tenant:
         parameters = [parameter for parameter in self.parameters.values() if parameter.grad is not None]
         if not parameters:
             return 0.0
-        norm = float(nn.utils.clip_grad_norm_(parameters, clip or math.inf, foreach=False))
+        norm = float(nn.utils.clip_grad_norm_(parameters, clip or math.inf, foreach=parameters[0].is_cuda))
         if not math.isfinite(norm):
             self.forget_gradient()
             raise InvalidInput("gradient", f"has the norm {norm}; it was dropped, and the weights are unchanged")
@@ -104,7 +115,7 @@ class SharedModel:
         disable_dropout(self._policy, model_path)
         self._policy.requires_grad_(False).to(device)
         self._linear = linear_shapes(self._policy.model)
-        self._device, self._dtype, self._micro_tokens = device, dtype, micro_tokens
+        self._device, self._micro_tokens = device, micro_tokens
 
     def add(self, name: str, shape: AdapterShape) -> Tenant:
         """Makes new adapters. Raises InvalidInput if the model has no layer of the chosen kinds."""
@@ -118,8 +129,8 @@ class SharedModel:
         inject(self._policy.model, lora, name, shape.seed)
         parameters = dict(adapter_weights(self._policy.model, name))
         for parameter in parameters.values():
-            parameter.data = parameter.data.to(self._device, self._dtype)
-        optimizer = torch.optim.AdamW(list(parameters.values()), foreach=False)
+            parameter.data = parameter.data.to(self._device, torch.float32)  # bfloat16 would lose small updates
+        optimizer = torch.optim.AdamW(list(parameters.values()), foreach=False, fused=self._device.type == "cuda")
         return Tenant(name, shape, lora, parameters, optimizer)
 
     def remove(self, tenant: Tenant) -> None:
@@ -131,24 +142,66 @@ class SharedModel:
         With forward.backward the gradient is added to the tenant's once all of it is computed, so that a pass that
         fails leaves it unchanged.
         """
-        use_adapter(self._policy.model, tenant.name)
-        parameters = list(tenant.parameters.values())
+        found, gradients = self._together([(tenant, forward)])
+        if gradients:
+            tenant.add_gradient(gradients[0])
+        return found[0]
+
+    def run_together(self, passes: Sequence[tuple[Tenant, Forward]]) -> list[tuple[list[np.ndarray], float]] | None:
+        """Computes passes of different tenants as one: the sequences of all are rows of the same batches.
+
+        All are with gradients, or all without. Returns what `run` would for each, but for rounding. Returns None, and
+        changes nothing, if it fails or if a value is not finite: such a row can spoil those of other tenants.
+        """
+        try:
+            found, gradients = self._together(passes)
+        except (RuntimeError, ValueError):
+            return None
+        sums = [loss for _, loss in found] + [float(norm) for norm in _norms(gradients)]
+        if not all(map(math.isfinite, sums)):
+            return None
+        for (tenant, _), gradient in zip(passes, gradients, strict=False):
+            tenant.add_gradient(gradient)
+        return found
+
+    def _together(
+        self, passes: Sequence[tuple[Tenant, Forward]]
+    ) -> tuple[list[tuple[list[np.ndarray], float]], list[list[torch.Tensor]]]:
+        """The results of passes of different tenants; and the gradient of each, if they are with gradients."""
+        found: list[tuple[list[np.ndarray], float]] = [([], 0.0) for _ in passes]
+        backward = passes[0][1].backward
+        parameters = [parameter for tenant, _ in passes for parameter in tenant.parameters.values()]
+        for parameter in parameters:  # peft switches off those that it does not use itself
+            parameter.requires_grad_(True)
         total: list[torch.Tensor] = []
-        loss_sum, found = 0.0, list[np.ndarray]()
-        for data in self._parts(forward.data):
-            with torch.set_grad_enabled(forward.backward):
+        owners = [index for index, (_, forward) in enumerate(passes) for _ in forward.data]
+        at = 0
+        for data in self._parts([datum for _, forward in passes for datum in forward.data]):
+            owned, at = owners[at : at + len(data)], at + len(data)
+            rows = [passes[index][0].name for index in owned]
+            with several_adapters(self._policy.model, rows), torch.set_grad_enabled(backward):
                 logprobs = self._logprobs(data)
-                inputs = {name: self._aligned(data, name) for name in data[0].inputs if name != "target_tokens"}
-                loss = token_loss(forward.loss, forward.config, logprobs, inputs)
-            if forward.backward:
-                gradients = torch.autograd.grad(loss, parameters)
-                total = [a + b for a, b in zip(total, gradients, strict=True)] if total else list(gradients)
-            loss_sum += float(loss.detach())
-            rows = logprobs.detach().float().cpu().numpy()
-            found += [row[: len(datum.tokens)] for row, datum in zip(rows, data, strict=True)]
-        for parameter, gradient in zip(parameters, total, strict=False):
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-        return found, loss_sum
+                losses: dict[int, torch.Tensor] = {}
+                for index in dict.fromkeys(owned):
+                    own = [row for row, owner in enumerate(owned) if owner == index]
+                    of_tenant = [data[row] for row in own]
+                    losses[index] = self._loss(passes[index][1], of_tenant, logprobs[own[0] : own[-1] + 1])
+                    arrays, before = found[index]
+                    found[index] = [*arrays, *_rows(of_tenant, logprobs[own[0] : own[-1] + 1])], before
+                summed = torch.stack(list(losses.values()))
+                if backward:
+                    gradients = torch.autograd.grad(summed.sum(), parameters, materialize_grads=True)
+                    total = [a + b for a, b in zip(total, gradients, strict=True)] if total else list(gradients)
+            for index, loss in zip(losses, summed.detach().tolist(), strict=True):
+                found[index] = found[index][0], found[index][1] + loss
+        gradient = iter(total)
+        return found, [[next(gradient) for _ in tenant.parameters] for tenant, _ in passes] if backward else []
+
+    def _loss(self, forward: Forward, data: list[Datum], logprobs: torch.Tensor) -> torch.Tensor:
+        """logprobs: float32 [B, N], of which the sequences may be shorter."""
+        width = logprobs.shape[1]
+        inputs = {name: self._aligned(data, name, width) for name in data[0].inputs if name != "target_tokens"}
+        return token_loss(forward.loss, forward.config, logprobs, inputs)
 
     def _parts(self, data: Sequence[Datum]) -> Iterator[list[Datum]]:
         """Yields the sequences in order, as many at a time as fit."""
@@ -169,11 +222,22 @@ class SharedModel:
         result: torch.Tensor = logprobs
         return result
 
-    def _aligned(self, data: list[Datum], name: str) -> torch.Tensor:
-        values = np.zeros((len(data), max(len(datum.tokens) for datum in data)), np.float32)
+    def _aligned(self, data: list[Datum], name: str, width: int) -> torch.Tensor:
+        values = np.zeros((len(data), width), np.float32)
         for row, datum in enumerate(data):
             values[row, : len(datum.tokens)] = datum.inputs[name]
         return torch.from_numpy(values).to(self._device)
+
+
+def _rows(data: list[Datum], logprobs: torch.Tensor) -> list[np.ndarray]:
+    """Returns the values of each sequence, without those behind its end."""
+    rows = logprobs.detach().float().cpu().numpy()
+    return [row[: len(datum.tokens)] for row, datum in zip(rows, data, strict=True)]
+
+
+def _norms(gradients: list[list[torch.Tensor]]) -> list[float]:
+    """Returns the norm of each tenant's gradient."""
+    return torch.stack([nn.utils.get_total_norm(gradient) for gradient in gradients]).tolist() if gradients else []
 
 
 def _micro_batch(data: list[Datum]) -> MicroBatch:

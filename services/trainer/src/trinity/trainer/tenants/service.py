@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 
 import grpc.aio
 import structlog
@@ -22,6 +23,9 @@ log = structlog.get_logger(__name__)
 
 COMMANDS = Counter("trinity_tenants_commands", "Commands executed, those after a restart again included", ["kind"])
 SECONDS = Counter("trinity_tenants_seconds", "Seconds that commands took", ["tenant"])
+
+_SHARED = 64  # commands of which passes are computed at once
+_GATHERED_SECONDS = 0.005  # for the next of several commands
 
 
 class TenantsService:
@@ -44,25 +48,28 @@ class TenantsService:
             results, told = await commands.last_result()
             ready.set()
             last_snapshot = executor.position
-            async for command in commands.follow(executor.position):
+            most = _SHARED if executor.shares else 1
+            async for several in waiting(commands.follow(executor.position), most):
                 if self._ending.is_set():
                     await asyncio.Event().wait()  # the host ends the process
-                result = await asyncio.to_thread(self._execute, executor, command)
-                if result is not None and command.position > told:
-                    results = await commands.add_result(result, command.model, results)
-                if command.position - last_snapshot >= settings.snapshot_commands:
+                found = await asyncio.to_thread(self._execute, executor, several)
+                for command, result in zip(several, found, strict=True):
+                    if result is not None and command.position > told:
+                        results = await commands.add_result(result, command.model, results)
+                if executor.position - last_snapshot >= settings.snapshot_commands:
                     await asyncio.to_thread(executor.snapshot)
-                    last_snapshot = command.position
+                    last_snapshot = executor.position
 
     async def drain(self, grace_seconds: float) -> None:
         self._ending.set()
 
-    def _execute(self, executor: Executor, command: Command) -> Result | None:
+    def _execute(self, executor: Executor, several: list[Command]) -> list[Result | None]:
         begin = time.monotonic()
-        result = executor.execute(command)
-        COMMANDS.labels(command.kind).inc()
-        SECONDS.labels(command.tenant).inc(time.monotonic() - begin)
-        return result
+        found = executor.execute_all(several)
+        for command in several:
+            COMMANDS.labels(command.kind).inc()
+            SECONDS.labels(command.tenant).inc((time.monotonic() - begin) / len(several))
+        return found
 
     def _load(self) -> Executor:
         settings = self._settings
@@ -72,6 +79,25 @@ class TenantsService:
             torch.set_num_threads(settings.threads)
         dtype: torch.dtype = getattr(torch, settings.dtype)
         model = SharedModel(settings.model_path, dtype, torch.device(device), settings.micro_tokens)
-        executor = Executor(model, States(settings.folder))
+        shares = settings.share_passes if settings.share_passes is not None else device != "cpu"
+        executor = Executor(model, States(settings.folder), shares=shares)
         executor.restore()
         return executor
+
+
+async def waiting(commands: AsyncIterator[Command], most: int) -> AsyncIterator[list[Command]]:
+    """Yields the commands that wait, in order, at most so many at a time."""
+    coming: asyncio.Future[Command] | None = None
+    try:
+        while True:
+            coming = coming or asyncio.ensure_future(anext(commands))
+            several, coming = [await coming], None
+            while len(several) < most:
+                coming = asyncio.ensure_future(anext(commands))
+                if not (await asyncio.wait({coming}, timeout=_GATHERED_SECONDS))[0]:
+                    break
+                several, coming = [*several, coming.result()], None
+            yield several
+    finally:
+        if coming is not None:
+            coming.cancel()
