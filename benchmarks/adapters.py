@@ -1,8 +1,9 @@
 """Unmerged adapters against merged ones: seconds of a swap, tokens a second, distance from the trainer.
 
     python benchmarks/adapters.py [--tiny] [--hidden 896 --layers 24 ...] [--rank 32] [--held 1 4 8] [--runs 3]
+    python benchmarks/adapters.py --device cuda --size 1.5B [--requests 256]    both engines on one GPU
 
-Two engines on the CPU with a random Qwen2: one merges adapters on all linear layers at each load, one holds them. They
+Two engines with a random Qwen2: one merges adapters on all linear layers at each load, one holds them. They
 work in turns, round by round. A swap is loaded while requests run; merged it pauses them. `--requests` sequences are
 then sampled together, spread over the adapters that are held. The distance is that of log-probabilities in --dtype to
 those of peft in float32, of the same tokens.
@@ -19,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parent / "gpu"))
 
 import structlog
 from buffer_table import Table
 from rollout import make_model
+from whole_run import SHAPES
 
 FULL = {
     "hidden": 896, "layers": 24, "intermediate": 4864, "heads": 14, "kv_heads": 2, "vocabulary": 16_000, "runs": 3,
@@ -33,6 +36,7 @@ TINY = {
     "rank": 8, "requests": 4, "prompt": 16, "response": 16,
 }  # fmt: skip
 _SETTLE_SECONDS = 1.0
+_SHARE = 0.35  # of a GPU's memory, for each of the two engines
 
 
 def make_adapters(model: Path, folder: Path, rank: int, seed: int, probes: list[list[int]]) -> tuple[Any, Any]:
@@ -141,10 +145,10 @@ async def measure(args: argparse.Namespace, folder: Path) -> list[Table]:
         lora, expected = make_adapters(model, folder / f"adapter{index}", args.rank, index, probes)
         made.append((folder / f"adapter{index}", lora))
     length = args.prompt + args.response + 1
-    common: dict[str, Any] = {"dtype": args.dtype, "max_num_seqs": args.requests}
-    merged = await Engine.start(EngineOptions(str(model), "cpu", length, **common))
+    common: dict[str, Any] = {"dtype": args.dtype, "max_num_seqs": args.requests, "gpu_memory_utilization": _SHARE}
+    merged = await Engine.start(EngineOptions(str(model), args.device, length, **common))
     unmerged = await Engine.start(
-        EngineOptions(str(model), "cpu", length, **common, adapters=count + 3, adapter_rank=args.rank)
+        EngineOptions(str(model), args.device, length, **common, adapters=count + 3, adapter_rank=args.rank)
     )
     pair = Pair(merged, unmerged, model, made)
     swaps: dict[str, list[float]] = {"merged": [], "unmerged": []}
@@ -180,7 +184,10 @@ def tables(args: argparse.Namespace, folder: Path, swaps: Any, speeds: Any, gaps
     model, adapter = (
         sum(path.stat().st_size for path in (folder / name).glob("*.safetensors")) for name in ("model", "adapter0")
     )
-    about = f"{model / 4e6:,.0f} M parameters, rank {args.rank} on all linear layers: {adapter / 1e6:,.1f} MB a version"
+    width = 4e6 if args.device == "cpu" else 2e6  # bytes of a million parameters in the model's file
+    about = (
+        f"{model / width:,.0f} M parameters, rank {args.rank} on all linear layers: {adapter / 1e6:,.1f} MB a version"
+    )
     first = Table("a swap while requests run", ("", "median ms", "least", "most"), [about])
     for name, seconds in swaps.items():
         shown = (statistics.median(seconds), min(seconds), max(seconds))
@@ -204,12 +211,13 @@ def main() -> None:
     for name, value in FULL.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
     parser.add_argument("--held", type=int, nargs="+", default=[1, 4, 8], help="numbers of adapters")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the engines")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="of the engines; default float32 on the CPU")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--size", choices=list(SHAPES), help="shape of the model, in place of --hidden and so on")
     parser.add_argument("--tiny", action="store_true", help="seconds of work: shows that it runs, measures nothing")
     args = parser.parse_args()
-    args.device = "cpu"
-    if args.tiny:
-        vars(args).update(TINY)
+    args.dtype = args.dtype or ("float32" if args.device == "cpu" else "bfloat16")
+    vars(args).update(SHAPES[args.size] if args.size else TINY if args.tiny else {})
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     with tempfile.TemporaryDirectory() as name:
         for table in asyncio.run(measure(args, Path(name))):

@@ -2,6 +2,7 @@
 
     python benchmarks/gpu/machines.py                    a 1.5 B shape, two machines of two GPUs; about 5 minutes
     python benchmarks/gpu/machines.py --size 7B          needs 90 GiB of memory a GPU, and 200 GB of disk
+    python benchmarks/gpu/machines.py --size 7B --optimizer adamw_8bit --gpus 1     two GPUs of 141 GB
     python benchmarks/gpu/machines.py --cpu --tiny
 
 Both machines are processes of this host, with their own GPUs, and meet as machines do: by the run's NATS and the
@@ -42,6 +43,7 @@ def parsed() -> argparse.Namespace:
     made = whole_run.parser(__doc__)
     made.add_argument("--size", choices=list(whole_run.SHAPES), default="1.5B", help="shape of the model")
     made.add_argument("--gpus", type=int, default=2, help="of each machine")
+    made.add_argument("--optimizer", choices=["adamw", "muon", "adamw_8bit"], default="adamw")
     made.add_argument("--interval", type=int, default=10, help="steps from one checkpoint to the next")
     args = made.parse_args()
     if args.tiny:
@@ -59,7 +61,7 @@ def config(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "checkpoint_root_dir": str(folder / "jobs"),
         "model": {"model_path": str(folder / args.size), "max_prompt_tokens": 32, "max_response_tokens": 32},
         "cluster": {"node_num": 2, "least_nodes": 1, "node_wait": 1, "node_timeout": 10},
-        "algorithm": {"algorithm_type": "sft", "optimizer": {"lr": 1e-6}},
+        "algorithm": {"algorithm_type": "sft", "optimizer": {"lr": 1e-6, "optimizer_type": args.optimizer}},
         "buffer": {"train_batch_size": 256, "total_steps": 100_000,
                    "trainer_input": {"experience_buffer": {**data, "format": keys}}},
         "trainer": {"save_interval": args.interval, "save_hf_checkpoint": "never", "max_checkpoints_to_keep": 1,
@@ -74,7 +76,7 @@ class Pair:
     def __init__(self, args: argparse.Namespace, folder: Path, nats: NatsServer) -> None:
         self._args, self._folder, self._url = args, folder, nats.url
         self._config = whole_run.write_yaml(folder / "machines.yaml", config(args, folder))
-        self._stage = folder / "jobs/benchmark/machines"
+        self.stage = folder / "jobs/benchmark/machines"
 
     def start(self, index: int, *own: str) -> Command:
         cards = range(index * self._args.gpus, (index + 1) * self._args.gpus)
@@ -86,7 +88,7 @@ class Pair:
         return Command([sys.executable, *arguments], values, self._folder / f"machine-{index + 1}.out")
 
     def batches(self) -> list[dict[str, Any]]:
-        return whole_run.lines(self._stage / "monitor/batches.jsonl")
+        return whole_run.lines(self.stage / "monitor/batches.jsonl")
 
     def until(self, ranks: int, more: int, command: Command) -> float:
         """Seconds until so many further steps were trained by so many ranks."""
@@ -99,7 +101,7 @@ class Pair:
 
     def parts(self, since: float) -> list[tuple[str, ...]]:
         """Rows of the seconds from then to the first step of the group that was formed then."""
-        found = [line for line in whole_run.events(self._stage, "trainer", *PARTS, _PHASE) if line["at"] >= since]
+        found = [line for line in whole_run.events(self.stage, "trainer", *PARTS, _PHASE) if line["at"] >= since]
         rows, at = [], since
         for line in dropwhile(lambda line: line["event"] != "service.failed", found):
             if part := PARTS.get(line.get("phase") or line["event"]):
@@ -124,6 +126,8 @@ def measure(args: argparse.Namespace, folder: Path, nats: NatsServer) -> list[tu
         rows = [whole_run.plain("start: until the first step", f"{pair.until(whole, 1, first):.1f} s")]
         steps = args.interval + 2
         rows.append(whole_run.plain(f"a step by {whole} ranks", f"{pair.until(whole, steps, first) / steps:.2f} s"))
+        waits = [line["time/save"] for line in whole_run.trained(pair.stage) if line.get("time/save")]
+        rows.append(whole_run.plain("a step waits for its checkpoint, at most", f"{max(waits, default=0):.2f} s"))
         before = max(line["step"] for line in pair.batches())
         kill(second)
         lost = pair.until(args.gpus, 1, first)

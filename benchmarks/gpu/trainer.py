@@ -4,6 +4,7 @@
     python benchmarks/gpu/trainer.py --size 7B --gpus 2 [4096] [16384]   ZeRO 3
     python benchmarks/gpu/trainer.py --size Qwen3-0.6B                   against prime-rl's published figures
     python benchmarks/gpu/trainer.py --size Qwen3-4B                     the same, adapters of rank 16
+    python benchmarks/gpu/trainer.py --size 7B-A1B --gpus 4              64 experts, 8 of them for each token
     python benchmarks/gpu/trainer.py --cpu --tiny
 
 A step is 16,384 tokens a GPU in one packed micro-batch, lengths mixed, and one update of AdamW, float32 masters; its
@@ -17,8 +18,9 @@ torch.compile, 4 rows of 4096, the same head and loss, AdamW only on bf16, witho
 sequence-16k, sequence-64k (Qwen3 sizes): one sequence a step, every layer recomputed, as prime-rl's baselines on one
 H100 (its repository, benchmarks/baselines, 2026-01). mlp-16k, mlp-64k: the same, only MLPs recomputed.
 
-6N: 6 x parameters x tokens/s, as a part of 989 TFLOP/s a GPU. MFU (Qwen3 sizes): as prime-rl counts it,
-6 x (parameters + layers x heads x head width x length) x tokens/s. GiB: the most that tensors took on GPU 0.
+6N: 6 x parameters x tokens/s, as a part of 989 TFLOP/s a GPU; of experts, those that compute a token count. MFU (Qwen3
+sizes): as prime-rl counts it, 6 x (parameters + layers x heads x head width x length) x tokens/s. GiB: the most that
+tensors took on GPU 0.
 """
 
 import argparse
@@ -43,8 +45,11 @@ SHAPES = {  # hidden, layers, heads, key-value heads, intermediate, vocabulary, 
     "7B": (3584, 28, 28, 4, 18944, 152_064, False),
     "Qwen3-0.6B": (1024, 28, 16, 8, 3072, 151_936, True),
     "Qwen3-4B": (2560, 36, 32, 8, 9728, 151_936, True),
+    "7B-A1B": (2048, 16, 16, 16, 1024, 50_304, False),  # OLMoE's, as a Qwen3-MoE
+    "tiny-A": (64, 2, 4, 2, 128, 512, True),
 }
 QWEN3_HEAD_WIDTH = 128
+EXPERTS = {"7B-A1B": (64, 8), "tiny-A": (4, 2)}  # all, and those of a token
 SEQUENCES = {"sequence-16k": 16_384, "sequence-64k": 65_536, "mlp-16k": 16_384, "mlp-64k": 65_536}
 # prime-rl's tokens/s on one H100, the rank of its adapters, and the goals of this benchmark.
 PRIME_RL = {
@@ -62,21 +67,27 @@ ADAM = {"lr": 1e-6, "weight_decay": 0.0}
 
 
 def make_model(folder: Path, size: str, device: str) -> int:
-    """Random weights, in bf16 on a GPU; the number of parameters."""
+    """Random weights, in bf16 on a GPU; the number of parameters that compute a token."""
     import torch
-    from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
+    from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
     hidden, layers, heads, kv_heads, intermediate, vocabulary, tied = SHAPES[size]
-    width = {"head_dim": QWEN3_HEAD_WIDTH} if size in PRIME_RL else {}
-    config = (Qwen3Config if size in PRIME_RL else Qwen2Config)(
-        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads, **width,
-        intermediate_size=intermediate, vocab_size=vocabulary, tie_word_embeddings=tied,
+    made, further = (Qwen3Config, {"head_dim": QWEN3_HEAD_WIDTH}) if size in PRIME_RL else (Qwen2Config, {})
+    if size in EXPERTS:
+        experts, chosen = EXPERTS[size]
+        of_experts = {"num_experts": experts, "num_experts_per_tok": chosen, "moe_intermediate_size": intermediate}
+        made, further = Qwen3MoeConfig, {"head_dim": QWEN3_HEAD_WIDTH, **of_experts}
+    config = made(
+        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
+        **further, intermediate_size=intermediate, vocab_size=vocabulary, tie_word_embeddings=tied,
         max_position_embeddings=max(SEQUENCES.values()),
     )  # fmt: skip
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16 if device == "cuda" else torch.float32)
     model.save_pretrained(folder)
-    return sum(parameter.numel() for parameter in model.parameters())
+    share = EXPERTS[size][1] / EXPERTS[size][0] if size in EXPERTS else 1.0
+    named = model.named_parameters()
+    return int(sum(values.numel() * (share if ".experts." in name else 1) for name, values in named))
 
 
 def mixed_lengths(longest: int, tokens: int) -> list[int]:
@@ -299,7 +310,7 @@ def table(args: argparse.Namespace, found: Found, parameters: int) -> Any:
             limit, ratio = against_prime_rl(args.size, SEQUENCES[part], speed[part], parameters)
         elif args.size == "7B" and part in ("4096", "16384"):
             limit, ratio = f"6N >= {at_least(share[part], LEAST_SHARE)}", f"{share[part] / LEAST_SHARE:.2f}"
-        elif part == "4096":
+        elif part == "4096" and args.size not in EXPERTS:
             limit, ratio = f"tokens/s >= {at_least(speed[part], LEAST_TOKENS)}", f"{speed[part] / LEAST_TOKENS:.2f}"
         elif part == "none" and args.size == "1.5B":
             limit = f"tokens/s >= {at_least(speed[part], LEAST_OF_ALL_KEPT)}"
@@ -314,7 +325,7 @@ def table(args: argparse.Namespace, found: Found, parameters: int) -> Any:
             limit, ratio = f"of padded >= {at_least(gain, LEAST_OF_PADDED)}", f"{gain / LEAST_OF_PADDED:.2f}"
         cells = (f"{seen['seconds']:.3f}", f"{speed[part]:,.0f}", f"{share[part]:.1%}", f"{seen['gib']:.1f}")
         made.rows.append((part, *cells, limit, ratio))
-        if part == "4096" and args.size != "7B":
+        if part == "4096" and args.size not in ("7B", *EXPERTS):
             gib = seen["gib"]
             limit = f"GiB <= {at_most(gib, MOST_GIB)}"
             made.rows.append(("4096, memory", "", "", "", f"{gib:.1f}", limit, f"{gib / MOST_GIB:.2f}"))
@@ -336,7 +347,7 @@ def against_prime_rl(size: str, length: int, speed: float, parameters: int) -> t
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"any of {', '.join(PARTS)}; by default those above")
-    parser.add_argument("--size", choices=["1.5B", "7B", *PRIME_RL], default="1.5B")
+    parser.add_argument("--size", choices=["1.5B", "7B", "7B-A1B", *PRIME_RL], default="1.5B")
     parser.add_argument("--gpus", type=int, default=1, help="each is a rank")
     parser.add_argument("--zero", type=int, choices=[0, 1, 2, 3], help="stage; default 3 on several GPUs, else 2")
     parser.add_argument("--steps", type=int, default=5, help="that count; two come before them")
@@ -348,17 +359,20 @@ def parse() -> argparse.Namespace:
     unknown = sorted(set(args.parts) - set(PARTS))
     if unknown:
         parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
-    defaults = {"1.5B": [part for part in PARTS if part not in SEQUENCES], "7B": ["4096", "16384"]}
+    defaults = {"1.5B": [part for part in PARTS if part not in SEQUENCES], "7B": ["4096", "16384"], "7B-A1B": ["4096"]}
     args.parts = args.parts or defaults.get(args.size, list(SEQUENCES))
     args.lora = PRIME_RL[args.size]["rank"] if args.size in PRIME_RL else 0
     args.zero = args.zero if args.zero is not None else (3 if args.gpus > 1 else 2)
     args.tokens, args.longest = (16_384, 4096) if not args.tiny else (128, 32)
     if args.tiny:
-        args.size, args.steps = "tiny", 1
+        args.size, args.steps = "tiny-A" if args.size in EXPERTS else "tiny", 1
     return args
 
 
 def main() -> None:
+    from trinity.runtime.torch_builds import hide_unusable_companions
+
+    hide_unusable_companions()
     if len(sys.argv) == 2 and sys.argv[1].endswith("job.json"):
         one_rank(Path(sys.argv[1]))
         return
