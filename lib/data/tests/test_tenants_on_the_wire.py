@@ -3,8 +3,23 @@
 import numpy as np
 import pytest
 
+from trinity.api.explorer.v1 import sampler_pb2
 from trinity.api.tinker.v1 import tinker_pb2 as pb
-from trinity.data.tenants.wire import Datum, Forward, address_of, read_forward, read_output, write_forward, write_output
+from trinity.data.experience import SamplingParams
+from trinity.data.tenants.samples import NO_LOGPROB, Sample, Sampled, Samples, Top
+from trinity.data.tenants.wire import (
+    Datum,
+    Forward,
+    address_of,
+    read_forward,
+    read_output,
+    read_samples,
+    sample_from_proto,
+    sample_to_proto,
+    samples_to_proto,
+    write_forward,
+    write_output,
+)
 from trinity.runtime.errors import InvalidInput
 
 pytestmark = pytest.mark.core
@@ -23,6 +38,11 @@ _FIELDS = {
     "ForwardBackwardOutput": {"loss_fn_output_type": 1, "loss_fn_outputs": 2, "metrics": 3},
     "ArrayRecord": {"type_tag": 1, "fields": 2, "num_datums": 3},
     "BatchedTensor": {"data": 1, "offsets": 2, "dtype": 3, "trailing_shape": 4},
+    "SampleResponse": {
+        "sequences": 1, "prompt_logprobs": 2, "topk_prompt_logprobs": 3, "prompt_cache_hit_tokens": 4,
+    },
+    "SampledSequence": {"stop_reason": 1, "tokens": 2, "logprobs": 3, "topk_sampled_logprobs": 4},
+    "TopkLogprobs": {"token_ids": 1, "logprobs": 2, "k": 3, "length": 4},
 }  # fmt: skip
 
 
@@ -30,6 +50,7 @@ def test_fields_have_the_numbers_of_the_client() -> None:
     messages = pb.DESCRIPTOR.message_types_by_name
     assert {name: {f.name: f.number for f in one.fields} for name, one in messages.items()} == _FIELDS
     assert dict(pb.DType.items())["DTYPE_INT64"] == 2
+    assert dict(pb.StopReason.items()) == {"STOP_REASON_STOP": 0, "STOP_REASON_LENGTH": 1}
 
 
 def test_a_request_comes_back_as_it_was() -> None:
@@ -79,3 +100,27 @@ def test_what_is_no_vector_of_text_is_refused(change, field) -> None:
     change(message)
     with pytest.raises(InvalidInput, match=field):
         read_forward(message.SerializeToString())
+
+
+def test_requests_for_samples_and_their_answers_come_back_as_they_were() -> None:
+    asked = Sample(3, (1, 2), SamplingParams(n=2, stop=("a",), seed=0), (9,), True, 2, 1, 1)
+    assert sample_from_proto(sample_to_proto(asked)) == asked
+    top = Top(np.array([[1, 0]], np.int32), np.array([[-0.5, NO_LOGPROB]], np.float32))
+    sequences = (
+        Sampled(np.array([5], np.int32), np.array([-1.5], np.float32), True, top),
+        Sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), False),
+    )
+    sent = Samples(sequences, np.array([np.nan, -2], np.float32), top, 4)
+    found = read_samples(samples_to_proto(sent).SerializeToString())
+    assert (found.cached, [one.stopped for one in found.sequences]) == (4, [True, False])
+    assert found.prompt_logprobs is not None and found.top_prompt is not None
+    assert np.array_equal(found.prompt_logprobs, sent.prompt_logprobs, equal_nan=True)
+    assert found.sequences[0].tokens.tolist() == [5] and found.sequences[0].logprobs.tolist() == [-1.5]
+    assert found.sequences[0].top is not None and found.sequences[1].top is None
+    assert (
+        found.top_prompt.token_ids.tolist() == [[1, 0]] and found.top_prompt.logprobs.tolist() == top.logprobs.tolist()
+    )
+    bare = read_samples(samples_to_proto(Samples(sequences[1:])).SerializeToString())
+    assert (bare.prompt_logprobs, bare.top_prompt) == (None, None)
+    with pytest.raises(InvalidInput, match="top_p"):
+        sample_from_proto(sampler_pb2.SampleRequest(prompt_token_ids=[1]))

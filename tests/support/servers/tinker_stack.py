@@ -1,4 +1,4 @@
-"""A gateway of tinker clients and an executor as processes of their own, on a test's nats-server."""
+"""A gateway of tinker clients, an executor and an explorer as processes of their own, on a test's nats-server."""
 
 import json
 import os
@@ -18,16 +18,23 @@ from trinity.runtime.process import free_port
 from trinity.runtime.trust.keys import make_key_file
 from trinity.runtime.trust.roles import Role
 
-_START_SECONDS, _RESULT_SECONDS = 120.0, 120.0
+_START_SECONDS, _RESULT_SECONDS = 180.0, 120.0
 RUN, BASE, LONGEST, VOCABULARY = "tinker-test", "tiny", 64, 262
-_MODULES = {"tinker": "trinity.tinker.main", "tenants": "trinity.trainer.tenants.main"}
+_MODULES = {
+    "tinker": "trinity.tinker.main",
+    "tenants": "trinity.trainer.tenants.main",
+    "sampler": "trinity.explorer.sampler.main",
+}
 
 
 class TinkerStack:
-    """start -> kill("tinker" or "tenants") -> start again -> stop."""
+    """start -> kill("tinker", "tenants" or "sampler") -> start again -> stop."""
 
-    def __init__(self, folder: Path, nats: NatsServer, model: Path, snapshot_commands: int = 5) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, nats: NatsServer, model: Path, snapshot_commands: int = 5, *, adapters: int = 0
+    ) -> None:
+        """adapters: that the explorer holds; 0: there is none."""
+        self.folder, self.nats = folder, nats
         self.url = f"http://127.0.0.1:{free_port()}"
         keys = folder / "keys"
         self.keys = {name: make_key_file(keys / name, "tml-").read_text().strip() for name in ("alice", "bob")}
@@ -42,11 +49,18 @@ class TinkerStack:
         }  # fmt: skip
         settings = nats.settings(Role.TINKER, RUN)
         self._settings = {"tenants": executor | settings, "tinker": gateway | settings}
+        if adapters:
+            address = f"127.0.0.1:{free_port()}"
+            self._settings["tinker"] |= {"SAMPLER_ADDRESS": address, "MOST_MODELS": "20"}
+            self._settings["sampler"] = {
+                "LISTEN": address, "MODEL_PATH": str(model), "FOLDER": str(folder / "states"), "DEVICE": "cpu",
+                "LONGEST": str(LONGEST), "MOST_ADAPTERS": str(adapters), "MOST_RANK": "32",
+            }  # fmt: skip
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, *names: str) -> None:
-        """Starts both processes, or those named, and waits until they are ready."""
-        for name in names or tuple(_MODULES):
+    def start(self, *names: str, wait: bool = True) -> None:
+        """Starts all processes, or those named, and waits until they are ready."""
+        for name in names or tuple(self._settings):
             given = {f"TRINITY_{name.upper()}_{key}": value for key, value in self._settings[name].items()}
             prefix = f"TRINITY_{name.upper()}_"
             announce = self.folder / f"{name}.json"
@@ -57,10 +71,10 @@ class TinkerStack:
             self._processes[name] = subprocess.Popen(
                 [sys.executable, "-m", _MODULES[name], "serve"], env=environment | given, stdout=out, stderr=out
             )
-        for name in names or tuple(_MODULES):
-            self._wait(name)
+        for name in (names or tuple(self._settings)) if wait else ():
+            self.wait(name)
 
-    def _wait(self, name: str) -> None:
+    def wait(self, name: str) -> None:
         deadline = time.monotonic() + _START_SECONDS
         while "service.ready" not in (text := self.output(name)):
             assert self._processes[name].poll() is None, text
@@ -75,6 +89,11 @@ class TinkerStack:
         process = self._processes.pop(name)
         process.send_signal(signal.SIGKILL)
         process.wait(timeout=20)
+
+    def restart(self, name: str) -> None:
+        """kill -9 and a start that is not waited for."""
+        self.kill(name)
+        self.start(name, wait=False)
 
     def stop(self) -> None:
         for process in self._processes.values():

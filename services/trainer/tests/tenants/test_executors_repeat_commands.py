@@ -1,6 +1,7 @@
 """An executor that begins at a snapshot and repeats the commands after it has the state of one that never stopped."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from trinity.runtime.errors import DataLoss
 from trinity.trainer.tenants.executor import Executor
 from trinity.trainer.tenants.model import SharedModel
 from trinity.trainer.tenants.states import States
+from trinity.weights.adapters import read_adapters
+from trinity.weights.saved_adapters import canary_of, folder_of
 
 pytestmark = pytest.mark.core
 
@@ -95,6 +98,46 @@ def test_what_follows_a_snapshot_is_the_same_bit_for_bit(shared: str, tmp_path: 
     last = _executor(shared, folder)
     assert last.position == 12
     assert _results(last, commands) == whole[12:]
+
+
+def _save_sampler(seq_id: int, at: int, path: str | None, *, time: float = 0.0, ttl: int | None = None) -> Command:
+    body = {"path": path, "sampling_session_seq_id": None if path else seq_id, "ttl_seconds": ttl}
+    return Command(Kind.SAVE_SAMPLER, "t", "s:train:0", seq_id, canonical(body), time, at)
+
+
+def test_adapters_to_sample_by_are_kept_as_long_as_they_are_named(shared: str, tmp_path: Path) -> None:
+    """The newest 16 without a name, those with a name until their time is over, and none of an ended session."""
+    executor = _executor(shared, tmp_path)
+    lora = {"lora_config": {"rank": 2, **_LORA}}
+    create = Command(Kind.CREATE_MODEL, "t", "s:train:0", 0, canonical(lora), 0.0, 1)
+    unmade = replace(_save_sampler(1, 2, "x"), model="s:train:9")
+    saves = [_save_sampler(n, n + 2, None) for n in range(1, 21)]
+    named = [_save_sampler(21, 23, "kept"), _save_sampler(22, 24, "short", ttl=3600)]
+    results = _results(executor, [create, unmade, *saves, *named])
+    assert [one.kind for one in results[:2] if one is not None] == ["create_model", Result.FAILED]
+    assert json.loads(results[2].body)["sampling_session_id"] == "s:sample:1"
+    assert json.loads(results[-1].body)["path"] == "tinker://s:train:0/sampler_weights/short"
+    executor.snapshot()
+    executor.execute(_save_sampler(23, 25, "late", time=4000.0))
+    executor.snapshot()
+
+    def kept() -> list[int]:
+        return sorted(int(path.name) for path in (tmp_path / "sampled").iterdir())
+
+    assert kept() == [*range(7, 26)], "the older snapshot still names 24"
+    executor.execute(Command(Kind.SESSION, "t", "other", 0, b"{}", 4001.0, 26))
+    executor.snapshot()
+    assert kept() == [*range(7, 24), 25]
+    executor.execute(Command(Kind.END, "t", "s", 1, b"{}", 4002.0, 27))
+    for position in (28, 29):
+        executor.execute(Command(Kind.SESSION, "t", f"o{position}", 0, b"{}", 4003.0, position))
+        executor.snapshot()
+    assert kept() == [23, 25]
+    canary = canary_of(folder_of(tmp_path / "sampled", 23))
+    adapters = read_adapters(folder_of(tmp_path / "sampled", 23))
+    assert (adapters.rank, adapters.alpha, len(canary.probes), canary.max_tolerance) == (2, 32.0, 2, 1e-2)
+    assert all(len(probe.logprobs) == len(probe.token_ids) - 1 for probe in canary.probes)
+    assert _executor(shared, tmp_path).position == 29
 
 
 def test_a_damaged_snapshot_gives_way_to_the_one_before(shared: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`trinity tinker`: several tenants train adapters on one base model through the `tinker` client."""
+"""`trinity tinker`: several tenants train adapters on one base model, and sample, through the `tinker` client."""
 
 import importlib
 from pathlib import Path
@@ -13,7 +13,7 @@ app = group()
 
 @command(app, "tinker")
 def tinker(arguments: Arguments = None, config: ConfigOption = None) -> int:
-    """Let tinker clients train adapters on one base model, until Ctrl-C. Resumes where it stopped."""
+    """Let tinker clients train adapters on one base model, and sample, until Ctrl-C. Resumes where it stopped."""
     given = list(arguments or [])
     if config is None and given and "=" not in given[0]:
         config = Path(given.pop(0))

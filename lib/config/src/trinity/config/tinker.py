@@ -1,4 +1,4 @@
-"""The YAML of `trinity tinker`: one base model, the tenants that train adapters on it, and what each may use."""
+"""The YAML of `trinity tinker`: one base model, the tenants that train and sample adapters, and what each may use."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +33,14 @@ class TinkerConfig(Section):
     snapshot_commands: SmallInt = Field(64, description="Commands from one snapshot of all tenants to the next")
     log_gib: PositiveFloat = Field(4.0, description="Most that the log of commands may take; a full log refuses more")
     result_hours: PositiveFloat = Field(24.0, description="Hours for which results are kept")
+
+    sampled_adapters: Annotated[int, Field(ge=0, le=1000)] = Field(
+        8, description="Adapters that the explorer holds at a time, to sample; 0: there is no explorer, and no sampling"
+    )
+    sampler_devices: str = Field("", description="CUDA devices of the explorer, as in CUDA_VISIBLE_DEVICES; empty: all")
+    sampler_gpu_gib: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="Memory of a GPU that the explorer takes, which it may share with the executor; 0: nine tenths"
+    )
 
     @property
     def folder(self) -> Path:

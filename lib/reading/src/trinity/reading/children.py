@@ -27,7 +27,16 @@ MAX_RESTARTS = 5
 _HEALTHY_SECONDS = 60.0
 _LOOK_SECONDS = 5.0
 _PRINTED = 0.25  # of log_mib
-_SERVICES = ("buffer", "environment", "explorer", "sync", "tenants", "tinker", "trainer")  # others have no such setting
+_SERVICES = (
+    "buffer",
+    "environment",
+    "explorer",
+    "sampler",
+    "sync",
+    "tenants",
+    "tinker",
+    "trainer",
+)  # others have no such setting
 _BACKOFF_SECONDS = (0.5, 15.0)
 _FOLLOW_SECONDS = 1.0
 _LONGEST_REASON = 90  # characters on the screen

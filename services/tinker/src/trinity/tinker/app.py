@@ -21,8 +21,10 @@ from trinity.data.tenants.wire import address_of, read_forward
 from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, TrinityError, Unauthenticated, Unavailable
 from trinity.runtime.metrics import Counter
 from trinity.tinker import shapes
+from trinity.tinker.client import SamplerClient
 from trinity.tinker.journal import Journal, owner_of
 from trinity.tinker.results import Results
+from trinity.tinker.sampling import Failed, Gone, Sampling
 from trinity.tinker.settings import TinkerSettings
 from trinity.tinker.tenants import TenantKeys
 
@@ -35,14 +37,13 @@ _WAIT_SECONDS = 20.0
 _STATUSES: dict[type[TrinityError], int] = {
     Unauthenticated: 401, NotFound: 404, InvalidInput: 422, Conflict: 422, Full: 429, Unavailable: 503,
 }  # fmt: skip
+_AWAY = "the explorer starts, or starts again"
 _UNEMBED = "the output projection is not adapted: train_unembed has no effect here"
-_NO_SAMPLING = "is not served: this server trains adapters and does not sample from them; docs/tinker.md lists what is"
+_NO_SAMPLING = "is not served: this server trains adapters and does not sample; set sampled_adapters in its YAML"
+_OF_SAMPLING = ("save_weights_for_sampler", "create_sampling_session", "asample", "cancel_future")
 _REFUSED = {
     "create_custom_loss": "is not served: losses of clients run in the client, by forward_backward_custom",
-    "save_weights_for_sampler": _NO_SAMPLING,
-    "create_sampling_session": _NO_SAMPLING,
-    "join_sampling_session": _NO_SAMPLING,
-    "asample": _NO_SAMPLING,
+    "join_sampling_session": "is not served: copies of a sampling client choose their own numbers",
     "save_weights_external": "is not served: save_state keeps states in the folder of the server",
     "copy_weights": "is not served: a state belongs to the tenant that saved it",
 }
@@ -59,12 +60,21 @@ class Gateway:
     """Answers the requests of all tenants."""
 
     def __init__(
-        self, settings: TinkerSettings, keys: TenantKeys, journal: Journal, results: Results, log: CommandLog, most: int
+        self,
+        settings: TinkerSettings,
+        keys: TenantKeys,
+        journal: Journal,
+        results: Results,
+        log: CommandLog,
+        sampler: SamplerClient | None,
+        most: int,
     ) -> None:
-        """most: bytes of a body."""
+        """sampler: None if there is no explorer. most: bytes of a body."""
         self._settings, self._keys, self._journal, self._results = settings, keys, journal, results
         self._log, self._most = log, most
-        self._base = Base(settings.base_model, settings.vocabulary, settings.longest)
+        self._base = base = Base(settings.base_model, settings.vocabulary, settings.longest)
+        waiting = settings.most_samples
+        self._sampling = Sampling(journal, results, sampler, base, waiting) if sampler is not None else None
 
     def app(self) -> Starlette:
         post: dict[str, _Call] = {
@@ -81,9 +91,14 @@ class Gateway:
             "save_weights": self._save_weights,
             "load_weights": self._load_weights,
             "retrieve_future": self._retrieve,
-            **{name: partial(self._refuse, name) for name in _REFUSED},
+            **{name: partial(self._refuse, name, problem) for name, problem in _REFUSED.items()},
         }
         get: dict[str, _Call] = {"healthz": self._health, "get_server_capabilities": self._capabilities}
+        if self._sampling is not None:
+            post |= self._sampling_calls(self._sampling)
+            get["samplers/{sampler_id}"] = partial(self._about_sampler, self._sampling)
+        else:
+            post |= {name: partial(self._refuse, name, _NO_SAMPLING) for name in _OF_SAMPLING}
         routes = [
             Route(f"/api/v1/{path}", self._answering(call), methods=[method])
             for method, calls in (("POST", post), ("GET", get))
@@ -91,6 +106,14 @@ class Gateway:
         ]
         anything = Route("/{path:path}", self._answering(self._unknown), methods=["GET", "POST", "PUT", "DELETE"])
         return Starlette(routes=[*routes, anything])
+
+    def _sampling_calls(self, sampling: Sampling) -> dict[str, _Call]:
+        return {
+            "save_weights_for_sampler": self._save_sampler,
+            "create_sampling_session": partial(self._create_sampler, sampling),
+            "asample": partial(self._sample, sampling),
+            "cancel_future": partial(self._cancel, sampling),
+        }
 
     def _answering(self, call: _Call) -> Callable[[Request], Awaitable[Response]]:
         """Checks the key, and turns errors into answers."""
@@ -124,7 +147,7 @@ class Gateway:
         )
 
     async def _dynamic_config(self, tenant: str, request: Request) -> Response:
-        return JSONResponse({"sample_cancel_enabled": False})
+        return JSONResponse({"sample_cancel_enabled": self._sampling is not None})
 
     async def _create_session(self, tenant: str, request: Request) -> Response:
         values = await self._values(request)
@@ -150,7 +173,7 @@ class Gateway:
     async def _capabilities(self, tenant: str, request: Request) -> Response:
         one = {
             "model_name": self._base.name, "max_context_length": self._base.longest, "trainable": True,
-            "sampleable": False,
+            "sampleable": self._sampling is not None,
         }  # fmt: skip
         return JSONResponse({"supported_models": [one]})
 
@@ -213,6 +236,29 @@ class Gateway:
         if source is None or source.tenant != tenant:
             raise InvalidInput("path", f"is {values.path[:200]!r}, a state of no model of this tenant")
 
+    async def _save_sampler(self, tenant: str, request: Request) -> Response:
+        def check(_: str, values: shapes.SaveSampler) -> None:
+            if (values.path is None) == (values.sampling_session_seq_id is None):
+                raise InvalidInput("path", "and sampling_session_seq_id: exactly one of them must be given")
+            self._journal.check_new(values.model_id, values.model_dump())
+
+        return await self._command(tenant, request, Kind.SAVE_SAMPLER, shapes.SaveSampler, check=check)
+
+    async def _create_sampler(self, sampling: Sampling, tenant: str, request: Request) -> Response:
+        values = shapes.read(shapes.CreateSampler, await self._values(request))
+        sampler_id = await sampling.open(tenant, values)
+        return JSONResponse({"type": "create_sampling_session", "sampling_session_id": sampler_id})
+
+    async def _about_sampler(self, sampling: Sampling, tenant: str, request: Request) -> Response:
+        return JSONResponse(sampling.about(tenant, request.path_params["sampler_id"]))
+
+    async def _sample(self, sampling: Sampling, tenant: str, request: Request) -> Response:
+        return JSONResponse(sampling.submit(tenant, await self._values(request)))
+
+    async def _cancel(self, sampling: Sampling, tenant: str, request: Request) -> Response:
+        sampling.cancel(tenant, str((await self._values(request)).get("request_id")))
+        return Response(status_code=204)
+
     async def _new_model(self, tenant: str, session_id: str, number: int, kind: Kind, values: shapes.Body) -> Response:
         self._journal.check_session(tenant, session_id, takes_models=True)
         model_id = model_id_of(session_id, number)
@@ -259,6 +305,8 @@ class Gateway:
 
     async def _retrieve(self, tenant: str, request: Request) -> Response:
         request_id = str((await self._values(request)).get("request_id"))
+        if self._sampling is not None and ":sample:" in request_id:
+            return await self._retrieve_samples(self._sampling, tenant, request_id)
         model_id, _, number = request_id.rpartition(":")
         model = self._journal.model(tenant, model_id)
         if not number.isdigit() or int(number) >= len(model.digests):
@@ -276,10 +324,23 @@ class Gateway:
         is_message = result.kind == Kind.FORWARD_BACKWARD and result.kind != Result.FAILED
         return Response(result.body, media_type=_PROTOBUF if is_message else "application/json")
 
-    async def _refuse(self, name: str, tenant: str, request: Request) -> Response:
+    async def _retrieve_samples(self, sampling: Sampling, tenant: str, request_id: str) -> Response:
+        try:
+            body = await sampling.retrieve(tenant, request_id, _WAIT_SECONDS)
+        except Gone as error:
+            return _error(410, error)
+        except Failed as error:
+            return JSONResponse({"error": str(error), "category": "user" if error.by_user else "server"})
+        if body is None:
+            state, reason = ("paused_capacity", _AWAY) if sampling.pauses else ("active", None)
+            told = {"queue_state": state, "queue_state_reason": reason}
+            return JSONResponse({"type": "try_again", "request_id": request_id, **told})
+        return Response(body, media_type=_PROTOBUF)
+
+    async def _refuse(self, name: str, reason: str, tenant: str, request: Request) -> Response:
         """Refuses by name. A command of a model uses its seq_id up, since the client counts it."""
         raw = await self._values(request)
-        problem = InvalidInput(name, _REFUSED[name])
+        problem = InvalidInput(name, reason)
         model_id, seq_id = raw.get("model_id"), raw.get("seq_id")
         if isinstance(model_id, str) and isinstance(seq_id, int) and seq_id > 0:
 

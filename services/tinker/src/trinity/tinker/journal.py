@@ -10,8 +10,20 @@ import hashlib
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from trinity.data.tenants.log import Command, CommandLog, Kind, is_of, now
+from trinity.data.tenants.log import (
+    SAMPLED,
+    Command,
+    CommandLog,
+    Kind,
+    canonical,
+    is_of,
+    now,
+    sampler_id_of,
+    sampler_path_of,
+    session_of,
+)
 from trinity.runtime.broker import SequenceConflict
 from trinity.runtime.errors import Conflict, InvalidInput, NotFound
 
@@ -30,6 +42,25 @@ class Model:
     ended: bool = False  # with its session; its results and states stay
 
 
+@dataclass(frozen=True)
+class Sampler:
+    """A sampling session. `path`: of the adapters, empty for the base model. `inflight`: it samples by the newest ones
+    that its model saved as such."""
+
+    tenant: str
+    path: str
+    inflight: bool = False
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Adapters to sample by. `position`: of the command that saves them. `expires`: seconds since 1970; 0 for never."""
+
+    request_id: str
+    position: int
+    expires: float
+
+
 class Journal:
     """Owners of sessions and models; accepts commands, one at a time."""
 
@@ -40,6 +71,9 @@ class Journal:
         self._sessions: dict[str, str] = {}
         self._ended: set[str] = set()
         self.models: dict[str, Model] = {}
+        self._samplers: dict[str, Sampler] = {}
+        self._saved: dict[str, Saved] = {}  # by path
+        self._inflight: dict[str, list[str]] = {}  # paths by model, oldest first
 
     async def catch_up(self) -> None:
         """Reads what was appended since. Raises DataLoss for a log with a gap."""
@@ -69,6 +103,50 @@ class Journal:
 
     def count(self, tenant: str) -> int:
         return sum(model.tenant == tenant and not model.ended for model in self.models.values())
+
+    def saved(self, tenant: str, path: str) -> Saved:
+        """Returns adapters to sample by. Raises InvalidInput unless the tenant saved them, and for those whose time is
+        over."""
+        saved = self._saved.get(path)
+        if saved is None or self.models[_model_in(path, SAMPLED)].tenant != tenant:
+            raise InvalidInput("model_path", f"is {path[:200]!r}, which save_weights_for_sampler of no model returned")
+        if self.is_over(saved):
+            raise InvalidInput("model_path", f"is {path[:200]!r}, whose ttl_seconds are over")
+        return saved
+
+    def is_over(self, saved: Saved) -> bool:
+        return 0 < saved.expires < now()
+
+    def check_new(self, model_id: str, values: dict[str, Any]) -> None:
+        """Raises InvalidInput for the name of adapters that are there already, and for a number that is used."""
+        saved = self._saved.get(sampler_path_of(model_id, values))
+        if values["path"] is not None and saved is not None and not self.is_over(saved):
+            raise InvalidInput("path", f"is {values['path']!r}, under which this model has adapters; choose another")
+        if values["path"] is None and sampler_id_of(session_of(model_id), _number(values)) in self._samplers:
+            raise InvalidInput("sampling_session_seq_id", f"is {_number(values)}, which another sampling session has")
+
+    def sampler(self, tenant: str, sampler_id: str) -> Sampler:
+        """Raises NotFound unless the sampling session is the tenant's, and once its session has ended."""
+        found = self._samplers.get(sampler_id)
+        if found is None or found.tenant != tenant or session_of(sampler_id) in self._ended:
+            raise NotFound(f"sampling session {sampler_id[:200]!r} is not known, or has ended; create one")
+        return found
+
+    def inflight(self, path: str) -> list[str]:
+        """Returns the paths that the model of a path saved as inflight, newest first."""
+        return self._inflight[_model_in(path, SAMPLED)][::-1]
+
+    async def open_sampler(self, sampler_id: str, sampler: Sampler) -> None:
+        """Makes a sampling session durable. Raises Conflict if there is another one of that id."""
+        async with self._lock:
+            while sampler_id not in self._samplers:
+                body = canonical({"path": sampler.path})
+                try:
+                    await self._append(Command(Kind.SAMPLER, sampler.tenant, sampler_id, 0, body, now()))
+                except SequenceConflict:
+                    await self.catch_up()
+        if self._samplers[sampler_id] != sampler:
+            raise Conflict(f"sampling_session_seq_id: is of the sampling session {sampler_id}, which is another one")
 
     async def open_session(self, tenant: str, body: bytes) -> str:
         session_id = secrets.token_hex(16)
@@ -150,6 +228,11 @@ class Journal:
             for model_id, model in self.models.items():
                 model.ended |= is_of(command.model, model_id)
             return
+        if command.kind is Kind.SAMPLER:
+            self._samplers[command.model] = Sampler(command.tenant, command.values["path"])
+            return
+        if command.kind is Kind.SAVE_SAMPLER:
+            self._take_saved(command)
         digest = hashlib.sha256(command.kind.encode() + b"\0" + command.body).digest()
         if command.model not in self.models:
             self.models[command.model] = Model(command.tenant, self._rank(command))
@@ -158,6 +241,17 @@ class Journal:
             digest, reason = command.body[:_DIGEST], command.body[_DIGEST:].decode()
             model.refused[command.seq_id] = reason
         model.digests.append(digest)
+
+    def _take_saved(self, command: Command) -> None:
+        values, path = command.values, sampler_path_of(command.model, command.values)
+        expires = command.time + values["ttl_seconds"] if values["ttl_seconds"] else 0.0
+        self._saved[path] = Saved(command.request_id, command.position, expires)
+        if values["path"] is None:
+            inflight = values["kind"] == "inflight"
+            sampler_id = sampler_id_of(session_of(command.model), _number(values))
+            self._samplers[sampler_id] = Sampler(command.tenant, path, inflight)
+            if inflight:
+                self._inflight.setdefault(command.model, []).append(path)
 
     def _rank(self, command: Command) -> int:
         """Returns the rank of a new model, which it takes from the state that it begins with."""
@@ -169,9 +263,17 @@ class Journal:
 
 def owner_of(path: str) -> str:
     """Returns the model whose state a path names. Raises InvalidInput for anything but tinker://<model>/weights/<name>."""
-    parts = path.removeprefix("tinker://").split("/")
-    if not path.startswith("tinker://") or len(parts) != 3 or parts[1] != "weights":
+    if not (model_id := _model_in(path, "weights")):
         raise InvalidInput(
             "path", f"is {path[:200]!r}; must be tinker://<model id>/weights/<name>, as save_state returns"
         )
-    return parts[0]
+    return model_id
+
+
+def _model_in(path: str, kind: str) -> str:
+    parts = path.removeprefix("tinker://").split("/")
+    return parts[0] if path.startswith("tinker://") and len(parts) == 3 and parts[1] == kind else ""
+
+
+def _number(values: dict[str, Any]) -> int:
+    return int(values["sampling_session_seq_id"])

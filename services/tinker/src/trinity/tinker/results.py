@@ -20,6 +20,10 @@ class Results:
             if (event := self._waiting.pop(request_id, None)) is not None:
                 event.set()
 
+    def has(self, request_id: str) -> bool:
+        """Returns True for a result that is kept."""
+        return request_id in self._sequences
+
     async def wait_for(self, request_id: str, seconds: float) -> int | None:
         """Returns the sequence of a result, or None if it is not there after the time."""
         if request_id not in self._sequences:

@@ -15,6 +15,7 @@ from trinity.runtime.errors import InvalidInput
 from trinity.runtime.names import RunNames
 from trinity.runtime.settings import split_address
 from trinity.tinker.app import Gateway
+from trinity.tinker.client import SamplerClient
 from trinity.tinker.journal import Journal
 from trinity.tinker.results import Results
 from trinity.tinker.settings import TinkerSettings
@@ -38,12 +39,18 @@ class TinkerService:
 
     async def work(self, ready: asyncio.Event, address: str) -> None:
         settings = self._settings
-        async with await connect(settings.nats_url, "trinity-tinker") as broker:
+        async with contextlib.AsyncExitStack() as stack:
+            broker = await stack.enter_async_context(await connect(settings.nats_url, "trinity-tinker"))
             commands = CommandLog(broker, RunNames(settings.run))
             await commands.open(int(settings.log_gib * 2**30), settings.result_hours * 3600)
             journal, results = Journal(commands), Results(commands)
             await journal.catch_up()
-            gateway = Gateway(settings, self._keys, journal, results, commands, broker.most_bytes - _HEADERS_BYTES)
+            sampler = None
+            if settings.sampler_address:
+                sampler = SamplerClient(settings.sampler_address, settings.sample_seconds)
+                stack.push_async_callback(sampler.close)
+            most = broker.most_bytes - _HEADERS_BYTES
+            gateway = Gateway(settings, self._keys, journal, results, commands, sampler, most)
             listening = _listen(settings.serve_listen)
             log.info("tinker.gateway.serving", address=f"http://{settings.serve_listen}", models=len(journal.models))
             server = _Server(uvicorn.Config(gateway.app(), log_level="warning", lifespan="off"))

@@ -22,3 +22,8 @@ class TinkerSettings(NatsSettings):
     most_rank: int = Field(128, ge=1, description="Largest rank of an adapter")
     log_gib: float = Field(4.0, gt=0, description="Most that the log of commands may take, and that of results")
     result_hours: float = Field(24.0, gt=0, description="Hours for which results are kept")
+    sampler_address: str = Field(
+        "", description="Address of the explorer that samples, host:port; empty: there is none"
+    )
+    sample_seconds: float = Field(600.0, gt=0, description="Seconds after which a request for samples fails")
+    most_samples: int = Field(4096, ge=1, description="Sequences of a tenant that wait for samples; more get 429")

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from trinity.data.experience import MOST_ROLLOUTS
 from trinity.runtime.errors import InvalidInput
 
 _ID = Annotated[str, Field(min_length=1, max_length=200)]
@@ -11,6 +12,7 @@ _NAME = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
 _METADATA = dict[str, Any] | None
 _HOUR, _TEN_YEARS = 3600, 10 * 366 * 24 * 3600
 _TTL = Annotated[int, Field(ge=_HOUR, le=_TEN_YEARS)] | None
+_MOST_TOP = 20  # vLLM's own limit
 _SEQ_ID = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
@@ -80,6 +82,61 @@ class LoadWeights(Body):
     optimizer_config: AdamW | None = None
     weights_access_token: None = None
     type: Literal["load_weights"] = "load_weights"
+
+
+class SaveSampler(Body):
+    """With a name as `path`, or for a sampling session of the number."""
+
+    model_id: _ID
+    path: _NAME | None = None
+    sampling_session_seq_id: Annotated[int, Field(ge=0)] | None = None
+    kind: Literal["snapshot", "inflight"] = "snapshot"
+    seq_id: _SEQ_ID
+    ttl_seconds: _TTL = None
+    user_metadata: _METADATA = None
+    type: Literal["save_weights_for_sampler"] = "save_weights_for_sampler"
+
+
+class CreateSampler(Body):
+    session_id: _ID
+    sampling_session_seq_id: int = Field(ge=0)
+    base_model: str | None = None
+    model_path: str | None = None
+    type: Literal["create_sampling_session"] = "create_sampling_session"
+
+
+class EncodedText(Body):
+    tokens: list[int]
+    type: Literal["encoded_text"] = "encoded_text"
+
+
+class Prompt(Body):
+    chunks: list[EncodedText]
+
+
+class SamplingSettings(Body):
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+    stop: str | list[str] | list[int] | None = None
+    temperature: float = Field(1.0, ge=0)
+    top_k: int = Field(-1, ge=-1, le=2**31 - 1)
+    top_p: float = Field(1.0, gt=0, le=1)
+
+
+class AskSamples(Body):
+    sampling_session_id: _ID
+    seq_id: int = Field(ge=0, le=2**63 - 1)
+    num_samples: int = Field(1, ge=1, le=MOST_ROLLOUTS)
+    prompt: Prompt
+    sampling_params: SamplingSettings
+    prompt_logprobs: bool | None = None
+    topk_prompt_logprobs: int = Field(0, ge=0, le=_MOST_TOP)
+    topk_sample_logprobs: int = Field(0, ge=0, le=_MOST_TOP)
+    target_prompt_logprobs: None = None
+    prompt_alt_tokens_k: Literal[0] = 0
+    prompt_logprobs_last_n: Annotated[int, Field(ge=1)] | None = None
+    record_stability_info: Literal[False] | None = None
+    type: Literal["sample"] = "sample"
 
 
 class CreateSession(Body):

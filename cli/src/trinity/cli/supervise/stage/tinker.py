@@ -1,4 +1,4 @@
-"""The processes of `trinity tinker`: NATS, the gateway of clients, and the executor of their commands."""
+"""The processes of `trinity tinker`: NATS, the gateway of clients, the executor of their commands, and an explorer."""
 
 import asyncio
 import sys
@@ -57,7 +57,9 @@ async def _serve(config: TinkerConfig, place: Job) -> None:
     with ended_by_signals(stop):
         try:
             nats = await open_nats(place, children, stop)
-            services = [executor(config, place, nats), gateway(config, place, nats, vocabulary)]
+            explorers = [sampler(config, place)] if config.sampled_adapters else []
+            address = explorers[0].address if explorers else ""
+            services = [executor(config, place, nats), *explorers, gateway(config, place, nats, vocabulary, address)]
             children += services
             for child in services:
                 child.say = _say
@@ -98,8 +100,26 @@ def executor(config: TinkerConfig, place: Job, nats: NatsAccess) -> Child:
     return child
 
 
-def gateway(config: TinkerConfig, place: Job, nats: NatsAccess, vocabulary: int) -> Child:
-    """Returns the process that clients reach."""
+def sampler(config: TinkerConfig, place: Job) -> Child:
+    """Returns the process that samples by adapters that the executor saved."""
+    settings = {
+        "RUN": place.token,
+        "MODEL_PATH": config.model_path,
+        "FOLDER": str(place.folder / "tenants"),
+        "DTYPE": config.dtype,
+        "LONGEST": str(config.max_length),
+        "MOST_ADAPTERS": str(config.sampled_adapters),
+        "MOST_RANK": str(config.max_rank),
+        "DEVICES": config.sampler_devices,
+        "GPU_MEMORY_GIB": str(config.sampler_gpu_gib),
+    }
+    child = service_child("sampler", place.folder / "log", settings)
+    child.command = [sys.executable, "-m", "trinity.explorer.sampler.main", "serve"]
+    return child
+
+
+def gateway(config: TinkerConfig, place: Job, nats: NatsAccess, vocabulary: int, sampler: str) -> Child:
+    """Returns the process that clients reach. sampler: address of the explorer, or an empty text."""
     local = Path(config.model_path).expanduser()
     settings = {
         **_common(config, place, nats, "tinker"),
@@ -111,6 +131,7 @@ def gateway(config: TinkerConfig, place: Job, nats: NatsAccess, vocabulary: int)
         "LONGEST": str(config.max_length),
         "MOST_MODELS": str(config.max_models),
         "MOST_RANK": str(config.max_rank),
+        "SAMPLER_ADDRESS": sampler,
     }
     return service_child("tinker", place.folder / "log", settings)
 

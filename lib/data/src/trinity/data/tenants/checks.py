@@ -1,7 +1,7 @@
 """Checks commands before they are stored. What passes can be executed."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,7 +77,7 @@ def _check_datum(place: str, datum: Datum, loss: str, kind: LossKind, base: Base
     length = len(datum.tokens)
     if not 1 <= length <= base.longest:
         raise InvalidInput(f"{place}.model_input", f"has {length} tokens; must have 1 to {base.longest}")
-    _check_tokens(f"{place}.model_input", datum.tokens, base)
+    check_tokens(f"{place}.model_input", datum.tokens, base)
     if unknown := sorted(set(datum.inputs) ^ set(kind.inputs)):
         word = "lacks" if unknown[0] in kind.inputs else "has"
         wanted = ", ".join(kind.inputs)
@@ -91,10 +91,12 @@ def _check_datum(place: str, datum: Datum, loss: str, kind: LossKind, base: Base
         if element == "f" and not np.isfinite(values).all():
             at = int(np.flatnonzero(~np.isfinite(values))[0])
             raise InvalidInput(field, f"is {values[at]} at {at}; must be finite")
-    _check_tokens(f"{place}.loss_fn_inputs.target_tokens", datum.inputs["target_tokens"], base)
+    check_tokens(f"{place}.loss_fn_inputs.target_tokens", datum.inputs["target_tokens"], base)
 
 
-def _check_tokens(field: str, tokens: np.ndarray, base: Base) -> None:
+def check_tokens(field: str, tokens: Sequence[int] | np.ndarray, base: Base) -> None:
+    """Raises InvalidInput for a token that is not in the vocabulary."""
+    tokens = np.asarray(tokens)
     outside = np.flatnonzero((tokens < 0) | (tokens >= base.vocabulary))
     if len(outside):
         at = int(outside[0])

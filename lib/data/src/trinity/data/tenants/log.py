@@ -8,7 +8,7 @@ sequence of its command in a header: an executor that starts again publishes no 
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -22,6 +22,7 @@ from trinity.runtime.names import RunNames
 _RETRIED_SECONDS = 1800.0
 _MORE = 256
 _SETTING = "log_gib"
+SAMPLED = "sampler_weights"  # in paths of adapters to sample by
 
 
 class Kind(StrEnum):
@@ -34,6 +35,8 @@ class Kind(StrEnum):
     OPTIM_STEP = "optim_step"
     SAVE_WEIGHTS = "save_weights"
     LOAD_WEIGHTS = "load_weights"
+    SAVE_SAMPLER = "save_sampler"  # adapters to sample by
+    SAMPLER = "sampler"  # a sampling session: `model` is its id
     REFUSED = "refused"
 
 
@@ -78,9 +81,26 @@ def model_id_of(session_id: str, number: int) -> str:
     return f"{session_id}:train:{number}"
 
 
+def sampler_id_of(session_id: str, number: int) -> str:
+    """Returns the id of a sampling session of a session."""
+    return f"{session_id}:sample:{number}"
+
+
+def session_of(name: str) -> str:
+    """Returns the session of a model's id, or of a sampling session's."""
+    return name.partition(":")[0]
+
+
 def is_of(session_id: str, model_id: str) -> bool:
     """Returns True for a model of the session."""
     return model_id.rpartition(":train:")[0] == session_id
+
+
+def sampler_path_of(model_id: str, values: Mapping[str, Any]) -> str:
+    """Returns the path of the adapters that a SAVE_SAMPLER command saves. Without a name they belong to the sampling
+    session that the command makes; `@` is in no name of a client."""
+    name = values["path"] if values["path"] is not None else f"@{values['sampling_session_seq_id']}"
+    return f"tinker://{model_id}/{SAMPLED}/{name}"
 
 
 def canonical(values: dict[str, Any]) -> bytes:

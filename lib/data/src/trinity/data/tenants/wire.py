@@ -1,4 +1,4 @@
-"""Reads and writes the protobuf bodies of the `tinker` client: a forward_backward and its result."""
+"""Reads and writes the protobuf bodies of the `tinker` client: a forward_backward and its result, and samples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,8 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from trinity.api.explorer.v1 import sampler_pb2
 from trinity.api.tinker.v1 import tinker_pb2 as pb
+from trinity.data.tenants.samples import Sample, Sampled, Samples, Top
 from trinity.runtime.errors import InvalidInput
+from trinity.runtime.messages import from_message, to_message
 
 _FLOAT, _INT = "<f4", "<i8"
 _DTYPES = {pb.DTYPE_FLOAT32: _FLOAT, pb.DTYPE_INT64: _INT, pb.DTYPE_INT32: "<i4"}
@@ -97,6 +100,71 @@ def read_output(body: bytes) -> tuple[list[np.ndarray], dict[str, float]]:
         offsets = np.frombuffer(field.offsets, _INT) // 4
         found += np.split(np.frombuffer(field.data, _FLOAT), offsets[1:-1])
     return found, dict(output.metrics)
+
+
+def sample_to_proto(sample: Sample) -> sampler_pb2.SampleRequest:
+    return to_message(sample, sampler_pb2.SampleRequest)
+
+
+def sample_from_proto(message: sampler_pb2.SampleRequest) -> Sample:
+    """Raises InvalidInput for a setting that is out of range."""
+    return from_message(Sample, message)
+
+
+def samples_to_proto(samples: Samples) -> pb.SampleResponse:
+    """Makes the message that the client reads."""
+    found = samples.prompt_logprobs
+    return pb.SampleResponse(
+        sequences=[
+            pb.SampledSequence(
+                stop_reason=pb.STOP_REASON_STOP if one.stopped else pb.STOP_REASON_LENGTH,
+                tokens=one.tokens.astype("<i4").tobytes(),
+                logprobs=one.logprobs.astype(_FLOAT).tobytes(),
+                topk_sampled_logprobs=_top_to_proto(one.top),
+            )
+            for one in samples.sequences
+        ],
+        prompt_logprobs=None if found is None else found.astype(_FLOAT).tobytes(),
+        topk_prompt_logprobs=_top_to_proto(samples.top_prompt),
+        prompt_cache_hit_tokens=samples.cached,
+    )
+
+
+def samples_from_proto(message: pb.SampleResponse) -> Samples:
+    """Reads what samples_to_proto wrote."""
+    sequences = tuple(
+        Sampled(
+            np.frombuffer(one.tokens, "<i4"),
+            np.frombuffer(one.logprobs, _FLOAT),
+            one.stop_reason == pb.STOP_REASON_STOP,
+            _top_from_proto(one.topk_sampled_logprobs) if one.HasField("topk_sampled_logprobs") else None,
+        )
+        for one in message.sequences
+    )
+    prompt = np.frombuffer(message.prompt_logprobs, _FLOAT) if message.HasField("prompt_logprobs") else None
+    top = _top_from_proto(message.topk_prompt_logprobs) if message.HasField("topk_prompt_logprobs") else None
+    return Samples(sequences, prompt, top, message.prompt_cache_hit_tokens)
+
+
+def read_samples(body: bytes) -> Samples:
+    """Reads the body that a client gets."""
+    return samples_from_proto(pb.SampleResponse.FromString(body))
+
+
+def _top_to_proto(top: Top | None) -> pb.TopkLogprobs | None:
+    if top is None:
+        return None
+    length, k = top.token_ids.shape
+    ids, logprobs = top.token_ids.astype("<i4").tobytes(), top.logprobs.astype(_FLOAT).tobytes()
+    return pb.TopkLogprobs(token_ids=ids, logprobs=logprobs, k=k, length=length)
+
+
+def _top_from_proto(message: pb.TopkLogprobs) -> Top:
+    shape = message.length, message.k
+    return Top(
+        np.frombuffer(message.token_ids, "<i4").reshape(shape),
+        np.frombuffer(message.logprobs, _FLOAT).reshape(shape),
+    )
 
 
 def _parsed(body: bytes) -> pb.ForwardBackwardRequest:

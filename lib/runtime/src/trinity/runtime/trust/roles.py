@@ -15,7 +15,7 @@ class Role(StrEnum):
     TRAINER = "trainer"
     SYNC = "sync"
     ENVIRONMENT = "environment"
-    TINKER = "tinker"  # the gateway of tinker clients, and the executor of their commands
+    TINKER = "tinker"  # the gateway of tinker clients, the executor of their commands, and the explorer that samples
     PROVIDER = "provider"  # of environments, which attaches them; of agents, which opens sessions at explorers
     OPERATOR = "operator"  # the command line
     READER = "reader"  # dashboards, and commands that only look
@@ -57,6 +57,9 @@ _SERVICES: Mapping[str, Mapping[str, frozenset[Role]]] = {
         "AbandonSession": _OPERATOR | _PROVIDER,
         "Drain": _OPERATOR,
         "Status": _LOOKS,
+    },
+    "trinity.api.explorer.v1.SamplerService": {
+        "Sample": frozenset({Role.TINKER}),
     },
     "trinity.api.sync.v1.SyncService": {
         "Join": _EXPLORER,

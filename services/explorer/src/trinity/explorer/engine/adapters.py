@@ -57,6 +57,10 @@ class HeldAdapters:
         """Slots in use."""
         return len(self._occupied())
 
+    def is_used(self, name: str) -> bool:
+        """Returns True while a request uses the adapter. Raises InvalidInput if unknown."""
+        return self._find(name).running > 0
+
     async def load(self, name: str, folder: Path | None, serial: int = 0) -> float:
         """Load a folder of peft under a name; None stands for the base model. Returns the seconds of the engine.
 

@@ -8,7 +8,17 @@ from typing import Any
 import structlog
 import torch
 
-from trinity.data.tenants.log import Command, Kind, Result, canonical, failed, is_of
+from trinity.data.tenants.log import (
+    Command,
+    Kind,
+    Result,
+    canonical,
+    failed,
+    is_of,
+    sampler_id_of,
+    sampler_path_of,
+    session_of,
+)
 from trinity.data.tenants.wire import read_forward, write_output
 from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound
 from trinity.runtime.names import token
@@ -18,11 +28,13 @@ from trinity.trainer.tenants.states import Snapshot, States
 log = structlog.get_logger(__name__)
 
 _OF_ONE_MODEL = (Kind.FORWARD_BACKWARD, Kind.OPTIM_STEP)  # neither reads nor changes another model
+_KEPT_UNNAMED = 16
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A saved state. `position`: of the command that saved it, which names its file. `expires`: 0 for never."""
+    """A saved state, or adapters saved for sampling. `position`: of the command that saved it, which names its file.
+    `expires`: 0 for never."""
 
     position: int
     shape: dict[str, Any]
@@ -106,7 +118,7 @@ class Executor:
         return found
 
     def execute(self, command: Command) -> Result | None:
-        """Executes the next command and returns its result; None for a session's begin or end.
+        """Executes the next command and returns its result; None for the begin or end of a session.
 
         A command that cannot be executed has a result that says why, and changes nothing.
         """
@@ -114,7 +126,8 @@ class Executor:
         if command.kind is Kind.END:
             for model_id in [one for one in self._tenants if is_of(command.model, one)]:
                 self._model.remove(self._tenants.pop(model_id))
-        if command.kind in (Kind.SESSION, Kind.END, Kind.REFUSED):
+                self._forget_unnamed(model_id, 0)
+        if command.kind in (Kind.SESSION, Kind.SAMPLER, Kind.END, Kind.REFUSED):
             return None
         try:
             kind, body = self._done(command)
@@ -148,6 +161,8 @@ class Executor:
             answer = {"metrics": {"grad_norm:mean": norm}}
         elif command.kind is Kind.SAVE_WEIGHTS:
             answer = {"type": "save_weights", "path": self._save(command, values)}
+        elif command.kind is Kind.SAVE_SAMPLER:
+            answer = {"type": "save_weights_for_sampler", **self._save_for_sampler(command, values)}
         else:
             self._load(command, values)
             answer = {"type": "load_weights", "path": values["path"], "model_id": command.model}
@@ -171,6 +186,25 @@ class Executor:
         expires = command.time + values["ttl_seconds"] if values["ttl_seconds"] else 0.0
         self._saved[path] = Saved(command.position, asdict(tenant.shape), tenant.steps, expires)
         return path
+
+    def _save_for_sampler(self, command: Command, values: dict[str, Any]) -> dict[str, str]:
+        """Saves adapters. A model keeps its _KEPT_UNNAMED newest ones without a name until its session ends."""
+        tenant, path = self._tenant(command.model), sampler_path_of(command.model, values)
+        self._states.save_adapters(command.position, self._model, tenant)
+        expires = command.time + values["ttl_seconds"] if values["ttl_seconds"] else 0.0
+        self._saved[path] = Saved(command.position, asdict(tenant.shape), tenant.steps, expires)
+        if values["path"] is not None:
+            return {"path": path}
+        self._forget_unnamed(command.model, _KEPT_UNNAMED)
+        number = values["sampling_session_seq_id"]
+        return {"sampling_session_id": sampler_id_of(session_of(command.model), number)}
+
+    def _forget_unnamed(self, model_id: str, kept: int) -> None:
+        """Forgets a model's oldest adapters for sampling without a name, but the `kept` newest."""
+        begin = sampler_path_of(model_id, {"path": "@"})
+        unnamed = sorted((saved.position, path) for path, saved in self._saved.items() if path.startswith(begin))
+        for _, path in unnamed[: max(0, len(unnamed) - kept)]:
+            del self._saved[path]
 
     def _load(self, command: Command, values: dict[str, Any]) -> None:
         saved = self._state(values["path"], command.time)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,20 @@ from trinity.trainer.model.lora import (
     linear_shapes,
     remove_adapter,
     several_adapters,
+    write_adapters,
 )
 from trinity.trainer.model.policy import disable_dropout, load_policy
 from trinity.trainer.tenants.losses import token_loss
-from trinity.weights import Lora, LoraTarget
+from trinity.trainer.weights.canary import pseudo_random_probe
+from trinity.weights import Canary, Lora, LoraTarget, Probe
 
 ALPHA = 32.0  # of every rank, as in "LoRA Without Regret" (Thinking Machines, 2025)
 _CHUNK = 1024  # tokens whose logits exist at a time
 _GROUP = ("exp_avg", "exp_avg_sq")
+_PROBES, _PROBE_TOKENS = 2, 16
+# Mean and largest difference between trainer and engine, in nats, as for the versions of a run. In half precision both
+# round large logits of pseudo-random tokens to 1/8.
+_ALLOWED = {torch.float32: (1e-3, 1e-2), torch.bfloat16: (0.25, 2.5)}
 
 Tensors = dict[str, torch.Tensor]
 
@@ -111,6 +118,7 @@ class SharedModel:
     def __init__(self, model_path: str, dtype: torch.dtype, device: torch.device, micro_tokens: int) -> None:
         """micro_tokens: tokens of a forward pass with padding; a longer sequence is one pass. Raises InvalidInput."""
         config = ModelConfig(model_path=model_path)
+        self._path, self._allowed = model_path, _ALLOWED[dtype]
         self._policy = load_policy(config, dtype, _CHUNK)
         disable_dropout(self._policy, model_path)
         self._policy.requires_grad_(False).to(device)
@@ -202,6 +210,24 @@ class SharedModel:
         width = logprobs.shape[1]
         inputs = {name: self._aligned(data, name, width) for name in data[0].inputs if name != "target_tokens"}
         return token_loss(forward.loss, forward.config, logprobs, inputs)
+
+    def write(self, tenant: Tenant, folder: Path) -> None:
+        """Writes the adapters in peft's format."""
+        write_adapters(folder, tenant.lora, self._path, tenant.parameters.items())
+
+    def canary(self, tenant: Tenant) -> Canary:
+        """Returns log-probabilities that an engine with these adapters must compute. Raises InvalidInput if they are
+        not finite."""
+        tokens = pseudo_random_probe(self._policy.model.config.get_text_config().vocab_size)[:_PROBES]
+        probes = [np.array(row[:_PROBE_TOKENS]) for row in tokens]
+        ones = np.ones(_PROBE_TOKENS - 1, np.float32)
+        data = tuple(Datum(row[:-1], {"target_tokens": row[1:], "weights": ones}) for row in probes)
+        found, _ = self.run(tenant, Forward("", 0, data, "cross_entropy", {}, backward=False))
+        if not all(np.isfinite(row).all() for row in found):
+            raise InvalidInput("weights", "give log-probabilities that are not finite; load a state from before")
+        pairs = zip(probes, found, strict=True)
+        made = tuple(Probe(tuple(row.tolist()), tuple(logprobs.tolist())) for row, logprobs in pairs)
+        return Canary(made, *self._allowed)
 
     def _parts(self, data: Sequence[Datum]) -> Iterator[list[Datum]]:
         """Yields the sequences in order, as many at a time as fit."""

@@ -2,6 +2,7 @@
 
     snapshots/<position>/<model>.safetensors, manifest.json    the state after the command at the position
     states/<position>.safetensors                              what the command at the position saved
+    sampled/<position>/                                        adapters that it saved for sampling
 
 A file is whole or not there. No file is written over by another command's, so that commands that are executed once more
 after a crash read what they read the first time.
@@ -19,7 +20,8 @@ import structlog
 from trinity.runtime import files
 from trinity.runtime.errors import DataLoss
 from trinity.runtime.names import token
-from trinity.trainer.tenants.model import Tensors
+from trinity.trainer.tenants.model import SharedModel, Tenant, Tensors
+from trinity.weights import saved_adapters
 
 log = structlog.get_logger(__name__)
 
@@ -45,6 +47,7 @@ class States:
 
     def __init__(self, folder: Path) -> None:
         self._snapshots, self._states = folder / "snapshots", folder / "states"
+        self._sampled = folder / saved_adapters.FOLDER
 
     def newest(self) -> Snapshot | None:
         """Returns the newest snapshot whose files are as they were written; None if there is none.
@@ -83,6 +86,10 @@ class States:
     def save(self, position: int, tensors: Tensors) -> None:
         _write(self._states / f"{position:012}{_ENDING}", tensors)
 
+    def save_adapters(self, position: int, model: SharedModel, tenant: Tenant) -> None:
+        """Saves a tenant's adapters in peft's format. Raises InvalidInput as SharedModel.canary."""
+        saved_adapters.save(self._sampled, position, lambda folder: model.write(tenant, folder), model.canary(tenant))
+
     def load(self, position: int) -> Tensors:
         """Raises DataLoss for a state whose file is gone."""
         path = self._states / f"{position:012}{_ENDING}"
@@ -100,11 +107,16 @@ class States:
             about = files.read_json(folder / _MANIFEST) or {"saved": {}}
             named |= {saved["position"] for saved in about["saved"].values()}
         oldest = min((int(folder.name) for folder in self._folders()), default=0)
-        for path in self._states.glob(f"*{_ENDING}"):
-            # Commands after the oldest kept snapshot may read later states again.
-            if int(path.stem) <= min(oldest, through) and int(path.stem) not in named:
-                with contextlib.suppress(FileNotFoundError):
-                    path.unlink()
+
+        # Commands after the oldest kept snapshot may read later states again.
+        def unneeded(path: Path) -> bool:
+            return int(path.stem) <= min(oldest, through) and int(path.stem) not in named
+
+        for path in filter(unneeded, self._states.glob(f"*{_ENDING}")):
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+        for folder in filter(unneeded, self._sampled.glob("[0-9]*")):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(path: Path, tensors: Tensors) -> None:

@@ -1,0 +1,1 @@
+"""Samples by the adapters that tenants of `trinity tinker` saved, and by their base model."""

@@ -1,0 +1,61 @@
+"""Wiring of the explorer that samples by tenants' adapters."""
+
+import asyncio
+from contextlib import closing
+
+import grpc.aio
+import torch
+
+from trinity.explorer.engine.engine import Engine, start_engines
+from trinity.explorer.sampler.servicer import SamplerServicer
+from trinity.explorer.sampler.settings import SamplerSettings
+from trinity.explorer.sampler.versions import Versions
+from trinity.explorer.types import EngineOptions
+from trinity.runtime import process, waits
+from trinity.runtime.devices import choose
+from trinity.weights.saved_adapters import FOLDER
+
+_HEALTH_SECONDS = 5.0
+
+
+class SamplerService:
+    name = "sampler"
+
+    def __init__(self, settings: SamplerSettings) -> None:
+        self._settings = settings
+        self.run_id = settings.run
+        self._servicer = SamplerServicer()
+
+    def register(self, server: grpc.aio.Server) -> list[str]:
+        return [self._servicer.add_to(server)]
+
+    async def work(self, ready: asyncio.Event, address: str) -> None:
+        settings = self._settings
+        process.guard_group()  # vLLM's process would survive a kill of this one
+        waits.phase("loads vLLM and the model")
+        (engine,) = await start_engines(self._options(), [settings.devices or None])
+        with closing(engine):
+            versions = Versions(engine, settings.folder / FOLDER, settings.most_adapters)
+            self._servicer.serve(versions)
+            ready.set()
+            await self._watch(engine)
+
+    async def _watch(self, engine: Engine) -> None:
+        while True:
+            await asyncio.sleep(_HEALTH_SECONDS)
+            await engine.check()
+
+    def _options(self) -> EngineOptions:
+        settings = self._settings
+        return EngineOptions(
+            settings.model_path,
+            choose(settings.device, "TRINITY_SAMPLER_DEVICE", torch.cuda.is_available()),
+            settings.longest,
+            settings.dtype,
+            gpu_memory_gib=settings.gpu_memory_gib,
+            adapters=settings.most_adapters,
+            adapter_rank=settings.most_rank,
+        )
+
+    async def drain(self, grace_seconds: float) -> None:
+        pass  # the gateway repeats a request that is cut off

@@ -1,0 +1,126 @@
+"""An explorer holds a bounded number of tenants' adapters, and samples by none whose canary fails."""
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trinity.explorer.engine.engine import Using
+from trinity.explorer.sampler.versions import Versions
+from trinity.runtime.errors import DataLoss, NotFound
+from trinity.weights import Canary, Probe
+from trinity.weights.saved_adapters import folder_of, save
+
+pytestmark = pytest.mark.core
+
+_TOKENS = (1, 2, 3)
+
+
+class _Adapters:
+    """Of an engine: names with the number of requests that use each."""
+
+    def __init__(self) -> None:
+        self.named: dict[str, int] = {}
+        self.loads: list[str] = []
+
+    def is_used(self, name: str) -> bool:
+        return self.named[name] > 0
+
+    async def load(self, name: str, folder: Path) -> None:
+        assert (folder / "adapter").exists()
+        await asyncio.sleep(0)
+        self.named[name] = 0
+        self.loads.append(name)
+
+    async def drop(self, name: str) -> None:
+        del self.named[name]
+
+
+class _Options:
+    precision = "float32"
+
+
+class _Engine:
+    """Computes -1 for each token, and -3 with adapters 13."""
+
+    options = _Options()
+
+    def __init__(self) -> None:
+        self.adapters = _Adapters()
+
+    @contextlib.asynccontextmanager
+    async def using(self, name: str):
+        if name:
+            self.adapters.named[name] += 1
+        yield Using(name, [0], 0)
+        if name:
+            self.adapters.named[name] -= 1
+
+    async def logprobs(self, token_ids: tuple[int, ...], adapter: str) -> np.ndarray:
+        return np.full(len(token_ids) - 1, -3.0 if adapter == "13" else -1.0, np.float32)
+
+
+def _save(root: Path, position: int) -> None:
+    save(root, position, lambda folder: (folder / "adapter").touch(), Canary((Probe(_TOKENS, (-1.0, -1.0)),), 0.1, 0.2))
+
+
+def _versions(root: Path) -> tuple[_Engine, Versions]:
+    engine = _Engine()
+    return engine, Versions(engine, root, 2)  # type: ignore[arg-type]
+
+
+async def _use(versions: Versions, position: int) -> str:
+    async with versions.using(position) as weights:
+        return weights.salt
+
+
+async def test_the_least_recently_used_idle_one_makes_room(tmp_path: Path) -> None:
+    for position in (1, 2, 3, 4):
+        _save(tmp_path, position)
+    engine, versions = _versions(tmp_path)
+    assert await asyncio.gather(*(_use(versions, 1) for _ in range(5))) == ["1"] * 5
+    assert engine.adapters.loads == ["1"]  # together
+    assert await _use(versions, 0) == ""
+    await _use(versions, 2)
+    await _use(versions, 1)
+    await _use(versions, 3)
+    assert list(engine.adapters.named) == ["1", "3"]
+    async with versions.using(1):
+        await _use(versions, 4)
+        assert list(engine.adapters.named) == ["1", "4"], "3 was used later than 1, but is idle"
+    await _use(versions, 3)
+    assert engine.adapters.loads == ["1", "2", "3", "4", "3"]
+
+
+async def test_a_request_that_is_cut_off_stops_no_load_of_another(tmp_path: Path) -> None:
+    _save(tmp_path, 1)
+    engine, versions = _versions(tmp_path)
+    cut, other = (asyncio.create_task(_use(versions, 1)) for _ in range(2))
+    await asyncio.sleep(0)
+    cut.cancel()
+    assert await other == "1"
+    assert engine.adapters.loads == ["1"]
+
+
+async def test_adapters_with_another_canary_are_refused_and_dropped(tmp_path: Path) -> None:
+    _save(tmp_path, 13)
+    engine, versions = _versions(tmp_path)
+    for _ in range(2):
+        with pytest.raises(DataLoss, match="computes other log-probabilities than the trainer"):
+            await _use(versions, 13)
+    assert (engine.adapters.loads, engine.adapters.named) == (["13"], {})
+
+
+async def test_adapters_that_are_gone_are_not_found(tmp_path: Path) -> None:
+    _, versions = _versions(tmp_path)
+    with pytest.raises(NotFound, match="no longer kept"):
+        await _use(versions, 7)
+    _save(tmp_path, 7)
+    assert await _use(versions, 7) == "7"
+    _save(tmp_path, 8)
+    (folder_of(tmp_path, 8) / "canary.json").write_text(json.dumps({"probes": 1}))
+    with pytest.raises(DataLoss, match=r"canary\.json cannot be read"):
+        await _use(versions, 8)
