@@ -31,6 +31,8 @@ class TinkerConfig(Section):
     dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="Of the base model and the adapters")
     micro_tokens: Tokens = Field(16384, description="Tokens of a forward pass, with padding")
     snapshot_commands: SmallInt = Field(64, description="Commands from one snapshot of all tenants to the next")
+    waiting_commands: SmallInt = Field(1000, description="Commands of a tenant that may wait; more are refused for now")
+    waiting_mib: SmallInt = Field(256, description="Most that they may take")
     log_gib: PositiveFloat = Field(4.0, description="Most that the log of commands may take; a full log refuses more")
     result_hours: PositiveFloat = Field(24.0, description="Hours for which results are kept")
 

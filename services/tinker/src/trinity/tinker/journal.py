@@ -26,6 +26,7 @@ from trinity.data.tenants.log import (
 )
 from trinity.runtime.broker import SequenceConflict
 from trinity.runtime.errors import Conflict, InvalidInput, NotFound
+from trinity.tinker.quotas import Quotas
 
 _DIGEST = 32  # bytes
 
@@ -64,8 +65,9 @@ class Saved:
 class Journal:
     """Owners of sessions and models; accepts commands, one at a time."""
 
-    def __init__(self, log: CommandLog) -> None:
-        self._log = log
+    def __init__(self, log: CommandLog, quotas: Quotas | None = None) -> None:
+        """quotas: of commands that wait; None: there are none."""
+        self._log, self._quotas = log, quotas
         self._lock = asyncio.Lock()
         self._last = 0
         self._sessions: dict[str, str] = {}
@@ -177,7 +179,7 @@ class Journal:
 
         The same command again has the same id, and is stored once. Raises InvalidInput for what `check` refuses: the
         seq_id is used up then, since the client counts it. Raises Conflict for a seq_id that holds another command, or
-        that leaves out the next one; NotFound as `model`.
+        that leaves out the next one; NotFound as `model`; Full if too much of the tenant waits.
         """
         digest = hashlib.sha256(kind.encode() + b"\0" + body).digest()
         async with self._lock:
@@ -185,6 +187,8 @@ class Journal:
                 request_id = self._known(tenant, model_id, seq_id, digest)
                 if request_id:
                     return request_id
+                if self._quotas is not None:
+                    self._quotas.check(tenant, len(body))
                 entry = Command(kind, tenant, model_id, seq_id, body, now())
                 try:
                     check()
@@ -240,6 +244,8 @@ class Journal:
         if command.kind is Kind.REFUSED:
             digest, reason = command.body[:_DIGEST], command.body[_DIGEST:].decode()
             model.refused[command.seq_id] = reason
+        elif self._quotas is not None:
+            self._quotas.add(command)
         model.digests.append(digest)
 
     def _take_saved(self, command: Command) -> None:

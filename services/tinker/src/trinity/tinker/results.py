@@ -3,20 +3,24 @@
 import asyncio
 
 from trinity.data.tenants.log import CommandLog
+from trinity.tinker.quotas import Quotas
 
 
 class Results:
     """Sequences of the results by request id."""
 
-    def __init__(self, log: CommandLog) -> None:
-        self._log = log
+    def __init__(self, log: CommandLog, quotas: Quotas | None = None) -> None:
+        """quotas: of commands without a result; None: there are none."""
+        self._log, self._quotas = log, quotas
         self._sequences: dict[str, int] = {}
         self._waiting: dict[str, asyncio.Event] = {}
 
     async def follow(self) -> None:
         """Follows for ever."""
-        async for sequence, request_id in self._log.results(max(0, await self._log.first_result() - 1)):
+        async for sequence, request_id, position in self._log.results(max(0, await self._log.first_result() - 1)):
             self._sequences[request_id] = sequence
+            if self._quotas is not None:
+                self._quotas.done(position)
             if (event := self._waiting.pop(request_id, None)) is not None:
                 event.set()
 

@@ -17,6 +17,7 @@ from trinity.runtime.settings import split_address
 from trinity.tinker.app import Gateway
 from trinity.tinker.client import SamplerClient
 from trinity.tinker.journal import Journal
+from trinity.tinker.quotas import Quotas
 from trinity.tinker.results import Results
 from trinity.tinker.settings import TinkerSettings
 from trinity.tinker.tenants import TenantKeys
@@ -43,7 +44,8 @@ class TinkerService:
             broker = await stack.enter_async_context(await connect(settings.nats_url, "trinity-tinker"))
             commands = CommandLog(broker, RunNames(settings.run))
             await commands.open(int(settings.log_gib * 2**30), settings.result_hours * 3600)
-            journal, results = Journal(commands), Results(commands)
+            quotas = Quotas(settings.waiting_commands, settings.waiting_mib * 2**20, settings.result_hours * 3600)
+            journal, results = Journal(commands, quotas), Results(commands, quotas)
             await journal.catch_up()
             sampler = None
             if settings.sampler_address:

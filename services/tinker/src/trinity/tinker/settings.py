@@ -22,6 +22,8 @@ class TinkerSettings(NatsSettings):
     most_rank: int = Field(128, ge=1, description="Largest rank of an adapter")
     log_gib: float = Field(4.0, gt=0, description="Most that the log of commands may take, and that of results")
     result_hours: float = Field(24.0, gt=0, description="Hours for which results are kept")
+    waiting_commands: int = Field(1000, ge=1, description="Commands of a tenant that wait for execution; more get 429")
+    waiting_mib: int = Field(256, ge=1, description="Most that they may take")
     sampler_address: str = Field(
         "", description="Address of the explorer that samples, host:port; empty: there is none"
     )

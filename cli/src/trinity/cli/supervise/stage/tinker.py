@@ -131,6 +131,8 @@ def gateway(config: TinkerConfig, place: Job, nats: NatsAccess, vocabulary: int,
         "LONGEST": str(config.max_length),
         "MOST_MODELS": str(config.max_models),
         "MOST_RANK": str(config.max_rank),
+        "WAITING_COMMANDS": str(config.waiting_commands),
+        "WAITING_MIB": str(config.waiting_mib),
         "SAMPLER_ADDRESS": sampler,
     }
     return service_child("tinker", place.folder / "log", settings)

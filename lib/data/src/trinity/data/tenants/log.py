@@ -201,10 +201,10 @@ class CommandLog:
             subject, stream, result.body, message_id=result.request_id, last_sequence=after, headers=about
         )
 
-    async def results(self, after: int) -> AsyncIterator[tuple[int, str]]:
-        """Yields sequence and request id of every result above `after`, for ever."""
+    async def results(self, after: int) -> AsyncIterator[tuple[int, str, int]]:
+        """Yields sequence, request id and the command's position of every result above `after`, for ever."""
         async for message in tail(self._broker, self._names.results_stream, after):
-            yield message.sequence, _header(message, headers.REQUEST)
+            yield message.sequence, _header(message, headers.REQUEST), int(_header(message, headers.POSITION))
 
     async def result(self, sequence: int) -> Result:
         """Raises NotFound for a result that is no longer kept."""
