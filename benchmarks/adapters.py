@@ -81,7 +81,7 @@ class Pair:
             files, tensors = made.load_arguments(folder / "version")
             self.for_unmerged.append({"lora": lora, "files": files})
             named = [list(tensor) for tensor in tensors]
-            self.for_merged.append({"files": files, "tensors": named, **base, "scale": lora.scale})
+            self.for_merged.append({"files": files, "tensors": named, **base, "lora": lora.plain()})
         self._serial = 0
 
     async def load(self, engine: Any, index: int) -> float:

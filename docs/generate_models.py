@@ -9,7 +9,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from models.families import FAMILIES, Family  # noqa: E402
 
-from trinity.config.experts import REPLAYED  # noqa: E402
+from trinity.config.experts import ADAPTED, REPLAYED  # noqa: E402
 
 TARGET = ROOT / "docs/models.md"
 BEGIN, END = "<!-- families: written by `make docs` -->", "<!-- end of the families -->"
@@ -26,13 +26,21 @@ def _table() -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|"
     for family in FAMILIES:
         cells = (family.models, f"`{family.kind}`", _trains(family), _shares(family),
-                 "yes" if family.adapters else "no", _replays(family),
+                 _adapters(family), _replays(family),
                  _known(family.engine), _known(family.on_gpu))  # fmt: skip
         yield f"| {' | '.join(cells)} |"
 
 
+def _adapters(family: Family) -> str:
+    if not family.adapters:
+        return "no"
+    if not family.has_experts:
+        return "yes"
+    return "experts too" if family.kind in ADAPTED else "not of experts"
+
+
 def _replays(family: Family) -> str:
-    if not any("experts" in name for name in family.text):
+    if not family.has_experts:
         return "-"
     return "yes" if family.kind in REPLAYED else "no"
 

@@ -75,6 +75,10 @@ class Family:
     def has_tower(self) -> bool:
         return self.config is not None
 
+    @property
+    def has_experts(self) -> bool:
+        return any("experts" in name for name in self.text)
+
 
 FAMILIES = (
     Family("qwen3", "Qwen3", engine=True, on_gpu=True),

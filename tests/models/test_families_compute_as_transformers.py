@@ -150,9 +150,14 @@ def test_a_version_has_the_tensors_of_the_files_and_towers_stay(family: Family, 
 
 @pytest.mark.parametrize("family", cases(one for one in FAMILIES if one.adapters))
 def test_merged_adapters_are_the_trained_model(family: Family, tmp_path: Path) -> None:
+    assert_merged(family, tmp_path, LoraConfig(lora_rank=2, lora_alpha=4))
+
+
+def assert_merged(family: Family, tmp_path: Path, lora: LoraConfig) -> None:
+    """Trains adapters of a new model of the family by noise, and compares it with the files that result."""
     plain = make_model(family, tmp_path).eval()
     plain.set_attn_implementation("eager")
-    policy = policy_of(tmp_path, packed=False, lora=LoraConfig(lora_rank=2, lora_alpha=4))
+    policy = policy_of(tmp_path, packed=False, lora=lora)
     batch = sequences()
     begin = by_policy(policy, batch).detach()
     torch.testing.assert_close(begin, plainly(plain, batch), **CLOSE)
@@ -165,7 +170,7 @@ def test_merged_adapters_are_the_trained_model(family: Family, tmp_path: Path) -
     base = load_file(tmp_path / "model.safetensors")
     policy.lora.check_base({name: tuple(tensor.shape) for name, tensor in base.items()})
     assert not any("vis" in target.name for target in policy.lora.targets)
-    whole = dict(merged(base.items(), adapters, policy.lora.scale, "cpu"))
+    whole = dict(merged(base.items(), adapters, policy.lora, "cpu"))
     save_file({n: t.contiguous() for n, t in whole.items()}, tmp_path / "model.safetensors", metadata={"format": "pt"})
     changed = policy_of(tmp_path, packed=False)
     torch.testing.assert_close(by_policy(policy, batch), by_policy(changed, batch), atol=5e-3, rtol=1e-3)

@@ -78,8 +78,8 @@ MUTATIONS = [
     ),
     Mutation(
         f"{_ENGINE}/worker.py",
-        "merged(base, adapters, update.scale, self.device)",
-        "merged(base, adapters, 1.0, self.device)",
+        "Lora.of(update.lora)",
+        'Lora.of({**update.lora, "alpha": update.lora["rank"]})',
         f"{_AGREE}::test_every_version_is_the_base_and_its_own_adapters_forward_and_back",
     ),
     Mutation(

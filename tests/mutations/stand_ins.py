@@ -75,8 +75,8 @@ MUTATIONS = [
     ),
     Mutation(
         "services/explorer/src/trinity/explorer/weights/loader.py",
-        '"scale": lora.scale',
-        '"scale": 2 * lora.scale',
+        '"lora": lora.plain()',
+        '"lora": {**lora.plain(), "alpha": 2 * lora.alpha}',
         f"{_LORA}::test_the_run_ends_well_and_every_version_is_loaded_and_computes_its_canary",
     ),
     Mutation(

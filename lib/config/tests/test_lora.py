@@ -66,6 +66,52 @@ def test_layers_of_a_vision_tower_are_adapted_where_they_are_named_with_it() -> 
     assert "trainer.freeze_vision_tower is true; leave out one of them" in problems[0].message
 
 
+LAYER = "model.layers.0.mlp"
+EXPERTS = [f"{LAYER}.experts.gate_up_proj", f"{LAYER}.experts.down_proj"]
+SHARED = [f"{LAYER}.shared_experts.{name}_proj" for name in ("gate", "up", "down")]
+MIXTURE = [("model.layers.0.self_attn.q_proj.weight", 2), *((name, 3) for name in EXPERTS),
+           *((f"{name}.weight", 2) for name in SHARED)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("targets", "chosen"),
+    [
+        ("all-linear", ["model.layers.0.self_attn.q_proj", *SHARED]),
+        (["q_proj", "down_proj"], ["model.layers.0.self_attn.q_proj", SHARED[2]]),
+        (".*_proj", ["model.layers.0.self_attn.q_proj", *SHARED]),
+        (["shared_experts.down_proj"], [SHARED[2]]),
+        (".*shared_experts.*_proj|.*[.]down_proj", SHARED),
+        (["q_proj", "experts"], ["model.layers.0.self_attn.q_proj", *EXPERTS]),
+        (["mlp.experts"], EXPERTS),
+        (["experts.down_proj"], EXPERTS[1:]),
+        (["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], EXPERTS),
+        (r".*[.]experts[.].*", EXPERTS),
+        (r".*experts.*|.*q_proj", ["model.layers.0.self_attn.q_proj", *EXPERTS, *SHARED]),
+    ],
+)
+def test_experts_are_adapted_where_they_are_named(targets: Any, chosen: list[str]) -> None:
+    modules = modules_of(MIXTURE, "qwen3_moe")
+    assert modules_of(MIXTURE, "mixtral") == [name for name in modules if name not in EXPERTS]
+    assert select(LoraConfig(target_modules=targets), modules) == (chosen, [])
+
+
+def test_names_of_experts_are_asked_for_whole_and_unmerged_ones_are_refused() -> None:
+    modules = modules_of(MIXTURE[:3], "qwen3_moe")
+    for name, words in (("gate_up_proj", "experts.gate_up_proj"), ("gate_proj", "did you mean [experts.gate_up_proj]")):
+        _, problems = select(LoraConfig(target_modules=[name]), modules)
+        assert words in problems[0].message
+    _, problems = select(LoraConfig(target_modules=["experts"]), modules[:1])
+    assert "has 'experts', which no linear layer of the model is called" in problems[0].message
+    assert select(LoraConfig(target_modules=["q_proj", "experts"], exclude_modules=["gate_up_proj"]), modules)[0] == [
+        modules[0], modules[2],
+    ]  # fmt: skip
+    (problem,) = refuse_unmerged(8, modules)
+    assert "engines hold adapters of experts only merged; leave it out, or set merged: true" in problem.message
+    unmerged = [p for p in check(config({"target_modules": ["experts"], "merged": False})) if "lora" in p.path]
+    assert [problem.path for problem in unmerged] == ["model.lora_configs.0.target_modules"]
+    assert not [p for p in check(config({"target_modules": ["experts"]})) if "lora" in p.path]
+
+
 @pytest.mark.parametrize(
     ("choice", "key", "words"),
     [

@@ -21,7 +21,7 @@ from trinity.weights import (
     manifest_to_proto,
 )
 from trinity.weights.adapters import CONFIG, WEIGHTS, read_adapters
-from trinity.weights.lora import adapter_names, merged
+from trinity.weights.lora import adapter_names, fused, merged
 
 pytestmark = pytest.mark.core
 
@@ -90,7 +90,7 @@ def test_adapted_matrices_are_sums_in_float32_and_all_others_stay_as_they_are(dt
     base = {"model.embed_tokens.weight": torch.randn(9, 4, dtype=dtype), WEIGHT: torch.randn(6, 4, dtype=dtype)}
     before = {name: value.clone() for name, value in base.items()}
     adapters = {A: torch.randn(2, 4, dtype=dtype), B: torch.randn(6, 2, dtype=dtype)}
-    found = dict(merged(base.items(), adapters, LORA.scale, "cpu"))
+    found = dict(merged(base.items(), adapters, LORA, "cpu"))
     assert list(found) == list(base)
     assert found["model.embed_tokens.weight"] is base["model.embed_tokens.weight"]
     expected = before[WEIGHT].double() + 4.0 * adapters[B].double() @ adapters[A].double()
@@ -102,7 +102,113 @@ def test_adapted_matrices_are_sums_in_float32_and_all_others_stay_as_they_are(dt
 def test_an_adapter_of_no_matrix_is_an_error() -> None:
     adapters = {A: torch.zeros(2, 4), B: torch.zeros(6, 2)}
     with pytest.raises(InvalidInput, match="lora_A"):
-        list(merged([("other.weight", torch.zeros(6, 4))], adapters, 1.0, "cpu"))
+        list(merged([("other.weight", torch.zeros(6, 4))], adapters, LORA, "cpu"))
+
+
+LAYER = "model.layers.1.mlp.experts"
+UP, DOWN = LoraTarget(f"{LAYER}.gate_up_proj", (3, 8, 6)), LoraTarget(f"{LAYER}.down_proj", (3, 6, 4))
+TRANSPOSED = tuple(LoraTarget(one.name, (3, *reversed(one.shape[1:])), True) for one in (UP, DOWN))
+
+
+def product_of(expert: int, a: torch.Tensor, b: torch.Tensor, rank: int, experts: int) -> torch.Tensor:
+    """B A of one expert by peft's layout, float64 [out, in]: a loop over the rank."""
+    rows = [torch.outer(b[:, k * experts + expert].double(), a[expert * rank + k].double()) for k in range(rank)]
+    return torch.stack(rows).sum(0)
+
+
+def expert_files(whole: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The files of a checkpoint with the matrices of each expert."""
+    found = {}
+    for expert in range(3):
+        gate, up = whole[UP.name][expert].chunk(2)
+        found |= {f"{LAYER}.{expert}.gate_proj.weight": gate, f"{LAYER}.{expert}.up_proj.weight": up}
+        found[f"{LAYER}.{expert}.down_proj.weight"] = whole[DOWN.name][expert]
+    return found
+
+
+@pytest.mark.parametrize("in_tower", [False, True])
+@pytest.mark.parametrize("kind", ["one by one", "fused", "transposed"])
+def test_experts_are_merged_in_every_form_of_files(kind: str, in_tower: bool) -> None:
+    torch.manual_seed(0)
+    lora = Lora(2, 3.0, TRANSPOSED if kind == "transposed" else (UP, DOWN))
+    adapters = {name: torch.randn(shape) for name, shape in lora.shapes.items()}
+    assert {name.removeprefix(f"base_model.model.{LAYER}."): tuple(one.shape) for name, one in adapters.items()} == {
+        "base_layer.lora_A.weight": (6, 6), "base_layer.lora_B.weight": (8, 6),
+        "lora_A.weight": (6, 4), "lora_B.weight": (6, 6),
+    }  # fmt: skip
+    whole = {one.name: torch.randn(one.shape) for one in (UP, DOWN)}
+    expected = {}
+    for (target, (a, b)), one in zip(lora.adapters, (UP, DOWN), strict=True):
+        sums = [product_of(expert, adapters[a], adapters[b], 2, 3) for expert in range(3)]
+        expected[target.name] = whole[one.name].double() + 1.5 * torch.stack(sums)
+    if kind == "one by one":
+        base, expected = expert_files(whole), expert_files(expected)
+    else:
+        turn = (lambda one: one.mT) if kind == "transposed" else (lambda one: one)
+        base, expected = ({name: turn(one).contiguous() for name, one in each.items()} for each in (whole, expected))
+    if in_tower:  # a model with a tower has other names in memory than in its files
+        adapters = {in_memory(name): one for name, one in adapters.items()}
+        lora = replace(lora, targets=tuple(replace(one, name=in_memory(one.name)) for one in lora.targets))
+    lora.check_base({name: tuple(one.shape) for name, one in base.items()})
+    assert Lora.of(json.loads(json.dumps(lora.plain()))) == lora
+    found = dict(merged(base.items(), adapters, lora, "cpu"))
+    assert found.keys() == base.keys()
+    for name, sum_ in found.items():
+        torch.testing.assert_close(sum_.double(), expected[name], rtol=1e-5, atol=1e-5, msg=name)
+    last = list(base)[-1]
+    with pytest.raises(InvalidInput, match="or not whole"):
+        list(merged([item for item in base.items() if item[0] != last], adapters, lora, "cpu"))
+    with pytest.raises(InvalidInput, match=r"experts.*in the base model's files"):
+        lora.check_base({name: tuple(one.shape) for name, one in base.items() if name != last})
+
+
+def in_memory(name: str) -> str:
+    return name.replace("model.layers", "model.language_model.layers")
+
+
+def test_a_manifest_of_experts_survives_its_way_and_must_fit() -> None:
+    lora = Lora(2, 8.0, (*LORA.targets, *TRANSPOSED))
+    tensors = tuple(tensor(name, *shape) for name, shape in lora.shapes.items())
+    manifest = replace(MANIFEST, lora=lora, tensors=tensors)
+    manifest.check()
+    assert manifest_from_proto(manifest_to_proto(manifest)) == manifest
+    for changed, words in (
+        (replace(manifest, tensors=tensors[:-1]), r"experts\.lora_B\.weight is not there"),
+        (replace(manifest, lora=replace(lora, rank=3)), "the adapted matrices need it"),
+        (
+            replace(manifest, lora=replace(lora, targets=(LoraTarget(f"{LAYER}.other", (3, 8, 6)),))),
+            "no layer's experts",
+        ),
+    ):
+        with pytest.raises(InvalidInput, match=words):
+            changed.check()
+
+
+def test_experts_of_files_are_those_of_a_layer_only_if_they_are_whole() -> None:
+    shapes = {name: tuple(one.shape) for name, one in expert_files(
+        {one.name: torch.zeros(one.shape) for one in (UP, DOWN)}).items()}  # fmt: skip
+    known = {UP.name: UP.shape, DOWN.name: DOWN.shape}
+    assert fused(shapes | {WEIGHT: (6, 4)}) == {WEIGHT: (6, 4)} | known
+    assert UP.name not in fused(shapes | {f"{LAYER}.3.gate_proj.weight": (4, 6)})
+    assert DOWN.name not in fused(shapes | {f"{LAYER}.3.down_proj.weight": (5, 4)})
+
+
+@pytest.mark.parametrize("targets", [(UP, DOWN), (UP,), (DOWN,)], ids=["both", "gate and up", "down"])
+def test_a_folder_of_peft_says_which_experts_it_adapts(targets: tuple[LoraTarget, ...], tmp_path: Path) -> None:
+    lora = Lora(2, 8.0, (*LORA.targets, *targets))
+    tensors = {name: torch.ones(shape) for name, shape in lora.shapes.items()}
+    names = [target.name.removeprefix("model.layers.1.") for target in targets]
+    found = read_adapters(peft_folder(tmp_path, tensors, target_parameters=names))
+    assert sorted(found.modules) == sorted([MODULE, *(target.name for target in targets)])
+    known = {**LINEAR, UP.name: UP.shape, DOWN.name: DOWN.shape}
+    found.check(known, "Base-1B")
+    assert set(found.lora(known, False).targets) == set(lora.targets)
+    with pytest.raises(InvalidInput, match="no linear layer"):
+        found.check(LINEAR, "Base-1B")
+    with pytest.raises(InvalidInput, match="needs it"):
+        found.check(known, "Base-1B", transposed=True)
+    with pytest.raises(InvalidInput, match="has target_parameters"):
+        read_adapters(peft_folder(tmp_path, tensors, target_parameters="mlp.experts.down_proj"))
 
 
 def peft_folder(folder: Path, tensors: dict[str, torch.Tensor] | None = None, **config: Any) -> Path:

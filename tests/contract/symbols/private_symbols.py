@@ -241,6 +241,19 @@ OTHERS = (
         ),
     ),
     Border(
+        "peft and transformers: adapters of experts",
+        ("trinity.trainer.model.expert_adapters",),
+        "How peft names and lays out A and B of a layer's experts (`ParamWrapper`), and nests both parameters. What "
+        " transformers' experts compute between and after their products, biases and gates.",
+        ("tests/models/test_adapters_of_experts.py",),
+        (
+            "peft.tuners.lora.layer:ParamWrapper",
+            "transformers.integrations.moe:*._apply_gate",
+            "transformers.integrations.moe:*.is_transposed",
+            "transformers.integrations.moe:*.has_bias",
+        ),
+    ),
+    Border(
         "Others: one private name each",
         (
             "trinity.runtime.broker.connection",

@@ -17,6 +17,7 @@ from torch import nn
 from trinity.explorer.engine.staging import Found, Staging, find
 from trinity.explorer.engine.worker import TrinityTransferEngine, UpdateInfo, _one_by_one
 from trinity.runtime.errors import InvalidInput
+from trinity.weights import Lora, LoraTarget
 
 pytestmark = pytest.mark.core
 
@@ -228,7 +229,8 @@ def test_adapters_are_merged_with_a_base_model_that_goes_through_stages(tmp_path
     save_file(base, tmp_path / "base")
     save_file(adapters, tmp_path / "adapters")
     info = UpdateInfo([str(tmp_path / "adapters")], [[name, 0] for name in names])
-    info.base_files, info.base_tensors, info.scale = [str(tmp_path / "base")], [[name, 0] for name in base], 0.5
+    info.base_files, info.base_tensors = [str(tmp_path / "base")], [[name, 0] for name in base]
+    info.lora = Lora(4, 2.0, (LoraTarget("m.weight", (40, 30)),)).plain()
     mapped, staged = engine_of(Model(), in_place=False), engine_of(Model(), in_place=False)
     staged._read = lambda paths, tensors: _one_by_one(staged._staging.read(find(paths, tensors)))
     for (name, expected), (other, tensor) in zip(mapped._tensors(info), staged._tensors(info), strict=True):

@@ -16,7 +16,7 @@ from trinity.config.schema.model import LoraConfig, ModelConfig
 from trinity.trainer.model.lora import write_adapters
 from trinity.trainer.model.policy import load_policy
 from trinity.weights.checkpoint_slices import SliceReader
-from trinity.weights.lora import merged
+from trinity.weights.lora import Lora, LoraTarget, merged
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -117,7 +117,9 @@ def test_the_whole_model_is_the_base_with_the_adapters_merged(journey: Any, mode
     dumps, found, dtype, _, _ = journey
     base = {name: value.to(getattr(torch, dtype)) for name, value in load_file(model / "model.safetensors").items()}
     adapters = {name: torch.tensor(value) for name, value in dumps["one"].items()}
-    expected = {name: value.to(getattr(torch, dtype)) for name, value in merged(base.items(), adapters, 2.0, "cpu")}
+    names = [name.removeprefix("base_model.model.").replace(".lora_A", "") for name in adapters if ".lora_A." in name]
+    lora = Lora(3, 6.0, tuple(LoraTarget(name, tuple(base[name].shape)) for name in names))
+    expected = {name: value.to(getattr(torch, dtype)) for name, value in merged(base.items(), adapters, lora, "cpu")}
     assert dumps["whole one"].keys() == expected.keys()
     assert all(np.array_equal(dumps["whole one"][name], value.float()) for name, value in expected.items())
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)

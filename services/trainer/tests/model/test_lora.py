@@ -57,7 +57,7 @@ def test_what_explorers_merge_is_what_peft_merges(model: Path, tmp_path: Path) -
     peft = PeftModel.from_pretrained(base, tmp_path).merge_and_unload()
     expected = dict(peft.named_parameters())
     adapters = {name: parameter.data for name, parameter in policy.weights()}
-    found = dict(merged(whole(model).items(), adapters, policy.lora.scale, "cpu"))
+    found = dict(merged(whole(model).items(), adapters, policy.lora, "cpu"))
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, expected[name].data, rtol=1e-6, atol=1e-7, msg=name)
@@ -72,7 +72,7 @@ def test_embeddings_heads_and_norms_are_not_touched(model: Path) -> None:
     targets = {target.name for target in policy.lora.targets}
     assert len(targets) == 2 * 7  # layers, linear layers of each
     adapters = {name: parameter.data for name, parameter in policy.weights()}
-    for name, tensor in merged(before.items(), adapters, policy.lora.scale, "cpu"):
+    for name, tensor in merged(before.items(), adapters, policy.lora, "cpu"):
         assert torch.equal(tensor, before[name]) == (name not in targets), name
 
 

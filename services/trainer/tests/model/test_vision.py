@@ -223,7 +223,7 @@ def test_adapters_are_merged_with_the_models_files(
     base = load_file(folder / "model.safetensors")
     policy.lora.check_base({name: tuple(tensor.shape) for name, tensor in base.items()})
     adapters = {name: parameter.detach() for name, parameter in policy.weights()}
-    whole = dict(merged(base.items(), adapters, policy.lora.scale, "cpu"))
+    whole = dict(merged(base.items(), adapters, policy.lora, "cpu"))
     shutil.copytree(folder, tmp_path / "merged")
     save_file(whole, tmp_path / "merged/model.safetensors", {"format": "pt"})
     with torch.no_grad():

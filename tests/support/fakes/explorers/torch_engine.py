@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from support.fakes.explorers.member_engine import TENSOR_SECONDS, MemberEngine, read_tensors
 from trinity.data.experience import SamplingParams
 from trinity.explorer.types import EngineOptions
-from trinity.weights.lora import merged
+from trinity.weights.lora import Lora, merged
 
 _CPU = torch.device("cpu")
 
@@ -66,7 +66,7 @@ class TorchEngine(MemberEngine):
         if not update.get("base_files"):
             return given
         base = read_tensors(update["base_files"], update["base_tensors"])
-        return merged(base, {name: tensor.clone() for name, tensor in given}, update["scale"], _CPU)
+        return merged(base, {name: tensor.clone() for name, tensor in given}, Lora.of(update["lora"]), _CPU)
 
 
 class BatchedTorchEngine(TorchEngine):

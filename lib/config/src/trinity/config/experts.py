@@ -19,6 +19,12 @@ REPLAYED = {
     "deepseek_v3": "sigmoid",
 }
 
+# `model_type` of language models whose experts adapters train, and those of them with experts [experts, in, out].
+ADAPTED = frozenset(
+    {"qwen3_moe", "qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text", "gpt_oss", "glm4_moe", "glm_moe_dsa", "deepseek_v3"}
+)
+TRANSPOSED = frozenset({"gpt_oss"})
+
 
 @dataclass(frozen=True)
 class Mixture:

@@ -3,7 +3,7 @@
 Adam with float32 masters: 2 bytes of bfloat16 weights a parameter, 4 of gradients, 12 of states; in float32 4, 4 and 8.
 ZeRO shares out states (1), gradients too (2), weights too (3); offloading moves states, or weights too, to host memory;
 their gradients are there too, and on the GPU until then but under ZeRO 3.
-Adapters (LoRA) have small states, and the base model has only its weights.
+Adapters (LoRA) have small states, which are not counted, and the base model has only its weights.
 """
 
 import json

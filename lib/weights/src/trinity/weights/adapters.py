@@ -9,7 +9,7 @@ from typing import Any
 
 from trinity.runtime.errors import InvalidInput
 from trinity.weights.checkpoints import safetensors_header
-from trinity.weights.lora import adapter_names
+from trinity.weights.lora import Lora, Shape, module_of, target_of
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _A = re.compile(r"base_model\.model\.(.+)\.lora_A\.weight")
@@ -17,32 +17,48 @@ _MERGE = "merge them with peft into the model, and give the result as model.mode
 # Settings under which the sum is not W + alpha / rank * B A.
 _OTHER_KINDS = (
     "use_rslora", "use_dora", "use_qalora", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "modules_to_save",
-    "target_parameters", "trainable_token_indices", "layer_replication", "alora_invocation_tokens", "lora_bias",
+    "trainable_token_indices", "layer_replication", "alora_invocation_tokens", "lora_bias",
 )  # fmt: skip
 # Initialisations that leave the base's weights unchanged; the others subtract the adapters from them.
 _INITIALIZED = (True, False, None, "gaussian", "eva", "orthogonal")
 _HUB_CACHE = re.compile(r"models--(?:.+--)?(.+?)/snapshots/[^/]+/?$")
 
-Shape = tuple[int, ...]
-
 
 @dataclass(frozen=True)
 class AdapterFolder:
-    """Adapters in a folder. `base_model`: path or hub name in adapter_config.json, which may be empty."""
+    """Adapters in a folder. `base_model`: path or hub name in adapter_config.json, which may be empty.
+
+    parameters: names, or their ends, of the experts that are adapted (peft's `target_parameters`).
+    """
 
     folder: Path
     rank: int
     alpha: float
     base_model: str
     shapes: Mapping[str, Shape]
+    parameters: tuple[str, ...] = ()
 
     @property
     def modules(self) -> list[str]:
-        """Names of the adapted layers."""
-        return [found[1] for name in self.shapes if (found := _A.fullmatch(name))]
+        """Names of the adapted layers, and of the adapted parameters of experts."""
+        found = [match[1] for name in self.shapes if (match := _A.fullmatch(name))]
+        return [module_of(name, found, self.parameters) for name in found]
 
-    def check(self, linear: Mapping[str, Shape], model_path: str) -> None:
-        """Raises InvalidInput unless the adapters fit a model. `linear`: shapes of its linear layers by name."""
+    def lora(self, shapes: Mapping[str, Shape], transposed: bool, model_path: str = "") -> Lora:
+        """Returns rank, alpha and targets. Raises InvalidInput for a layer without a shape.
+
+        shapes: of the model's linear layers and experts by name. transposed: experts are [experts, in, out].
+        """
+        for module in self.modules:
+            if module not in shapes:
+                model = model_path or "the base model"
+                what = f"adapts {module}, no linear layer of {model}; give their own base model"
+                raise InvalidInput(str(self.folder / WEIGHTS), what)
+        targets = (target_of(module, shapes[module], transposed) for module in self.modules)
+        return Lora(self.rank, self.alpha, tuple(targets))
+
+    def check(self, shapes: Mapping[str, Shape], model_path: str, transposed: bool = False) -> None:
+        """Raises InvalidInput unless the adapters fit a model. Arguments as in `lora`."""
         base, file = self.base_model, self.folder / WEIGHTS
         if base and _last_part(base).lower() != _last_part(model_path).lower():
             raise InvalidInput(
@@ -50,15 +66,7 @@ class AdapterFolder:
                 f"says that the base model is {base!r}, and model.model_path is {model_path!r}; give that model, or "
                 "correct base_model_name_or_path in the file if both are the same",
             )
-        expected: dict[str, Shape] = {}
-        for module in self.modules:
-            if module not in linear:
-                raise InvalidInput(
-                    str(file), f"adapts {module}, no linear layer of {model_path}; give their own base model"
-                )
-            rows, columns = linear[module]
-            shapes = (self.rank, columns), (rows, self.rank)
-            expected |= zip(adapter_names(f"{module}.weight"), shapes, strict=True)
+        expected = self.lora(shapes, transposed, model_path).shapes
         for name in sorted(expected.keys() | self.shapes.keys()):
             if self.shapes.get(name) != expected.get(name):
                 found, due = (list(known[name]) if name in known else "not there" for known in (self.shapes, expected))
@@ -96,7 +104,11 @@ def read_adapters(folder: Path) -> AdapterFolder:
         raise InvalidInput(str(folder / WEIGHTS), f"{what}; save the adapters with peft, as safetensors") from None
     if not shapes:
         raise InvalidInput(str(folder / WEIGHTS), "has no tensors")
-    return AdapterFolder(folder, rank, float(alpha), str(config.get("base_model_name_or_path") or ""), shapes)
+    parameters = config.get("target_parameters") or []
+    if not isinstance(parameters, list) or not all(isinstance(name, str) for name in parameters):
+        raise InvalidInput(str(path), f"has target_parameters {parameters!r}; it must be a list of names")
+    base = str(config.get("base_model_name_or_path") or "")
+    return AdapterFolder(folder, rank, float(alpha), base, shapes, tuple(parameters))
 
 
 def _last_part(model: str) -> str:

@@ -63,12 +63,14 @@ class Lora(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., alpha: _Optional[float] = ..., targets: _Optional[_Iterable[_Union[LoraTarget, _Mapping]]] = ...) -> None: ...
 
 class LoraTarget(_message.Message):
-    __slots__ = ("name", "shape")
+    __slots__ = ("name", "shape", "transposed")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
+    TRANSPOSED_FIELD_NUMBER: _ClassVar[int]
     name: str
     shape: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+    transposed: bool
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., transposed: bool = ...) -> None: ...
 
 class Delta(_message.Message):
     __slots__ = ("base_version", "files")

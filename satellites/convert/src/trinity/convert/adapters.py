@@ -7,12 +7,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from trinity.config.experts import TRANSPOSED, model_type_of
 from trinity.convert.find import CheckpointError
 from trinity.convert.source import Parameter, Source
 from trinity.runtime.errors import InvalidInput
-from trinity.weights import manifest_of_folder
+from trinity.weights import Manifest, manifest_of_folder
 from trinity.weights.adapters import WEIGHTS, read_adapters
-from trinity.weights.lora import merged
+from trinity.weights.lora import fused, in_model, merged
 
 
 def has_adapters(folder: Path) -> bool:
@@ -33,6 +34,10 @@ def open_adapters(folder: Path, base: Path | None) -> Source:
         manifest = manifest_of_folder("base", 0, base, checksums=False)
     except (InvalidInput, ValueError, OSError) as error:
         raise CheckpointError(f"{folder} cannot be merged with {base}: {error}") from None
+    try:
+        lora = found.lora(_shapes(manifest), model_type_of(str(base)) in TRANSPOSED)
+    except InvalidInput as error:
+        raise CheckpointError(f"{folder} are no adapters of {base}: {error}") from None
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
         opened = {info.name: safe_open(base / info.name, "pt") for info in manifest.files}
@@ -41,10 +46,17 @@ def open_adapters(folder: Path, base: Path | None) -> Source:
 
     def parameters() -> Iterator[Parameter]:
         try:
-            for name, tensor in merged(tensors(), adapters, found.alpha / found.rank, "cpu"):
+            for name, tensor in merged(tensors(), adapters, lora, "cpu"):
                 yield Parameter(name, tuple(tensor.shape), tensor.dtype, (tensor,))
         except (InvalidInput, RuntimeError) as error:
             raise CheckpointError(f"{folder} are no adapters of {base}: {error}") from None
 
     trained_in = next(iter(adapters.values())).dtype if adapters else None
     return Source(f"LoRA adapters, merged with {base}", parameters(), trained_in)
+
+
+def _shapes(base: Manifest) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of a model's tensors, without `.weight`, by their names in its files and in memory."""
+    shapes = {tensor.name: tensor.shape for tensor in base.tensors}
+    known = fused({in_model(name): shape for name, shape in shapes.items()}) | fused(shapes)
+    return {name.removesuffix(".weight"): shape for name, shape in known.items()}

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from trinity.config import Plan, Problem
 from trinity.config.checks.lora import PLACE, choose, modules_of, refuse_unmerged
+from trinity.config.experts import TRANSPOSED, model_type_of
 from trinity.data.vision import has_tower
 from trinity.reading.errors import RunError
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.process import time_limit
 from trinity.weights import manifest_of_folder
 from trinity.weights.adapters import read_adapters
-from trinity.weights.lora import in_model
+from trinity.weights.lora import fused, in_model
 
 _MOST_REGEX_SECONDS = 5.0
 
@@ -39,7 +40,7 @@ def check_lora(plan: Plan) -> list[Problem]:
         return [Problem("model.model_path", f"adapters are merged with its safetensors files: {error}")]
     try:
         if given is not None:
-            given.check(linear, model.model_path)
+            given.check(linear, model.model_path, _has_transposed_experts(folder))
         with time_limit(_MOST_REGEX_SECONDS):
             chosen, problems = choose(lora, linear, given)
         return problems if lora.merged else [*problems, *refuse_unmerged(chosen.rank, chosen.modules)]
@@ -65,7 +66,7 @@ def served_adapters(given: Sequence[str], plan: Plan) -> dict[str, Path]:
         try:
             adapters = read_adapters(found[name])
             if linear is not None:
-                adapters.check(linear, plan.config.model.model_path)
+                adapters.check(linear, plan.config.model.model_path, _has_transposed_experts(model))
         except InvalidInput as error:
             raise RunError(f"--adapter {entry}: {error}", 2) from None
         if problem := next(refuse_unmerged(adapters.rank, adapters.modules), None):
@@ -75,8 +76,13 @@ def served_adapters(given: Sequence[str], plan: Plan) -> dict[str, Path]:
 
 
 def _linear_layers(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of a model's linear layers by name. Raises InvalidInput."""
+    """Returns the shapes of a model's linear layers and experts by name. Raises InvalidInput."""
     tensors = manifest_of_folder("base", 0, folder, checksums=False).tensors
     named = in_model if has_tower(str(folder)) else str
-    shapes = {named(tensor.name).removesuffix(".weight"): tensor.shape for tensor in tensors}
-    return {name: shapes[name] for name in modules_of((named(tensor.name), len(tensor.shape)) for tensor in tensors)}
+    shapes = fused({named(tensor.name): tensor.shape for tensor in tensors})
+    chosen = modules_of(((name, len(shape)) for name, shape in shapes.items()), model_type_of(str(folder)))
+    return {name: shapes.get(f"{name}.weight") or shapes[name] for name in chosen}
+
+
+def _has_transposed_experts(folder: Path) -> bool:
+    return model_type_of(str(folder)) in TRANSPOSED

@@ -1,4 +1,7 @@
-"""Which linear layers of a model get adapters: model.lora_configs, matched with the names of the model's modules."""
+"""Which layers of a model get adapters: model.lora_configs, matched with the names of the model's modules.
+
+These are linear layers, and the experts of a mixture, which transformers has as two parameters of a layer.
+"""
 
 import difflib
 import re
@@ -8,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from trinity.config.errors import Problem
+from trinity.config.experts import ADAPTED
 from trinity.config.schema import Config
 from trinity.config.schema.model import LoraConfig
 
@@ -20,19 +24,34 @@ _ENDS = {"lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "wpe", "pos_
 _TOWERS = frozenset(
     {"visual", "vision_tower", "vision_model", "multi_modal_projector", "embed_vision", "audio_tower", "embed_audio"}
 )
+_EXPERTS = re.compile(r".+\.experts\.(gate_up_proj|down_proj)")
+_NAMES_EXPERTS = re.compile(r"\bexperts\b")
 
 
-def modules_of(weights: Iterable[tuple[str, int]]) -> list[str]:
-    """Names of the linear layers of a checkpoint, from the name and the number of dimensions of each of its tensors."""
-    matrices = (name.removesuffix(".weight") for name, rank in weights if rank == 2 and name.endswith(".weight"))
+def modules_of(weights: Iterable[tuple[str, int]], model_type: str = "") -> list[str]:
+    """Names of the layers of a checkpoint, from the name and the number of dimensions of each of its tensors.
+
+    The experts of a layer must be one tensor (trinity.weights.lora.fused). model_type: of the language model.
+    """
+    matrices = (
+        name.removesuffix(".weight")
+        for name, rank in weights
+        if (rank == 2 and name.endswith(".weight")) or (rank == 3 and model_type in ADAPTED and is_experts(name))
+    )
     return [name for name in matrices if _last(name) not in _ENDS]
+
+
+def is_experts(name: str) -> bool:
+    """Returns True for the name of a parameter that holds the experts of a layer."""
+    return _EXPERTS.fullmatch(name) is not None
 
 
 def select(lora: LoraConfig, modules: Iterable[str]) -> tuple[list[str], list[Problem]]:
     """Picks the modules that get adapters from the linear layers `modules`; returns them and the problems.
 
     A name stands for every module that ends with it: q_proj for model.layers.0.self_attn.q_proj and all others. Only
-    names or a regex with a tower's name in them (`visual`) choose its modules.
+    names or a regex with a tower's name in them (`visual`) choose its modules, and with `experts` those of a mixture:
+    `experts` for both parameters, `experts.down_proj` for one.
     """
     known = list(modules)
     problems = [*_unknown("target_modules", lora.targets, known)]
@@ -55,6 +74,10 @@ def refuse_unmerged(rank: int, modules: Iterable[str]) -> Iterator[Problem]:
     for name in modules:
         if not _TOWERS.isdisjoint(name.split(".")):
             what = f"choose {name}, and vLLM does not adapt a vision tower; leave it out, or set merged: true"
+            yield Problem(f"{PLACE}.target_modules", what)
+            return
+        if is_experts(name):
+            what = f"choose {name}, and engines hold adapters of experts only merged; leave it out, or set merged: true"
             yield Problem(f"{PLACE}.target_modules", what)
             return
 
@@ -122,27 +145,34 @@ def _unknown(key: str, wanted: str | list[str], known: list[str]) -> Iterator[Pr
             what = "embeddings and output heads are not adapted" if _last(name) in _ENDS else _near(name, known)
             yield Problem(place, f"has {name!r}, which no linear layer of the model is called; {what}")
         elif key == "target_modules" and not any(_chosen([name], module) for module in ends):
-            whole = ends[0].removeprefix("model.")
-            what = f"a name of layers in the vision tower only; name them with it: {whole}, or by a regex"
+            whole, where = ends[0].removeprefix("model."), "layers in the vision tower"
+            if is_experts(ends[0]):
+                whole, where = f"experts.{_last(whole)}", "experts"
+            what = f"a name of {where} only; name them with it: {whole}, or by a regex"
             yield Problem(place, f"has {name!r}, {what}")
 
 
 def _near(name: str, known: list[str]) -> str:
-    names = sorted({_last(module) for module in known})
-    near = difflib.get_close_matches(_last(name), names, n=1, cutoff=0.5)
-    return f"did you mean [{near[0]}]?" if near else f"it has {', '.join(names) or 'none'}"
+    names = {_last(module): f"experts.{_last(module)}" if is_experts(module) else _last(module) for module in known}
+    near = difflib.get_close_matches(_last(name), sorted(names), n=1, cutoff=0.5)
+    return f"did you mean [{names[near[0]]}]?" if near else f"it has {', '.join(sorted(names.values())) or 'none'}"
 
 
 def _chosen(wanted: str | list[str], name: str) -> bool:
     """The same as _matches, for targets."""
-    if not _TOWERS.isdisjoint(name.split(".")):
-        asked = [end for end in _listed(wanted) if _names_tower(end)]
+    in_tower = not _TOWERS.isdisjoint(name.split("."))
+    if in_tower or is_experts(name):
+        asked = list(filter(_names_tower if in_tower else _names_experts, _listed(wanted)))
         return bool(asked) and _matches(wanted if isinstance(wanted, str) else asked, name)
     return _matches(wanted, name)
 
 
 def _names_tower(wanted: str) -> bool:
     return any(tower in wanted for tower in _TOWERS)
+
+
+def _names_experts(wanted: str) -> bool:
+    return _NAMES_EXPERTS.search(wanted) is not None
 
 
 def _matches(wanted: str | list[str], name: str) -> bool:
@@ -156,7 +186,8 @@ def _listed(wanted: str | list[str]) -> list[str]:
 
 
 def _ends_with(name: str, end: str) -> bool:
-    return name == end or name.endswith(f".{end}")
+    of_experts = is_experts(name) and name.rpartition(".")[0].endswith(f".{end}")
+    return name == end or name.endswith(f".{end}") or of_experts
 
 
 def _last(name: str) -> str:
@@ -178,6 +209,9 @@ def check_lora(config: Config) -> Iterator[Problem]:
         yield Problem(f"{PLACE}.lora_rank", problem)
     if not lora.merged and any(map(_names_tower, _listed(lora.targets))):
         problem = "has layers of the vision tower, which vLLM does not adapt; leave them out, or set merged: true"
+        yield Problem(f"{PLACE}.target_modules", problem)
+    if not lora.merged and any(map(_names_experts, _listed(lora.targets))):
+        problem = "has experts, whose adapters engines hold only merged; leave them out, or set merged: true"
         yield Problem(f"{PLACE}.target_modules", problem)
     dtype = config.trainer.deepspeed.dtype
     if "auto" not in (lora.lora_dtype, dtype) and lora.lora_dtype != dtype:

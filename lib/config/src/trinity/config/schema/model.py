@@ -20,7 +20,9 @@ class LoraConfig(Section):
     """Low-rank adapters that train in place of the model: W + lora_alpha / lora_rank * B A."""
 
     path: OptionalPath | None = Field(None, description="Folder of peft with initial adapters; null: new adapters")
-    lora_rank: SmallInt | None = Field(None, description="Rows of A, columns of B; null: that of path, or 32")
+    lora_rank: SmallInt | None = Field(
+        None, description="Rows of A and columns of B, for each expert; null: that of path, or 32"
+    )
     lora_alpha: PositiveFloat | None = Field(
         None, description="The product of B and A counts lora_alpha / lora_rank times; null: that of path, or 32"
     )
@@ -29,8 +31,8 @@ class LoraConfig(Section):
     )
     target_modules: str | list[str] | None = Field(
         None,
-        description="Last parts of the names of linear layers, or a regex of whole names; null: those of path, or "
-        "all-linear",
+        description="Last parts of the names of linear layers (`experts`: those of a mixture), or a regex of whole "
+        "names; null: those of path, or all-linear, which leaves experts out",
     )
     exclude_modules: str | list[str] | None = Field(None, description="Left out of target_modules; named like them")
 

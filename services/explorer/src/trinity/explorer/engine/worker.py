@@ -25,7 +25,7 @@ from vllm.platforms import current_platform
 from trinity.explorer.engine import routes, sampled_logprobs
 from trinity.explorer.engine.replay import Loader
 from trinity.explorer.engine.staging import Named, Staging, find
-from trinity.weights import TensorInfo
+from trinity.weights import Lora, TensorInfo
 from trinity.weights.collective import Group, GroupBroken, Store, receive_buckets
 from trinity.weights.lora import merged
 
@@ -54,10 +54,10 @@ class UpdateInfo(WeightTransferUpdateInfo):
     tensors: list[list[Any]] = field(default_factory=list)
     epoch: int = 0
     bucket_bytes: int = 0
-    # Only for adapters: the base model's files and tensors, as above, and the scale of the product B A.
+    # Only for adapters: the base model's files and tensors, as above, and Lora.plain().
     base_files: list[str] = field(default_factory=list)
     base_tensors: list[list[Any]] = field(default_factory=list)
-    scale: float = 0.0
+    lora: dict[str, Any] = field(default_factory=dict)
 
 
 class TrinityTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -126,7 +126,7 @@ class TrinityTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 return
             adapters = {name: tensor.clone() for name, tensor in given}  # a bucket is larger than they are
         with closing(self._read(update.base_files, update.base_tensors)) as base:
-            yield from merged(base, adapters, update.scale, self.device)
+            yield from merged(base, adapters, Lora.of(update.lora), self.device)
 
     def _given(self, update: UpdateInfo) -> Generator[Named]:
         """The version's tensors by name, from files or from the group."""

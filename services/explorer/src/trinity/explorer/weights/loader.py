@@ -261,7 +261,7 @@ def base_of(lora: Lora | None, base_model: str) -> dict[str, Any]:
     base = manifest_of_folder("base", 0, folder, checksums=False)
     lora.check_base({tensor.name: tensor.shape for tensor in base.tensors})
     files, tensors = base.load_arguments(folder)
-    return {"base_files": files, "base_tensors": [list(tensor) for tensor in tensors], "scale": lora.scale}
+    return {"base_files": files, "base_tensors": [list(tensor) for tensor in tensors], "lora": lora.plain()}
 
 
 def base_folder(model: str) -> Path:

@@ -98,7 +98,7 @@ class PolicyWeights:
             cut = FileParts(model.model).cut
             base = {part: tensor for name, parameter in model.weights() for part, tensor in cut(name, parameter.data)}
             layout = [describe(name, tensor.dtype, tensor.shape) for name, tensor in base.items()]
-            found = merged(base.items(), adapters, lora.scale, self._device)
+            found = merged(base.items(), adapters, lora, self._device)
             weights = ((name, tensor.to(self._dtype)) for name, tensor in found)
         fixed = sorted(model.fixed(), key=lambda named: str(named[1].dtype))  # a file has one dtype
         buffers = [describe(name, buffer.dtype, buffer.shape) for name, buffer in fixed]

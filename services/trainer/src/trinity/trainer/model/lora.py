@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from trinity.config.checks.lora import PLACE, choose
+from trinity.config.checks.lora import PLACE, choose, is_experts
+from trinity.config.experts import ADAPTED, TRANSPOSED
 from trinity.config.schema.model import LoraConfig
 from trinity.runtime.errors import InvalidInput
-from trinity.weights import Lora, LoraTarget
+from trinity.weights import Lora
 from trinity.weights.adapters import WEIGHTS, read_adapters
+from trinity.weights.lora import target_of
 
 _ADAPTER = "default"
 _PEFT_PREFIX = "base_model.model."
@@ -24,22 +26,23 @@ _SEED = 0
 
 
 def add_adapters(model: Any, config: LoraConfig, dtype: torch.dtype, base_model: str) -> Lora:
-    """Adapts the linear layers that the YAML or the folder of adapters chooses, in place, and freezes everything else.
+    """Adapts the layers that the YAML or the folder of adapters chooses, in place, and freezes everything else.
 
     The output projection must not be a linear layer at this point. Raises InvalidInput for a layer that does not exist,
     and for a folder of adapters that does not fit the model.
     """
     if config.lora_dtype not in ("auto", str(dtype).removeprefix("torch.")):
         raise InvalidInput(f"{PLACE}.lora_dtype", f"is {config.lora_dtype}, but training is in {dtype}; use auto")
-    shapes = linear_shapes(model)
+    kind = model.config.get_text_config().model_type
+    shapes, transposed = linear_shapes(model, with_experts=kind in ADAPTED), kind in TRANSPOSED
     given = read_adapters(Path(config.path).expanduser()) if config.path else None
     if given is not None:
-        given.check(shapes, base_model)
+        given.check(shapes, base_model, transposed)
     chosen, problems = choose(config, shapes, given)
     if problems:
         raise InvalidInput(problems[0].path, problems[0].message)
-    targets = tuple(LoraTarget(f"{name}.weight", shapes[name]) for name in chosen.modules)
-    lora = Lora(chosen.rank, chosen.alpha, targets)
+    targets = (target_of(name, shapes[name], transposed) for name in chosen.modules)
+    lora = Lora(chosen.rank, chosen.alpha, tuple(targets))
     inject(model, lora)
     begins_with = given_adapters(config, dtype)
     for name, parameter in adapter_weights(model):
@@ -48,9 +51,19 @@ def add_adapters(model: Any, config: LoraConfig, dtype: torch.dtype, base_model:
     return lora
 
 
-def linear_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Returns the shape [out, in] of each linear layer that can be adapted, by its name."""
-    return {name: tuple(module.weight.shape) for name, module in model.named_modules() if _is_plain(module)}
+def linear_shapes(model: nn.Module, *, with_experts: bool = False) -> dict[str, tuple[int, ...]]:
+    """Returns the shape [out, in] of each linear layer that can be adapted, by its name.
+
+    with_experts: also the shapes of the parameters of experts, [experts, out, in], or as the model has them.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for name, module in model.named_modules():
+        if _is_plain(module):
+            found[name] = tuple(module.weight.shape)
+        elif with_experts:
+            own = ((f"{name}.{parameter}", value.shape) for parameter, value in module.named_parameters(recurse=False))
+            found |= {parameter: tuple(shape) for parameter, shape in own if is_experts(parameter)}
+    return found
 
 
 def inject(model: Any, lora: Lora, adapter: str = _ADAPTER, seed: int = _SEED) -> None:
@@ -64,7 +77,12 @@ def inject(model: Any, lora: Lora, adapter: str = _ADAPTER, seed: int = _SEED) -
         # Inside another module: peft replaces targets of mixtures of experts that it knows by others.
         held = _peft_config(peft, lora, "")
         held.target_modules = {f"model.{name}" for name in held.target_modules}
+        held.target_parameters = [f"model.{name}" for name in held.target_parameters]
         peft.inject_adapter_in_model(held, nn.ModuleDict({"model": model}), adapter)
+    if held.target_parameters:
+        from trinity.trainer.model.expert_adapters import compute_by_expert
+
+        compute_by_expert(model, adapter)
 
 
 def remove_adapter(model: nn.Module, adapter: str) -> None:
@@ -172,7 +190,8 @@ def _peft_config(peft: Any, lora: Lora, base_model: str) -> Any:
     return peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
-        target_modules=[target.name.removesuffix(".weight") for target in lora.targets],
+        target_modules=[target.name.removesuffix(".weight") for target in lora.targets if len(target.shape) == 2],
+        target_parameters=[target.name for target in lora.targets if len(target.shape) == 3],
         base_model_name_or_path=base_model or None,
         task_type="CAUSAL_LM",
         inference_mode=bool(base_model),
