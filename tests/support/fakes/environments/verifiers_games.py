@@ -74,6 +74,9 @@ def load_environment(kind: str = "sums", max_turns: int = 4, strict: bool = Fals
     if kind == "tools":
         errors = [Exception] if strict else []
         return vf.ToolEnv(dataset=dataset, rubric=rubric, tools=[add], max_turns=max_turns, stop_errors=errors)
+    if kind == "texts":  # prompts that are no messages
+        texts = Dataset.from_list([{"prompt": row["question"], "answer": row["answer"]} for row in SUMS])
+        return vf.SingleTurnEnv(dataset=texts, rubric=rubric)
     few_shot = [{"role": "user", "content": "What is 0 + 0?"}, {"role": "assistant", "content": "0"}]
     shots = few_shot if kind == "shots" else None
     return vf.SingleTurnEnv(dataset=dataset, system_prompt="Answer with a number.", few_shot=shots, rubric=rubric)

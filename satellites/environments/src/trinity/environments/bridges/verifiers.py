@@ -1,16 +1,14 @@
 """Environments of Prime Intellect's verifiers.
 
-Their rollout loop runs as it is, with its own set-up, stop conditions, clean-up and rubric. The model it drives is an
-AskedPolicy, so that each time it asks for a completion is one turn of the episode.
+Their rollout loop runs as it is, with its own set-up, stop conditions, clean-up and rewards. The model it drives is an
+AskedPolicy, so that each time it asks for a completion is one turn of the episode. verifiers has two interfaces: the
+bridge plays the classic one below 0.4 (verifiers_classic.py), and v1 from 0.4 on (verifiers_v1.py).
 """
 
 import asyncio
-import contextlib
 import functools
 import json
 import re
-import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib import metadata
 from typing import Any
@@ -18,27 +16,29 @@ from typing import Any
 from trinity.api.numbers import real_number
 from trinity.environments.allowed import check_module
 from trinity.environments.arguments import Arguments
-from trinity.environments.bridges.messages import assistant, has_replied, news, shown, split_system, until_stop
+from trinity.environments.bridges import verifiers_classic, verifiers_v1
+from trinity.environments.bridges.messages import assistant, news, shown, split_system, until_stop
 from trinity.environments.extras import needs, require
 from trinity.environments.game import TextGame, Turn, TurnRules
 from trinity.environments.replies import Reply
 from trinity.runtime.errors import Unavailable
 from trinity.sdk.environment import Description, Observation
 
-_ENVIRONMENT_ID = re.compile(r"(?:[\w.-]{1,100}/)?[A-Za-z][\w-]{0,99}", re.ASCII)
+_ENVIRONMENT_ID = re.compile(r"(?:[\w.-]{1,100}/)?[A-Za-z][\w-]{0,99}(?:\.[A-Za-z]\w{0,99}){0,9}", re.ASCII)
 _MAX_METRICS = 80
 
 
 @needs("verifiers", "verifiers", "verifiers")
 class Verifiers(TextGame):
-    """A rollout of an installed verifiers environment. Reward: its rubric's, at the end.
+    """A rollout of an installed verifiers environment. Reward: its own, at the end.
 
-    Arguments: `env_id` (as for verifiers.load_environment; a package of that name which requires verifiers
-    must be installed, or the operator allows the module), `env_args`,
-    `split` (train) of the environment's dataset, `success_reward` (1). A row is {"index"} in that dataset, or a row of
-    its kind: {"question" or "prompt", "answer", "info", "task"}. Replies are taken as they are; where the environment
-    has tools, a reply calls them with <tool_call>{"name", "arguments"}</tool_call>. A conversation that reaches
-    `max_steps` is ended and scored like one too long for the model. Metrics: the rubric's, after `rubric_`.
+    Arguments: `env_id` (the name of an installed package which requires verifiers, or a module that the operator
+    allows), `env_args` (arguments of load_environment; from verifiers 0.4 on the fields of the taskset's config),
+    `success_reward` (1), and below 0.4 `split` (train) of the environment's dataset. A row is {"index"} in that dataset
+    or taskset. Below 0.4 it may be a row of the dataset's kind: {"question" or "prompt", "answer", "info", "task"}.
+    Replies are taken as they are; where the environment has tools, a reply calls them with
+    <tool_call>{"name", "arguments"}</tool_call>. A conversation that reaches `max_steps` is ended and scored like one
+    too long for the model. Metrics: rewards by name and the environment's metrics, after `rubric_`.
     """
 
     description = Description(
@@ -54,21 +54,15 @@ class Verifiers(TextGame):
         require("verifiers", "verifiers")
         from trinity.environments.bridges.asked_policy import AskedPolicy, Asking
 
-        environment_id, options = args.text("env_id"), args.mapping("env_args")
-        split = args.choice("split", "train", ["train", "eval"])
-        self.success_reward = args.number("success_reward", 1.0)
-        environment = load(environment_id, options, args)
         policy = AskedPolicy()
-        row = read_row(environment, task, split)
-        sampling = dict(getattr(environment, "sampling_args", None) or {})
-        rollout = environment.run_rollout(row, _client(environment, policy), "policy", sampling)
+        self.success_reward = args.number("success_reward", 1.0)
+        self._interface: Any = verifiers_v1 if is_v1() else verifiers_classic
+        rollout = self._interface.rollout(_module(args), task, args, policy)
         self.rollout = Asking(_loop(), policy, rollout)
         self.held.callback(self.rollout.end)
         self._question: Any = self.rollout.next()
         if self._question is None:
-            output = self.rollout.result()
-            reason = _fault(output) or output.get("stop_condition")
-            raise Unavailable(f"verifiers: the rollout was over before it began: {reason}")
+            raise Unavailable(f"verifiers: the rollout was over before it began: {self._interface.why(self._result())}")
         self._news: dict[str, Any] = {}
         text = self._conversation(self._question)
         self.goal = shown(split_system(self._question.messages)[1])
@@ -114,15 +108,20 @@ class Verifiers(TextGame):
                 self._news = {"conversation": "new", "instructions": self.instructions}
                 self._news |= {"tools": self.tools} if self.tools else {}
             return Turn(text)
-        return self._end(self.rollout.result())
+        return self._end(self._result())
+
+    def _result(self) -> Any:
+        """Returns the rollout's result. Raises Unavailable for an error of the environment."""
+        output = self.rollout.result()
+        if problem := self._interface.fault(output):
+            raise Unavailable(f"verifiers: {problem[:500]}")
+        return output
 
     def _end(self, output: Any) -> Turn:
-        if (problem := _fault(output)) is not None:
-            raise Unavailable(f"verifiers: {problem}")
-        reward = real_number(output["reward"] or 0.0, "the rubric's reward")
-        metrics = list((output["metrics"] or {}).items())[:_MAX_METRICS]
-        found = {f"rubric_{name}": real_number(value, f"the rubric's {name}") for name, value in metrics}
-        text = shown(has_replied(output.get("completion"))) or "The episode is over."
+        reward = real_number(self._interface.reward(output), "the environment's reward")
+        metrics = list(self._interface.metrics(output).items())[:_MAX_METRICS]
+        found = {f"rubric_{name}": real_number(value, f"the environment's {name}") for name, value in metrics}
+        text = self._interface.last_words(output) or "The episode is over."
         return Turn(text, reward, True, reward >= self.success_reward, found)
 
 
@@ -132,17 +131,20 @@ _TOOLS = (
 )
 
 
-def load(environment_id: str, options: dict[str, Any], args: Arguments) -> Any:
-    """The environment, loaded once in this process. Raises InvalidInput if it cannot be."""
+def is_v1() -> bool:
+    """Tells if the installed verifiers is 0.4 or newer, which dropped the classic interface."""
+    return tuple(int(part) for part in metadata.version("verifiers").split(".")[:2]) >= (0, 4)
+
+
+def _module(args: Arguments) -> str:
+    """Returns the module of `env_id`, which may be imported. Raises InvalidInput for other names."""
+    environment_id = args.text("env_id")
     if not _ENVIRONMENT_ID.fullmatch(environment_id):
         raise args.wrong("env_id", environment_id, "the name of an installed environment")
-    module = environment_id.rpartition("/")[2].replace("-", "_")  # load_environment would import it
+    module = environment_id.rpartition("/")[2].replace("-", "_")
     if not _is_environment(module):
         check_module(module, "args.env_id")
-    try:
-        return _load(environment_id, json.dumps(options, sort_keys=True))
-    except Exception as error:
-        raise args.wrong("env_id", environment_id, f"an environment that verifiers can load ({error})") from None
+    return module
 
 
 def _is_environment(module: str) -> bool:
@@ -154,68 +156,12 @@ def _is_environment(module: str) -> bool:
     return any(re.match(r"verifiers(?![\w.-])", requirement) for requirement in required)
 
 
-@functools.lru_cache(maxsize=4)
-def _load(environment_id: str, options: str) -> Any:
-    with _signals_restored():
-        return require("verifiers", "verifiers").load_environment(environment_id, **json.loads(options))
-
-
-@contextlib.contextmanager
-def _signals_restored() -> Iterator[None]:
-    """Environments take SIGINT and SIGTERM for themselves, which are the worker's."""
-    kept = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
-    try:
-        yield
-    finally:
-        for number, handler in kept:
-            signal.signal(number, handler)
-
-
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
     """Returns the event loop of this process, in which environments keep clients and locks."""
     return asyncio.new_event_loop()
 
 
-def _client(environment: Any, policy: Any) -> Any:
-    """The client as the installed verifiers takes it: OpenAI's own, or since 0.1.11 wrapped."""
-    clients = getattr(require("verifiers", "verifiers"), "clients", None)
-    if clients is None:
-        return policy
-    chat = environment.message_type == "chat"
-    return (clients.OpenAIChatCompletionsClient if chat else clients.OpenAICompletionsClient)(policy)
-
-
-def read_row(environment: Any, task: Arguments, split: str) -> dict[str, Any]:
-    """The row as the environment's own dataset has it. Raises InvalidInput."""
-    if "question" not in task and "prompt" not in task:
-        dataset = environment.get_dataset() if split == "train" else environment.get_eval_dataset()
-        if "index" not in task:
-            raise task.wrong("index", None, f"from 0 to {len(dataset) - 1}, unless the row has a question or a prompt")
-        return dict(dataset[task.integer("index", 0, low=0, high=len(dataset) - 1)])
-    prompt = task.get("prompt", None)
-    if prompt is None:
-        prompt = [*(environment.few_shot or []), {"role": "user", "content": task.text("question")}]
-        prompt = task.text("question") if environment.message_type != "chat" else prompt
-    elif isinstance(prompt, str) and environment.message_type == "chat":
-        prompt = [{"role": "user", "content": prompt}]
-    if isinstance(prompt, list) and environment.system_prompt and prompt[:1] and prompt[0].get("role") != "system":
-        prompt = [{"role": "system", "content": environment.system_prompt}, *prompt]
-    row = {"prompt": prompt, "answer": task.get("answer", ""), "info": task.mapping("info"), "example_id": 0}
-    return row | ({"task": task.text("task")} if "task" in task else {})
-
-
 def _tool(entry: dict[str, Any]) -> dict[str, Any]:
     function = entry.get("function", entry)
     return {name: function.get(name) for name in ("name", "description", "parameters")}
-
-
-def _fault(output: Any) -> str | None:
-    """The error that a rollout ended with, unless the policy's use of tools was the cause: that is scored."""
-    error = output.get("error")
-    if error is None:
-        return None
-    kind = getattr(require("verifiers", "verifiers"), str(error["error"]), None)
-    if isinstance(kind, type) and issubclass(kind, require("verifiers", "verifiers").ToolError):
-        return None
-    return str(error["error_chain_repr"])[:500]
