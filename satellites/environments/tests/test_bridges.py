@@ -193,6 +193,26 @@ class TestOpenEnv:
             play(OpenEnv(), [], {}, {"url": url})
 
     @pytest.mark.parametrize(
+        ("code", "error"),
+        [("CAPACITY_REACHED", Full), ("FACTORY_ERROR", Unavailable), ("SESSION_ERROR", Unavailable)],
+    )
+    def test_a_server_without_an_environment_is_not_the_rows_fault(
+        self, server: tuple[str, Any], code: str, error: type[Exception]
+    ) -> None:
+        url, game = server
+        game.says["reset"] = json.dumps({"type": "error", "data": {"message": "no", "code": code}})
+        with pytest.raises(error, match="openenv"):
+            play(OpenEnv(), [], {}, {"url": url})
+
+    @pytest.mark.parametrize(("reward", "number"), [("true", 1), ("false", 0), ("null", 0)])
+    def test_a_reward_may_be_true_or_missing(self, server: tuple[str, Any], reward: str, number: float) -> None:
+        url, game = server
+        game.says["step"] = (
+            f'{{"type": "observation", "data": {{"observation": {{}}, "reward": {reward}, "done": true}}}}'
+        )
+        assert play(OpenEnv(), [write("1")], {}, {"url": url}).reward == number
+
+    @pytest.mark.parametrize(
         ("says", "error"),
         [
             ("nonsense", InvalidInput),

@@ -1,6 +1,7 @@
 """OpenEnv servers, by their WebSocket: one connection is one session.
 
-A full server closes the socket without a message. That becomes Full, so the caller tries again later.
+A full server says CAPACITY_REACHED, or in old versions closes the socket without a message. That becomes Full, so the
+caller tries again later.
 """
 
 import contextlib
@@ -53,7 +54,7 @@ class OpenEnv(TextGame):
         except ServerError as error:  # the policy wrote no action; task and server are not at fault
             raise Refused(str(error)) from None
         reward, done = answer.get("reward"), answer.get("done")
-        if isinstance(reward, bool) or not isinstance(reward, int | float | None) or not isinstance(done, bool):
+        if not isinstance(reward, int | float | None) or not isinstance(done, bool):
             raise InvalidInput("openenv", f"the server answered reward = {reward!r}, done = {done!r}")
         gained = float(reward or 0.0)
         return Turn(self._text(answer), gained, done, done and self.total_reward + gained >= self.success_reward)
@@ -148,6 +149,11 @@ def _observation(text: str | bytes) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, RecursionError):
         raise InvalidInput("openenv", f"the server's message is none: {str(text[:80])!r}") from None
     if kind == "error":
+        code = data.get("code") if isinstance(data, dict) else None
+        if code == "CAPACITY_REACHED":
+            raise Full("openenv: the server takes no more sessions; try again later")
+        if code in ("FACTORY_ERROR", "SESSION_ERROR"):
+            raise Unavailable(f"openenv: the server has no environment: {json.dumps(data)[:500]}")
         raise ServerError("openenv", f"the server refused: {json.dumps(data)[:500]}")
     if kind != "observation" or not isinstance(data, dict):
         raise InvalidInput("openenv", f"the server's message is of type {kind!r}, must be an observation")
