@@ -46,7 +46,7 @@ _GROUPS = {
     "Watch": ("status", "log", "view", "results", "explorers", "cost", "ui"),
     "Explain": ("batch", "fork", "regrade", "replay", "replay-step", "bisect", "compare", "provenance", "verify"),
     "Repair": ("deadletters", "weights"),
-    "Admin": ("env", "certs", "convert", "export", "import-verl"),
+    "Admin": ("env", "certs", "convert", "export", "atif", "import-verl"),
 }
 _ORDER = [name for names in _GROUPS.values() for name in names]
 

@@ -13,6 +13,7 @@ _KNOWN = {
     "provenance": ("trinity-ui", "Write a checkpoint's lineage as a folder that others can check, with a statement."),
     "verify": ("trinity-ui", "Check a checkpoint's lineage, from the rows of its tasks to its files."),
     "export": ("trinity-ui", "Write ledger, experiences and metrics of a run as Parquet files."),
+    "atif": ("trinity-ui", "Trajectories in ATIF, Harbor's form: archives as files, and files as rows."),
     "convert": ("trinity-convert", "Turn checkpoints (DeepSpeed, FSDP, Megatron) into Hugging Face folders."),
     "import-verl": ("trinity-import-verl", "Write the YAML of what a veRL script runs."),
     "launch": ("trinity-cluster", "Run on a cluster: Slurm's jobs of a run, written and submitted."),
