@@ -43,6 +43,7 @@ def further(name: str = "two", **changes: Any) -> Node:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(module, "COMES_AGAIN_SECONDS", 0.0)
 
 
 class Peer:
@@ -119,6 +120,18 @@ async def test_it_begins_with_fewer_after_the_wait_but_never_with_too_few() -> N
     await asyncio.sleep(0.2)
     assert "goes on with these after 5 s" in said[-1]
     waits.cancel()
+
+
+async def test_a_node_for_which_the_group_has_ended_has_time_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each group would end for it, and the next begin without it, for ever."""
+    monkeypatch.setattr(module, "COMES_AGAIN_SECONDS", 2.0)
+    nodes, _ = three(least_nodes=1, node_wait=0)
+    waits = asyncio.create_task(nodes.wait())
+    await asyncio.sleep(0.3)
+    for name in ("two", "three"):
+        Peer(nodes, further(name))
+    await asyncio.wait_for(waits, 1)
+    assert len(nodes.members()) == 3
 
 
 async def test_it_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,7 +129,7 @@ class ClusterConfig(Section):
         None, ge=1, le=10_000, description="Fewest machines that continue the training; null: node_num"
     )
     node_wait: float = Field(
-        600, ge=0, le=1_000_000, description="Seconds to wait for further machines beyond least_nodes"
+        600, ge=0, le=1_000_000, description="Seconds, at least 3, to wait for further machines beyond least_nodes"
     )
     node_timeout: float = Field(
         20, ge=3, le=10_000, description="Seconds of silence after which a machine counts as lost, or a stopped rank"

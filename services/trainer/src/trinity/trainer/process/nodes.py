@@ -28,6 +28,7 @@ from trinity.trainer.process.shared_config import shared_config
 log = structlog.get_logger(__name__)
 
 BEAT_SECONDS = 1.0
+COMES_AGAIN_SECONDS = 3.0  # a group ends for a node that has come: it needs 1.4 s to be there again
 _PACKAGES = ("trinity-trainer", "torch", "deepspeed", "transformers")
 
 
@@ -140,7 +141,7 @@ class Nodes:
         self._first = first
         self._most = cluster.nodes
         self._least = cluster.fewest_nodes
-        self._wait_seconds = cluster.node_wait
+        self._wait_seconds = max(cluster.node_wait, COMES_AGAIN_SECONDS)
         self._silent_seconds = cluster.node_timeout
         self._say = say
         self._joined: dict[str, _Joined] = {}
