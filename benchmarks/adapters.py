@@ -39,7 +39,9 @@ _SETTLE_SECONDS = 1.0
 _SHARE = 0.35  # of a GPU's memory, for each of the two engines
 
 
-def make_adapters(model: Path, folder: Path, rank: int, seed: int, probes: list[list[int]]) -> tuple[Any, Any]:
+def make_adapters(
+    model: Path, folder: Path, rank: int, seed: int, probes: list[list[int]], device: str
+) -> tuple[Any, Any]:
     """Adapters on all linear layers in a folder of peft. Returns their Lora, and peft's log-probabilities of probes."""
     import torch
     from peft import LoraConfig, get_peft_model
@@ -48,7 +50,7 @@ def make_adapters(model: Path, folder: Path, rank: int, seed: int, probes: list[
     from trinity.weights import Lora, LoraTarget
 
     torch.manual_seed(seed)
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(device)
     policy = get_peft_model(base, LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear"))
     for name, parameter in policy.named_parameters():
         if "lora_B" in name:
@@ -59,9 +61,9 @@ def make_adapters(model: Path, folder: Path, rank: int, seed: int, probes: list[
     logprobs = []
     with torch.no_grad():
         for tokens in probes:
-            ids = torch.tensor(tokens)[None]
+            ids = torch.tensor(tokens, device=device)[None]
             logs = torch.log_softmax(policy(ids).logits[0, :-1], -1)
-            logprobs.append(logs.gather(1, ids[0, 1:, None])[:, 0].numpy())
+            logprobs.append(logs.gather(1, ids[0, 1:, None])[:, 0].cpu().numpy())
     return Lora(rank, float(rank), targets), logprobs
 
 
@@ -142,7 +144,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> list[Table]:
     made = []
     expected: list[Any] = []
     for index in range(2):
-        lora, expected = make_adapters(model, folder / f"adapter{index}", args.rank, index, probes)
+        lora, expected = make_adapters(model, folder / f"adapter{index}", args.rank, index, probes, args.device)
         made.append((folder / f"adapter{index}", lora))
     length = args.prompt + args.response + 1
     common: dict[str, Any] = {"dtype": args.dtype, "max_num_seqs": args.requests, "gpu_memory_utilization": _SHARE}

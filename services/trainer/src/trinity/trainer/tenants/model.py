@@ -203,7 +203,10 @@ class SharedModel:
             for index, loss in zip(losses, summed.detach().tolist(), strict=True):
                 found[index] = found[index][0], found[index][1] + loss
         gradient = iter(total)
-        return found, [[next(gradient) for _ in tenant.parameters] for tenant, _ in passes] if backward else []
+        if not backward:
+            return found, []
+        # A part of B's joined gradient has other strides than its parameter, which a fused optimizer refuses.
+        return found, [[next(gradient).contiguous() for _ in tenant.parameters] for tenant, _ in passes]
 
     def _loss(self, forward: Forward, data: list[Datum], logprobs: torch.Tensor) -> torch.Tensor:
         """logprobs: float32 [B, N], of which the sequences may be shorter."""
