@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 
 from support.servers.tinker_stack import BASE, LONGEST, TinkerStack
+from trinity.api.explorer.v1 import sampler_pb2, sampler_pb2_grpc
+from trinity.runtime import rpc
+from trinity.runtime.errors import Unauthenticated
 
 AutoTokenizer = pytest.importorskip("transformers").AutoTokenizer
 tinker = pytest.importorskip("tinker")
@@ -56,6 +59,8 @@ def test_the_base_model_is_sampled_as_the_client_asks(sampling_stack: TinkerStac
     service = _service(sampling_stack)
     client = service.create_sampling_client(base_model=BASE).result()
     assert client.get_base_model() == BASE
+    rest = tinker.RestClient(base_url=sampling_stack.url, api_key=_key(sampling_stack))
+    assert rest.get_sampler(client._sampling_session_id).result().base_model == BASE
     greedy = _sample(client, 3, **_GREEDY)
     assert [one.tokens for one in greedy.sequences] == [greedy.sequences[0].tokens] * 3
     assert len({one.sequence_id for one in greedy.sequences}) == 3
@@ -183,6 +188,10 @@ def test_bad_requests_are_the_clients_errors_and_others_go_on(sampling_stack: Ti
     assert _sample(client, prompt=last, max_tokens=4).sequences
     with pytest.raises(tinker.UnprocessableEntityError, match="record_stability_info"):
         _sample(service.create_sampling_client(base_model=BASE, record_stability_info=True).result())
+    with rpc.blocking_channel(sampling_stack.sampler_address, identity=None) as channel:
+        stub = sampler_pb2_grpc.SamplerServiceStub(channel)
+        with pytest.raises(Unauthenticated):  # another user of the machine
+            rpc.ask_blocking(stub.Sample, sampler_pb2.SampleRequest(version=1), seconds=10)
     handle = client.get_sampler_handle()
     other = tinker.SamplingClient.from_sampler_handle(handle, api_key=sampling_stack.keys["bob"])
     with pytest.raises(tinker.NotFoundError, match="is not known"):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import httpx
 import numpy as np
 
 from support.servers.nats import NatsServer
-from trinity.data.tenants.wire import Datum, Forward, read_output, write_forward
+from trinity.data.tenants.samples import Samples
+from trinity.data.tenants.wire import Datum, Forward, read_output, read_samples, write_forward
 from trinity.runtime.process import free_port
 from trinity.runtime.trust.keys import make_key_file
 from trinity.runtime.trust.roles import Role
+from trinity.runtime.trust.tokens import make_tokens
 
 _START_SECONDS, _RESULT_SECONDS = 180.0, 120.0
 RUN, BASE, LONGEST, VOCABULARY = "tinker-test", "tiny", 64, 262
@@ -31,9 +34,16 @@ class TinkerStack:
     """start -> kill("tinker", "tenants" or "sampler") -> start again -> stop."""
 
     def __init__(
-        self, folder: Path, nats: NatsServer, model: Path, snapshot_commands: int = 5, *, adapters: int = 0
+        self,
+        folder: Path,
+        nats: NatsServer,
+        model: Path,
+        snapshot_commands: int = 5,
+        *,
+        adapters: int = 0,
+        waiting: int = 1000,
     ) -> None:
-        """adapters: that the explorer holds; 0: there is none."""
+        """adapters: that the explorer holds; 0: there is none. waiting: commands of a tenant that may wait."""
         self.folder, self.nats = folder, nats
         self.url = f"http://127.0.0.1:{free_port()}"
         keys = folder / "keys"
@@ -45,14 +55,17 @@ class TinkerStack:
         gateway = {
             "SERVE_LISTEN": self.url.removeprefix("http://"), "KEYS_FOLDER": str(keys), "BASE_MODEL": BASE,
             "VOCABULARY": str(VOCABULARY), "LONGEST": str(LONGEST), "MOST_MODELS": "4",
-            "TOKENIZER": str(model),
+            "TOKENIZER": str(model), "WAITING_COMMANDS": str(waiting),
         }  # fmt: skip
-        settings = nats.settings(Role.TINKER, RUN)
+        make_tokens(folder / "tokens")
+        settings = nats.settings(Role.TINKER, RUN) | {"IDENTITY_FOLDER": str(folder / "tokens")}
         self._settings = {"tenants": executor | settings, "tinker": gateway | settings}
         if adapters:
             address = f"127.0.0.1:{free_port()}"
             self._settings["tinker"] |= {"SAMPLER_ADDRESS": address, "MOST_MODELS": "20"}
+            self.sampler_address = address
             self._settings["sampler"] = {
+                "IDENTITY_FOLDER": str(folder / "tokens"),
                 "LISTEN": address, "MODEL_PATH": str(model), "FOLDER": str(folder / "states"), "DEVICE": "cpu",
                 "LONGEST": str(LONGEST), "MOST_ADAPTERS": str(adapters), "MOST_RANK": "32",
             }  # fmt: skip
@@ -136,14 +149,24 @@ class HttpTenant:
         }  # fmt: skip
         return str(self.result(self.post("create_model", body)["request_id"])["model_id"])
 
-    def result(self, request_id: str) -> Any:
+    def sample(self, seq_id: int, tokens: list[int], **model: str) -> list[list[int]]:
+        """Samples two sequences of 4 tokens, greedily, in a new sampling session of that number."""
+        body = {"session_id": self.session, "sampling_session_seq_id": seq_id, **model}
+        sampler = self.post("create_sampling_session", body)["sampling_session_id"]
+        asked = {"sampling_session_id": sampler, "seq_id": 0, "num_samples": 2}
+        asked |= {"prompt": {"chunks": [{"tokens": tokens, "type": "encoded_text"}]}}
+        asked |= {"sampling_params": {"max_tokens": 4, "temperature": 0.0, "stop": []}}
+        found: Samples = self.result(self.post("asample", asked)["request_id"], read_samples)
+        return [one.tokens.tolist() for one in found.sequences]
+
+    def result(self, request_id: str, read: Callable[[bytes], Any] = read_output) -> Any:
         """Waits for a result: JSON, or the log-probabilities and metrics of a forward pass."""
         deadline = time.monotonic() + _RESULT_SECONDS
         while time.monotonic() < deadline:
             answer = self.answer("retrieve_future", {"request_id": request_id})
             assert answer.status_code == 200, answer.text
             if "protobuf" in answer.headers["content-type"]:
-                return read_output(answer.content)
+                return read(answer.content)
             if answer.json().get("type") != "try_again":
                 return answer.json()
         raise AssertionError(f"no result of {request_id}")

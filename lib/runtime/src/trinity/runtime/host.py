@@ -39,6 +39,8 @@ from trinity.runtime.trust.tokens import KnownTokens
 
 log = structlog.get_logger(__name__)
 
+_OF_TINKER = {"tenants": Role.TINKER, "sampler": Role.TINKER}  # services that have no role of their own
+
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -176,18 +178,19 @@ async def _serve(service: Service, settings: ServiceSettings) -> bool:
 
 def identity_of(name: str, settings: ServiceSettings) -> Identity | None:
     """The service's identity, by its certificate or its token. Raises InvalidInput for unusable files."""
+    role = _OF_TINKER.get(name, name)
     prefix = str(settings.model_config.get("env_prefix", ""))
     tls = TlsFiles.of(settings.tls_cert, settings.tls_key, settings.tls_ca, prefix)
     if tls is not None:
         own = trust.of_certificate(TlsIdentity(tls))
-        if own.role != name:
-            raise InvalidInput(f"{prefix}TLS_CERT", f"{tls.cert} is for the role {own.role}, must be for {name}")
+        if own.role != role:
+            raise InvalidInput(f"{prefix}TLS_CERT", f"{tls.cert} is for the role {own.role}, must be for {role}")
         return own
     if settings.identity_folder is None:
         return None
-    own = Identity(Role(name), settings.identity_folder, insecure=settings.insecure)
+    own = Identity(Role(role), settings.identity_folder, insecure=settings.insecure)
     if not own.metadata():
-        problem = f"{settings.identity_folder} has no tokens/{name} that this user may read; `trinity run` makes it"
+        problem = f"{settings.identity_folder} has no tokens/{role} that this user may read; `trinity run` makes it"
         raise InvalidInput(f"{prefix}IDENTITY_FOLDER", problem)
     return own
 

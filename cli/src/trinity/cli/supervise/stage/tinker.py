@@ -18,6 +18,7 @@ from trinity.runtime.names import run_id
 from trinity.runtime.process import FileLock
 from trinity.runtime.trust.keys import make_key_file
 from trinity.runtime.trust.roles import Role
+from trinity.runtime.trust.tokens import make_tokens
 
 _STOP_SECONDS, _POLL_SECONDS, _ASK_SECONDS = 6.0, 0.5, 5.0
 _KEY_PREFIX = "tml-"  # the client takes no other keys
@@ -52,6 +53,7 @@ async def _serve(config: TinkerConfig, place: Job) -> None:
     for path in (place.folder / "keys").iterdir():
         if path.name not in keys:
             path.unlink()  # a tenant that the YAML no longer names
+    make_tokens(place.folder / "identity")  # other users of this machine must not reach the explorer
     stop, children = Ending("the same command serves again"), list[Child]()
     keepers: list[asyncio.Task[str]] = []
     with ended_by_signals(stop):
@@ -103,6 +105,7 @@ def executor(config: TinkerConfig, place: Job, nats: NatsAccess) -> Child:
 def sampler(config: TinkerConfig, place: Job) -> Child:
     """Returns the process that samples by adapters that the executor saved."""
     settings = {
+        "IDENTITY_FOLDER": str(place.folder / "identity"),
         "RUN": place.token,
         "MODEL_PATH": config.model_path,
         "FOLDER": str(place.folder / "tenants"),
@@ -141,6 +144,7 @@ def gateway(config: TinkerConfig, place: Job, nats: NatsAccess, vocabulary: int,
 def _common(config: TinkerConfig, place: Job, nats: NatsAccess, name: str) -> dict[str, str]:
     return {
         **nats.settings(Role.TINKER, place.token, name),
+        "IDENTITY_FOLDER": str(place.folder / "identity"),
         "RUN": place.token,
         "LOG_RUN": "none",  # a run's buffer makes the stream of log lines, and there is none here
         "LOG_GIB": str(config.log_gib),

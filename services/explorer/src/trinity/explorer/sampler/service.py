@@ -13,6 +13,7 @@ from trinity.explorer.sampler.versions import Versions
 from trinity.explorer.types import EngineOptions
 from trinity.runtime import process, waits
 from trinity.runtime.devices import choose
+from trinity.runtime.errors import InvalidInput
 from trinity.weights.saved_adapters import FOLDER
 
 _HEALTH_SECONDS = 5.0
@@ -33,7 +34,11 @@ class SamplerService:
         settings = self._settings
         process.guard_group()  # vLLM's process would survive a kill of this one
         waits.phase("loads vLLM and the model")
-        (engine,) = await start_engines(self._options(), [settings.devices or None])
+        try:
+            (engine,) = await start_engines(self._options(), [settings.devices or None])
+        except InvalidInput as error:
+            problem = f"is {settings.most_adapters}, and vLLM refuses: {error}; with 0 tenants train and do not sample"
+            raise InvalidInput("sampled_adapters", problem) from error
         with closing(engine):
             versions = Versions(engine, settings.folder / FOLDER, settings.most_adapters)
             self._servicer.serve(versions)
