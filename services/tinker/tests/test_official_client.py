@@ -97,8 +97,11 @@ def test_refusals_are_the_clients_errors_and_the_next_command_works(stack: Tinke
 
 def test_the_docs_name_every_method(repository: Path) -> None:
     rows = [line for line in (repository / "docs/tinker.md").read_text().splitlines() if line.startswith("| `")]
-    for kind in (tinker.ServiceClient, tinker.TrainingClient, tinker.SamplingClient):
-        told = {name for row in rows if row.startswith(f"| `{kind.__name__}.") for name in re.findall(r"\w+", row)}
+    clients = (
+        tinker.ServiceClient, tinker.TrainingClient, tinker.SamplingClient, tinker.RestClient, tinker.AdminClient
+    )  # fmt: skip
+    for kind in clients:
+        told = {name for row in rows if f"`{kind.__name__}." in row for name in re.findall(r"\w+", row)}
         public = {name for name in dir(kind) if not name.startswith("_") and not name.endswith("_async")}
         assert {name for name in public if callable(getattr(kind, name))} - told == set()
 
