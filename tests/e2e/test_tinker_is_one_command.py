@@ -1,4 +1,4 @@
-"""`trinity tinker` serves tenants by its example's YAML, and goes on where it was killed."""
+"""`trinity tinker` serves tenants by its example's YAML, goes on where it was killed, and samples."""
 
 import os
 import signal
@@ -61,6 +61,11 @@ def test_the_example_serves_and_resumes(repository: Path, quickstart_model: Path
         assert bob.create(16)
         after = alice.result(alice.post("forward_backward", forward(model, 2, [datum(1)]))["request_id"])
         assert after[0][0].tobytes() == before[0][0].tobytes()
+        saved = {"model_id": model, "seq_id": 3, "path": "first"}
+        path = alice.result(alice.post("save_weights_for_sampler", saved)["request_id"])["path"]
+        base = bob.sample(0, [1, 2, 3], base_model="tiny")
+        assert base[0] == base[1] and len(base[0]) == 4
+        assert alice.sample(0, [1, 2, 3], model_path=path) == base, "new adapters change nothing"
     finally:
         process.terminate()
         process.wait(timeout=60)

@@ -1,11 +1,13 @@
 """What is refused is not executed, uses its seq_id up, and leaves other tenants alone."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from support.servers.nats import NatsServer
 from support.servers.tinker_stack import BASE, LONGEST, VOCABULARY, HttpTenant, TinkerStack, datum, forward
 from trinity.data.tenants.wire import Datum
 
@@ -65,6 +67,34 @@ def test_bad_passes_change_nothing_and_take_their_seq_id(stack: TinkerStack) -> 
         answer = alice.answer("forward_backward", forward(model, number, body))
         assert answer.status_code == 422
         assert f"is {number}" in answer.json()["error"]
+
+
+def test_a_tenant_over_its_quota_gets_429_and_others_go_on(
+    tmp_path: Path, nats_server: NatsServer, quickstart_model: Path
+) -> None:
+    stack = TinkerStack(tmp_path, nats_server, quickstart_model, waiting=3)
+    stack.start()
+    try:
+        alice, bob = HttpTenant(stack, "alice"), HttpTenant(stack, "bob")
+        models = {tenant: tenant.create(4) for tenant in (alice, bob)}
+
+        def step(tenant: HttpTenant, number: int) -> int:
+            body = {"adam_params": {"learning_rate": 0.01}, "model_id": models[tenant], "seq_id": number}
+            return tenant.answer("optim_step", body).status_code
+
+        stack.kill("tenants")
+        assert [step(alice, number) for number in (1, 2, 3, 4)] == [200, 200, 200, 429]
+        assert step(alice, 3) == 200, "a retry is no further command"
+        assert step(bob, 1) == 200
+        stack.restart("tinker")  # it knows from the log what waits
+        stack.wait("tinker")
+        assert step(alice, 4) == 429
+        stack.start("tenants")
+        assert "metrics" in alice.result(f"{models[alice]}:3")
+        assert step(alice, 4) == 200
+        assert "metrics" in alice.result(f"{models[alice]}:4")
+    finally:
+        stack.stop()
 
 
 def test_bad_steps_states_and_bodies_are_refused_by_name(stack: TinkerStack) -> None:
