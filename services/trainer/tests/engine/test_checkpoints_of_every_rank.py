@@ -70,6 +70,15 @@ class Exchange:
 class Engine:
     zero_stage, lora, image_rules = 0, None, None
 
+    def __init__(self) -> None:
+        self.reserved = 0
+
+    def reserve(self) -> list[Callable[[], None]]:
+        def allocate() -> None:
+            self.reserved += 1
+
+        return [allocate]
+
     def snapshot(self, folder: Path, state: dict[str, Any]) -> Any:
         folder.mkdir(parents=True, exist_ok=True)
         return list
@@ -82,10 +91,17 @@ class Engine:
 
 
 def checkpoints_of(
-    folder: Path, is_first: bool, committed: list[tuple[int, int]], engine: Any = None, model: str = "", **changes: Any
+    folder: Path,
+    is_first: bool,
+    committed: list[tuple[int, int]],
+    engine: Any = None,
+    model: str = "",
+    interval: int = 0,
+    **changes: Any,
 ) -> tuple[Checkpoints, Control]:
     (folder / "model").mkdir(exist_ok=True)
     config = {**BASE, "model": {**BASE["model"], "model_path": model or str(folder / "model"), **changes}}
+    config["trainer"] = {**BASE["trainer"], "save_interval": interval}
     plan = make_plan(Config.model_validate({**config, "checkpoint_root_dir": str(folder)}))
     engine = engine or Engine()
     exchange: Any = Exchange(is_first)
@@ -106,6 +122,20 @@ def test_it_is_known_after_a_save(tmp_path: Path, is_first: bool) -> None:
     checkpoints.settle()
     assert control.progress.checkpoint_step == 3
     assert committed == ([(3, 3)] if is_first else []), "rank 0 alone talks to the buffer"
+
+
+@pytest.mark.parametrize(("interval", "reserved"), [(3, 1), (0, 0)])
+def test_memory_for_copies_is_reserved_once_and_before_the_first_save(
+    tmp_path: Path, interval: int, reserved: int
+) -> None:
+    engine = Engine()
+    checkpoints, control = checkpoints_of(tmp_path, True, [], engine, interval=interval)
+    control.update(last_step=9)
+    for step in (1, 2):
+        checkpoints.save_if_due(step)
+    checkpoints.save(3)
+    assert engine.reserved == reserved
+    checkpoints.settle()
 
 
 def hub_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -20,6 +20,9 @@ SEAL_SECONDS = 2.0
 class Engine:
     zero_stage, lora = 0, None
 
+    def reserve(self) -> list[Any]:
+        return []
+
     def snapshot(self, folder: Path, state: dict[str, Any]) -> Any:
         folder.mkdir(parents=True, exist_ok=True)
         return list

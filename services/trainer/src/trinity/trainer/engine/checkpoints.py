@@ -64,6 +64,7 @@ class Checkpoints:
     rollback: Callable[[], int]
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "checkpoint"), init=False)
     _sealing: "Future[None] | None" = field(default=None, init=False)
+    _reserving: "Future[None] | None" = field(default=None, init=False)
     _is_seen: bool = field(default=True, init=False)  # False: rank 0's machine has another job folder
     _processors: list[Any] = field(default_factory=list, init=False)
 
@@ -103,6 +104,13 @@ class Checkpoints:
         requested = self.exchange.share(self.control.take_checkpoint_request())
         if step == self.control.progress.last_step or requested or (interval and step % interval == 0):
             self.save(step)
+        elif self._reserving is None and interval:
+            self._reserve()
+
+    def _reserve(self) -> None:
+        """Allocates the memory for copies while the next steps train: pinning it takes up to two seconds a GB."""
+        allocations = self.engine.reserve()
+        self._reserving = self._thread.submit(lambda: [allocate() for allocate in allocations] and None)
 
     def settle(self) -> None:
         """Waits until the newest saved step is a checkpoint. Rank 0 raises the error of its thread."""
@@ -120,6 +128,8 @@ class Checkpoints:
         self._wait_for_seal()
         self.control.update(state="saving")
         begin = time.monotonic()
+        if self._reserving is not None:
+            self._reserving.result()
         if self.exchange.is_first or not self._is_seen:
             self.store.begin(step)
         self.exchange.barrier()

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,10 @@ class DeepSpeedModel:
     def save(self, folder: Path, state: dict[str, Any]) -> None:
         """Writes what `snapshot` copies."""
         self.snapshot(folder, state)()
+
+    def reserve(self) -> Callable[[], None]:
+        """Returns a function that allocates the memory of `snapshot`, for another thread. A collective."""
+        return self._state.reserve()
 
     def snapshot(self, folder: Path, state: dict[str, Any]) -> Write:
         """Copies this rank's slices of weights and optimizer, without frozen parameters (LoRA's base).

@@ -77,15 +77,24 @@ class SlicedState:
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         self._held = Snapshot(device)
 
+    def reserve(self) -> Callable[[], None]:
+        """Returns a function that allocates the memory of `snapshot`, for another thread. A collective."""
+        layout, _, _ = self._described()
+        return lambda: self._held.reserve(layout) if self._held.fits(layout) else None
+
+    def _described(self) -> tuple[list[TensorInfo], list[Named], list[Fragment]]:
+        """The tensors of this rank's files with their descriptions, and the fragments that they are of."""
+        fragments = self._share(self._fragments())
+        tensors = sorted(self._tensors(fragments), key=lambda named: str(named[1].dtype))  # a file has one dtype
+        return [describe(key, tensor.dtype, tensor.shape) for key, tensor in tensors], tensors, fragments
+
     def snapshot(self, folder: Path, state: dict[str, Any]) -> Write:
         """Copies this rank's state to host memory; returns a function that writes the copy, while training continues.
 
         If host memory lacks room for the copy, the files are written before this returns. `state`: JSON, for rank 0's
         index. The next snapshot overwrites the memory: it must begin after the write.
         """
-        fragments = self._share(self._fragments())
-        tensors = sorted(self._tensors(fragments), key=lambda named: str(named[1].dtype))  # a file has one dtype
-        layout = [describe(key, tensor.dtype, tensor.shape) for key, tensor in tensors]
+        layout, tensors, fragments = self._described()
         documents: dict[str, Any] = {f"{self._prefix}.json": {part.name: self._numbers(part) for part in fragments}}
         if self._rank == 0:
             documents[INDEX] = asdict(self._index(state))
