@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -178,35 +179,33 @@ class SharedModel:
         """The results of passes of different tenants; and the gradient of each, if they are with gradients."""
         found: list[tuple[list[np.ndarray], float]] = [([], 0.0) for _ in passes]
         backward = passes[0][1].backward
-        parameters = [parameter for tenant, _ in passes for parameter in tenant.parameters.values()]
-        for parameter in parameters:  # peft switches off those that it does not use itself
-            parameter.requires_grad_(True)
-        total: list[torch.Tensor] = []
+        total: dict[int, list[torch.Tensor]] = {}
         owners = [index for index, (_, forward) in enumerate(passes) for _ in forward.data]
         at = 0
         for data in self._parts([datum for _, forward in passes for datum in forward.data]):
             owned, at = owners[at : at + len(data)], at + len(data)
             rows = [passes[index][0].name for index in owned]
+            parameters = {index: list(passes[index][0].parameters.values()) for index in dict.fromkeys(owned)}
+            together = list(chain.from_iterable(parameters.values()))
+            for parameter in together:  # peft switches off those that it does not use itself
+                parameter.requires_grad_(True)
             with several_adapters(self._policy.model, rows), torch.set_grad_enabled(backward):
                 logprobs = self._logprobs(data)
-                losses: dict[int, torch.Tensor] = {}
-                for index in dict.fromkeys(owned):
+                losses: list[torch.Tensor] = []
+                for index in parameters:
                     own = [row for row, owner in enumerate(owned) if owner == index]
-                    of_tenant = [data[row] for row in own]
-                    losses[index] = self._loss(passes[index][1], of_tenant, logprobs[own[0] : own[-1] + 1])
-                    arrays, before = found[index]
-                    found[index] = [*arrays, *_rows(of_tenant, logprobs[own[0] : own[-1] + 1])], before
-                summed = torch.stack(list(losses.values()))
-                if backward:
-                    gradients = torch.autograd.grad(summed.sum(), parameters, materialize_grads=True)
-                    total = [a + b for a, b in zip(total, gradients, strict=True)] if total else list(gradients)
-            for index, loss in zip(losses, summed.detach().tolist(), strict=True):
+                    of_tenant, its_logprobs = [data[row] for row in own], logprobs[own[0] : own[-1] + 1]
+                    losses.append(self._loss(passes[index][1], of_tenant, its_logprobs))
+                    found[index] = [*found[index][0], *_rows(of_tenant, its_logprobs)], found[index][1]
+                summed = torch.stack(losses)
+                gradients = iter(torch.autograd.grad(summed.sum(), together) if backward else ())
+            for index, loss in zip(parameters, summed.detach().tolist(), strict=True):
                 found[index] = found[index][0], found[index][1] + loss
-        gradient = iter(total)
-        if not backward:
-            return found, []
+                more = [next(gradients) for _ in parameters[index]] if backward else []
+                before = total.get(index)
+                total[index] = [a + b for a, b in zip(before, more, strict=True)] if before else more
         # A part of B's joined gradient has other strides than its parameter, which a fused optimizer refuses.
-        return found, [[next(gradient).contiguous() for _ in tenant.parameters] for tenant, _ in passes]
+        return found, [[one.contiguous() for one in total[index]] for index in range(len(passes))] if backward else []
 
     def _loss(self, forward: Forward, data: list[Datum], logprobs: torch.Tensor) -> torch.Tensor:
         """logprobs: float32 [B, N], of which the sequences may be shorter."""
