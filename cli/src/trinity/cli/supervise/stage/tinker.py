@@ -96,6 +96,7 @@ def executor(config: TinkerConfig, place: Job, nats: NatsAccess) -> Child:
         "DTYPE": config.dtype,
         "MICRO_TOKENS": str(config.micro_tokens),
         "SNAPSHOT_COMMANDS": str(config.snapshot_commands),
+        **({} if config.share_passes is None else {"SHARE_PASSES": str(config.share_passes)}),
     }
     child = service_child("tenants", place.folder / "log", settings)
     child.command = [sys.executable, "-m", "trinity.trainer.tenants.main", "serve"]

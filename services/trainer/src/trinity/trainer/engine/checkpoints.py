@@ -110,7 +110,12 @@ class Checkpoints:
     def _reserve(self) -> None:
         """Allocates the memory for copies while the next steps train: pinning it takes up to two seconds a GB."""
         allocations = self.engine.reserve()
-        self._reserving = self._thread.submit(lambda: [allocate() for allocate in allocations] and None)
+
+        def allocate() -> None:
+            for one in allocations:
+                one()
+
+        self._reserving = self._thread.submit(allocate)
 
     def settle(self) -> None:
         """Waits until the newest saved step is a checkpoint. Rank 0 raises the error of its thread."""

@@ -398,7 +398,8 @@ class TrainEngine:
 
     def reserve(self) -> list[Callable[[], None]]:
         """Returns functions that allocate the memory of `snapshot`, for another thread. A collective."""
-        return [model.reserve() for model in (self._model, self._critic and self._critic.model) if model is not None]
+        models = [self._model] if self._critic is None else [self._model, self._critic.model]
+        return [model.reserve() for model in models]
 
     def snapshot(self, folder: Path, state: dict[str, Any]) -> Write:
         """Copies this rank's share of all trained models to host memory; a critic's for the sibling folder `critic`.
