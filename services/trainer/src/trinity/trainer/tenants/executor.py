@@ -106,6 +106,8 @@ class Executor:
     def _together(self, commands: list[Command]) -> dict[int, Result | None]:
         """Returns the results of passes of several models, by position; none of those that must be executed alone."""
         found: dict[int, Result | None] = {}
+        if len(commands) < 2:
+            return found
         read = [(command, read_forward(command.body)) for command in commands if command.model in self._tenants]
         for backward in (False, True):
             chosen = [(command, forward) for command, forward in read if forward.backward == backward]
