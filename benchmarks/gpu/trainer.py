@@ -18,7 +18,7 @@ torch.compile, 4 rows of 4096, the same head and loss, AdamW only on bf16, witho
 sequence-16k, sequence-64k (Qwen3 sizes): one sequence a step, every layer recomputed, as prime-rl's baselines on one
 H100 (its repository, benchmarks/baselines, 2026-01). mlp-16k, mlp-64k: the same, only MLPs recomputed.
 
-6N: 6 x parameters x tokens/s, as a part of 989 TFLOP/s a GPU; of experts, those that compute a token count. MFU (Qwen3
+6N: 6 x parameters x tokens/s, as a part of 989 TFLOP/s a GPU. Only the experts of a token count. MFU (Qwen3
 sizes): as prime-rl counts it, 6 x (parameters + layers x heads x head width x length) x tokens/s. GiB: the most that
 tensors took on GPU 0.
 """

@@ -1,5 +1,7 @@
-"""The bridge to verifiers' v1 interface, on the real package: an environment service with verifiers 0.4, in a virtual
-environment of its own, plays episodes for a client."""
+"""The bridge to verifiers' v1 interface, on the real package.
+
+An environment service with verifiers 0.4, in a separate virtual environment, plays episodes for a client.
+"""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The bridge to OpenEnv plays a server of the package openenv, in a virtual environment of its own."""
+"""The bridge to OpenEnv plays a server of the package openenv, which runs in a separate virtual environment."""
 
 import contextlib
 import os

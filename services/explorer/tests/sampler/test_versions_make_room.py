@@ -20,7 +20,7 @@ _TOKENS = (1, 2, 3)
 
 
 class _Adapters:
-    """Of an engine: names with the number of requests that use each."""
+    """Counts the requests that use each name."""
 
     def __init__(self) -> None:
         self.named: dict[str, int] = {}
