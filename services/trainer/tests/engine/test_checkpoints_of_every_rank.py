@@ -3,6 +3,7 @@
 import json
 import runpy
 import threading
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -75,6 +76,7 @@ class Engine:
 
     def reserve(self) -> list[Callable[[], None]]:
         def allocate() -> None:
+            time.sleep(0.3)  # a save that did not wait would be over before
             self.reserved += 1
 
         return [allocate]
