@@ -29,8 +29,8 @@ test: lint $(BIN)/.installed ## linters, types and the core tests (JOBS=1: one f
 test-all: lint $(BIN)/.alfworld ## everything: the extended tests too
 	$(PYTEST)
 
-test-fifth: $(BIN)/.alfworld ## one fifth of the extended tests: FIFTH=1 to 5
-	$(PYTEST) --fifth $(FIFTH)
+test-fifth: $(BIN)/.alfworld ## one fifth of the extended tests: FIFTH=1 to 5; of these, what fits into MINUTES
+	$(PYTEST) -rs --fifth $(FIFTH) $(if $(MINUTES),--minutes $(MINUTES))
 
 test-again: ## the tests that failed in the last run, one at a time, where at most five did
 	mv build/failed-tests build/failed-before

@@ -7,16 +7,20 @@ from pathlib import Path
 import pytest
 
 from support.plugin.quarantine import QUARANTINED
-from support.plugin.tiers import FIFTHS, group_of, grown, split_evenly
+from support.plugin.tiers import FIFTHS, group_of, grown, slowness, split_evenly, those_that_fit
 
 pytestmark = pytest.mark.core
 
 
 def collect(folder: Path, source: str, *options: str) -> "subprocess.CompletedProcess[str]":
+    return run(folder, source, "--collect-only", *options)
+
+
+def run(folder: Path, source: str, *options: str) -> "subprocess.CompletedProcess[str]":
     """Returns pytest's output, with the plugin, on a file with this text."""
     (folder / "test_it.py").write_text(source)
     plugins = ["-p", "support.plugin.tiers", "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", *plugins, "--collect-only", "-q"]
+    command = [sys.executable, "-m", "pytest", *plugins, "-q"]
     marks = ["-o", "markers=core\nextended", "-o", "addopts=", "--rootdir", str(folder), "--noconftest"]
     return subprocess.run(
         [*command, *marks, *options, str(folder)],
@@ -53,6 +57,24 @@ def test_fifths_are_everything_once_and_of_about_the_same_length() -> None:
     assert sorted(name for fifth in fifths for name in fifth) == sorted(seconds)
     sums = [sum(seconds[name] for name in fifth) for fifth in fifths]
     assert max(sums) - min(sums) <= max(seconds.values())
+
+
+def test_files_that_a_slow_machine_has_no_time_for_are_skipped_by_name(tmp_path: Path) -> None:
+    seconds = {"longest": 900.0, "long": 500.0, "middle": 300.0, "short": 90.0, "shorter": 20.0}
+    assert those_that_fit(seconds, 2, 3600) == set(seconds)
+    assert those_that_fit(seconds, 2, 400) == {"middle", "short", "shorter"}
+    assert those_that_fit(seconds, 1, 400) == {"middle", "short"}
+    source = "import pytest\n@pytest.mark.extended\ndef test_long(): pass\n"
+    chosen = [run(tmp_path, source, "-rs", "--minutes", minutes).stdout for minutes in ("0.01", "10")]
+    assert "1 skipped" in chosen[0] and "test_it.py takes about" in chosen[0]
+    assert "1 passed" in chosen[1]
+
+
+def test_a_run_of_the_core_measures_the_machine() -> None:
+    known = {"core": {"one.py": 400.0, "other.py": 300.0, "not run.py": 900.0}}
+    took = {("core", "one.py"): 900.0, ("core", "other.py"): 500.0, ("extended", "third.py"): 7.0}
+    assert slowness(took, known) == pytest.approx(2.0)
+    assert slowness({("core", "one.py"): 900.0}, known) is None
 
 
 def test_a_file_that_takes_a_third_longer_is_named() -> None:

@@ -68,8 +68,8 @@ def targets(run: RunNames) -> dict[str, str]:
 
 
 # What a run itself writes under such subjects.
-_WRITTEN = ("the pointer to the LIVE version", "the trainer's claim", "the run's record", "the commit record",
-            "the announcement", "a cursor")  # fmt: skip
+_WRITTEN = ("the pointer to the LIVE version", "the trainer's claim", "the canary's candidate", "the run's record",
+            "the commit record", "the announcement", "a cursor")  # fmt: skip
 _ANSWERS = (b'{"type":"io.nats.jetstream', b'{"stream":"', MARK)
 
 

@@ -2,7 +2,8 @@
 
 `core` is what `make test` runs. `extended` is the rest; CI adds one fifth of it to each commit. A test without exactly
 one of the two markers fails the collection. The unit of scheduling is a file, or all files that share an engine.
-tests/durations.json says how long each file takes on two quiet cores; it balances workers and fifths.
+tests/durations.json says how long each file takes on two quiet cores; it balances workers and fifths. A run of the core
+writes how much longer it took into build/slowness, so that `--minutes` knows which files a slow machine has time for.
 """
 
 import json
@@ -21,6 +22,8 @@ TIERS = ("core", "extended")
 FIFTHS = 5
 ROOT = Path(__file__).parents[3]
 DURATIONS = ROOT / "tests/durations.json"
+SLOWNESS = ROOT / "build/slowness"
+MEASURED_SECONDS = 600.0  # recorded seconds of core files that measure a machine
 UNKNOWN_SECONDS = 3.0  # a file that was not timed yet
 GROWTH, GROWTH_SECONDS = 4 / 3, 5.0  # a file that takes a third longer is named, unless it is a matter of seconds
 
@@ -30,6 +33,7 @@ Durations = dict[str, dict[str, float]]
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers")
     group.addoption("--fifth", type=int, choices=range(1, FIFTHS + 1), help="of the extended tests only this fifth")
+    group.addoption("--minutes", type=float, help="skip files for which this machine needs more time than this")
     group.addoption("--list-fifths", action="store_true", help="print the files of each fifth; with --collect-only")
     group.addoption("--write-durations", action="store_true", help="write tests/durations.json for the files that ran")
 
@@ -78,6 +82,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             kept = [item for item in items if tier_of(item) == "extended" and _group(item) in chosen]
             config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
             items[:] = kept
+    if config.option.minutes is not None:
+        slowness = float(SLOWNESS.read_text()) if SLOWNESS.exists() else 1.0
+        needed = {group: seconds[group] * slowness for group in {_group(item) for item in items}}
+        fitting = those_that_fit(needed, _workers(config), 60 * config.option.minutes)
+        for item in items:
+            if (group := _group(item)) not in fitting:
+                reason = f"{group} takes about {needed[group]:.0f} s here, of {config.option.minutes:.0f} minutes"
+                item.add_marker(pytest.mark.skip(reason=reason))
     if hasattr(config, "workerinput"):  # the longest first: no worker is left with a long one at the end
         items.sort(key=lambda item: (-seconds[_group(item)], _group(item)))
 
@@ -115,6 +127,21 @@ def split_evenly(seconds: Mapping[str, float], parts: int) -> list[list[str]]:
     return lists
 
 
+def those_that_fit(seconds: Mapping[str, float], workers: int, limit: float) -> set[str]:
+    """Names that `workers` can finish within `limit` seconds. The longest are placed first, as in a run."""
+    ends, fitting = [0.0] * workers, set()
+    for name in sorted(seconds, key=lambda name: (-seconds[name], name)):
+        first = ends.index(min(ends))
+        if ends[first] + seconds[name] <= limit:
+            ends[first] += seconds[name]
+            fitting.add(name)
+    return fitting
+
+
+def _workers(config: pytest.Config) -> int:
+    return int(getattr(config, "workerinput", {}).get("workercount", 1))
+
+
 def read_durations() -> Durations:
     return json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
 
@@ -140,6 +167,9 @@ class FileTimes:
             terminalreporter.write_line(f"{took:7.1f} s  {file}" + (f"  (was {before:.1f} s)" if before else ""))
         for file, took, before in grown(self._took, known):
             terminalreporter.write_line(f"grown by a third or more: {file}, {before:.1f} -> {took:.1f} s")
+        if (ratio := slowness(self._took, known)) is not None:
+            SLOWNESS.parent.mkdir(exist_ok=True)
+            SLOWNESS.write_text(f"{ratio:.2f}\n")
         if self._config.option.write_durations:
             _write_durations(known, self._took)
 
@@ -150,6 +180,14 @@ def grown(took: Mapping[tuple[str, str], float], known: Durations) -> Iterator[t
         before = known.get(tier, {}).get(file)
         if before is not None and seconds > before * GROWTH and seconds - before > GROWTH_SECONDS:
             yield file, seconds, before
+
+
+def slowness(took: Mapping[tuple[str, str], float], known: Durations) -> float | None:
+    """Seconds that core files took, of the committed seconds; None if only a part of the core ran."""
+    files = {file: before for file, before in known.get("core", {}).items() if ("core", file) in took}
+    if (recorded := sum(files.values())) < MEASURED_SECONDS:
+        return None
+    return sum(took["core", file] for file in files) / recorded
 
 
 def _write_durations(known: Durations, took: Mapping[tuple[str, str], float]) -> None:
