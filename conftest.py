@@ -33,6 +33,11 @@ pytest_plugins = [
 ]
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes are not part of a test's name: archives hold the time of their making, and each worker makes its own."""
+    return argname if isinstance(val, bytes) else None
+
+
 def pytest_configure() -> None:
     """Satellites are found by entry points, which an editable installation has as they were when it was made."""
     parts = [tomllib.loads(path.read_text())["project"] for path in ROOT.glob("*/*/pyproject.toml")]
