@@ -103,7 +103,7 @@ def test_what_is_no_vector_of_text_is_refused(change, field) -> None:
 
 
 def test_requests_for_samples_and_their_answers_come_back_as_they_were() -> None:
-    asked = Sample(3, (1, 2), SamplingParams(n=2, stop=("a",), seed=0), (9,), True, 2, 1, 1)
+    asked = Sample(3, (1, 2), SamplingParams(n=2, stop=("a",), seed=0), (9,), True, 2, 1, 1, "alice")
     assert sample_from_proto(sample_to_proto(asked)) == asked
     top = Top(np.array([[1, 0]], np.int32), np.array([[-0.5, NO_LOGPROB]], np.float32))
     sequences = (

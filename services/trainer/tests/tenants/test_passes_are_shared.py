@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from trinity.data.tenants.log import Command, Kind, Result, canonical
-from trinity.data.tenants.wire import Datum, Forward, read_output, write_forward
+from trinity.data.tenants.wire import Datum, Forward, read_forward, read_output, write_forward
 from trinity.trainer.tenants.executor import Executor
 from trinity.trainer.tenants.model import AdapterShape, SharedModel
 from trinity.trainer.tenants.service import waiting
@@ -113,6 +114,39 @@ def test_passes_of_all_are_one(executor: Made, monkeypatch: pytest.MonkeyPatch) 
     found = executor("together").execute_all(script.commands)
     assert all(result is not None and result.kind != Result.FAILED for result in found)
     assert at_once == [len(RANKS)]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_seconds_of_a_shared_pass_are_divided_by_tokens(
+    executor: Made, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """The parts add up to the whole: a second for each reading of the clock, and 60 for the pass."""
+    script = Script().create()
+    for model in RANKS:
+        script.forward(model, 1)
+        script.step(model)
+    made, clock = executor("together"), SimpleNamespace(now=0.0)
+
+    def perf_counter() -> float:
+        clock.now += 1
+        return float(clock.now)
+
+    made.execute_all(script.commands[: len(RANKS)])
+    computed = SharedModel.run_together
+
+    def slow(self: SharedModel, passes: Any) -> Any:
+        clock.now += 60
+        return None if fails else computed(self, passes)
+
+    monkeypatch.setattr(SharedModel, "run_together", slow)
+    monkeypatch.setattr("trinity.trainer.tenants.executor.time", SimpleNamespace(perf_counter=perf_counter))
+    rest = script.commands[len(RANKS) :]
+    seconds = [result.seconds for result in made.execute_all(rest) if result is not None]
+    own = 4.0 if fails else 0.0  # of passes that are computed again
+    tokens = [sum(len(one.tokens) for one in read_forward(command.body).data) for command in rest[::2]]
+    assert [one - own / 4 for one in seconds[::2]] == pytest.approx([61 * n / sum(tokens) for n in tokens])
+    assert seconds[1::2] == [1.0] * len(RANKS)
+    assert sum(seconds) == pytest.approx(61 + own + len(RANKS))
 
 
 @pytest.mark.parametrize("broken", ["loss", "weights"])

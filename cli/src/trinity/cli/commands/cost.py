@@ -1,26 +1,71 @@
-"""`trinity cost`: device-seconds of a stage by outcome (docs/ledger.md)."""
+"""`trinity cost`: device-seconds of a stage by outcome (docs/ledger.md), or of the tenants of `trinity tinker`."""
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from trinity.commands import AsJson, command, group
+from trinity.data.tenants.account import SAMPLE
+from trinity.reading.accounts import tenants
 from trinity.reading.accounts.cost import collect
 from trinity.reading.accounts.fates import Facts
+from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage, find_job_stage
 from trinity.reading.render import losses_text, table, to_json
 
 app = group()
 
 
-def find_account(config: Path | None = None, job: Path | None = None, stage: str = "") -> JobStage:
-    """Like `find_job_stage`, for a run whose job folder is here: its account is in files."""
-    return find_job_stage(config, job, stage)
+def find_account(config: Path | None = None, job: Path | None = None, stage: str = "") -> JobStage | Path:
+    """Like `find_job_stage`, for a run whose job folder is here: its account is in files. Returns the folder of a
+    service for tinker clients."""
+    return tenants.folder_of_service(config, job) or find_job_stage(config, job, stage)
 
 
 @command(app, "cost", find_account)
-def cost(job_stage: JobStage, as_json: AsJson = False) -> str:
-    """Show what the seconds of a run's devices went to: trained, dropped, failed, idle."""
-    found = collect(job_stage)
-    return to_json(found) if as_json else render(job_stage.name, found)
+def cost(
+    place: JobStage | Path,
+    tenant: Annotated[
+        str, typer.Option("--tenant", help="One tenant of a service for tinker clients; else all of them")
+    ] = "",
+    as_json: AsJson = False,
+) -> str:
+    """Show what the seconds of devices went to: trained, dropped, failed, idle; or which tenants used them."""
+    if isinstance(place, Path):
+        used = tenants.collect(place, tenant)
+        return to_json(used) if as_json else render_tenants(used, tenant)
+    if tenant:
+        raise RunError(
+            f"--tenant {tenant}: {place.name} is a run, without tenants; give the YAML of `trinity tinker`", 2
+        )
+    found = collect(place)
+    return to_json(found) if as_json else render(place.name, found)
+
+
+def render_tenants(found: Facts, tenant: str = "") -> str:
+    """Returns the account of all tenants, or of one by the kinds of its requests, as text."""
+    whole = max(found["device_seconds"], 1e-9)
+    if tenant:
+        rows = sorted(found["tenants"][tenant]["uses"].items(), key=lambda row: -row[1]["seconds"])
+        columns = {
+            tenant: lambda row: row[0],
+            "requests": lambda row: row[1]["requests"],
+            "seconds of devices": lambda row: f"{row[1]['seconds']:.1f}",
+            "share": lambda row: f"{row[1]['seconds'] / whole:.1%}",
+        }
+        return table(rows, columns)
+    sampled = {name: one["uses"].get(SAMPLE, {"seconds": 0.0})["seconds"] for name, one in found["tenants"].items()}
+    return table(
+        list(found["tenants"].items()),
+        {
+            "seconds of devices": lambda row: row[0],
+            "commands": lambda row: f"{row[1]['device_seconds'] - sampled[row[0]]:.1f}",
+            "samples": lambda row: f"{sampled[row[0]]:.1f}",
+            "all": lambda row: f"{row[1]['device_seconds']:.1f}",
+            "share": lambda row: f"{row[1]['device_seconds'] / whole:.1%}",
+        },
+    )
 
 
 def render(name: str, found: Facts) -> str:

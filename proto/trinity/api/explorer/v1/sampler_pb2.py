@@ -26,7 +26,7 @@ from trinity.api.common.v1 import task_pb2 as trinity_dot_api_dot_common_dot_v1_
 from trinity.api.tinker.v1 import tinker_pb2 as trinity_dot_api_dot_tinker_dot_v1_dot_tinker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%trinity/api/explorer/v1/sampler.proto\x12\x17trinity.api.explorer.v1\x1a trinity/api/common/v1/task.proto\x1a\"trinity/api/tinker/v1/tinker.proto\"\x80\x02\n\rSampleRequest\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\x05\x12\x37\n\x08sampling\x18\x03 \x01(\x0b\x32%.trinity.api.common.v1.SamplingParams\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\x05\x12\x17\n\x0fprompt_logprobs\x18\x05 \x01(\x08\x12\x1c\n\x14topk_prompt_logprobs\x18\x06 \x01(\r\x12\x1c\n\x14topk_sample_logprobs\x18\x07 \x01(\r\x12\x1e\n\x16prompt_logprobs_last_n\x18\x08 \x01(\r2i\n\x0eSamplerService\x12W\n\x06Sample\x12&.trinity.api.explorer.v1.SampleRequest\x1a%.trinity.api.tinker.v1.SampleResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%trinity/api/explorer/v1/sampler.proto\x12\x17trinity.api.explorer.v1\x1a trinity/api/common/v1/task.proto\x1a\"trinity/api/tinker/v1/tinker.proto\"\x90\x02\n\rSampleRequest\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\x05\x12\x37\n\x08sampling\x18\x03 \x01(\x0b\x32%.trinity.api.common.v1.SamplingParams\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\x05\x12\x17\n\x0fprompt_logprobs\x18\x05 \x01(\x08\x12\x1c\n\x14topk_prompt_logprobs\x18\x06 \x01(\r\x12\x1c\n\x14topk_sample_logprobs\x18\x07 \x01(\r\x12\x1e\n\x16prompt_logprobs_last_n\x18\x08 \x01(\r\x12\x0e\n\x06tenant\x18\t \x01(\t2i\n\x0eSamplerService\x12W\n\x06Sample\x12&.trinity.api.explorer.v1.SampleRequest\x1a%.trinity.api.tinker.v1.SampleResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'trinity.api.explorer.v1.sam
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLEREQUEST']._serialized_start=137
-  _globals['_SAMPLEREQUEST']._serialized_end=393
-  _globals['_SAMPLERSERVICE']._serialized_start=395
-  _globals['_SAMPLERSERVICE']._serialized_end=500
+  _globals['_SAMPLEREQUEST']._serialized_end=409
+  _globals['_SAMPLERSERVICE']._serialized_start=411
+  _globals['_SAMPLERSERVICE']._serialized_end=516
 # @@protoc_insertion_point(module_scope)

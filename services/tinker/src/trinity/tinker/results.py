@@ -17,11 +17,11 @@ class Results:
 
     async def follow(self) -> None:
         """Follows for ever."""
-        async for sequence, request_id, position in self._log.results(max(0, await self._log.first_result() - 1)):
-            self._sequences[request_id] = sequence
+        async for told in self._log.results(max(0, await self._log.first_result() - 1)):
+            self._sequences[told.request_id] = told.sequence
             if self._quotas is not None:
-                self._quotas.done(position)
-            if (event := self._waiting.pop(request_id, None)) is not None:
+                self._quotas.done(told.position)
+            if (event := self._waiting.pop(told.request_id, None)) is not None:
                 event.set()
 
     def has(self, request_id: str) -> bool:

@@ -82,7 +82,7 @@ class Sampling:
         """
         values = shapes.read(shapes.AskSamples, raw)
         sampler = self._journal.sampler(tenant, values.sampling_session_id)
-        sample = self._sample(values, self._version(tenant, sampler))
+        sample = self._sample(tenant, values, self._version(tenant, sampler))
         request_id = f"{values.sampling_session_id}:{values.seq_id}"
         digest = hashlib.sha256(canonical(raw)).digest()
         if (asked := self._asked.get(request_id)) is None:
@@ -132,7 +132,7 @@ class Sampling:
         newest = (path for path in known if self._results.has(self._journal.saved(tenant, path).request_id))
         return self._journal.saved(tenant, next(newest, sampler.path)).position
 
-    def _sample(self, values: shapes.AskSamples, version: int) -> Sample:
+    def _sample(self, tenant: str, values: shapes.AskSamples, version: int) -> Sample:
         tokens, settings = [token for chunk in values.prompt.chunks for token in chunk.tokens], values.sampling_params
         check_tokens("prompt", tokens, self._base)
         room = self._base.longest - len(tokens)
@@ -159,7 +159,7 @@ class Sampling:
         )
         return Sample(
             version, tuple(tokens), sampling, tuple(ids), bool(values.prompt_logprobs),
-            values.topk_prompt_logprobs, values.topk_sample_logprobs, last,
+            values.topk_prompt_logprobs, values.topk_sample_logprobs, last, tenant,
         )  # fmt: skip
 
     def _start(self, tenant: str, request_id: str, digest: bytes, sample: Sample) -> None:

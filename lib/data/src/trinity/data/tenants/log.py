@@ -9,7 +9,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -66,14 +66,29 @@ class Command:
 
 @dataclass(frozen=True)
 class Result:
-    """A command's result, with a protobuf body for forward_backward and a JSON body for other kinds and `failed`."""
+    """A command's result, with a protobuf body for forward_backward and a JSON body for other kinds and `failed`.
+
+    `seconds`: of the device that the command took. Equal results may have taken others.
+    """
 
     request_id: str
     kind: str
     body: bytes
     position: int
+    seconds: float = field(default=0.0, compare=False)
 
     FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Told:
+    """A result in the stream, without its body. `position`: of its command."""
+
+    sequence: int
+    request_id: str
+    tenant: str
+    position: int
+    seconds: float
 
 
 def model_id_of(session_id: str, number: int) -> str:
@@ -160,10 +175,7 @@ class CommandLog:
         """Yields the commands above `after` up to `through`, in order. Raises DataLoss if one is missing."""
         expected = after + 1
         while expected <= through:
-            found = await self._broker.several(self._names.commands_stream, expected, _MORE)
-            if not found:
-                with contextlib.suppress(NotFound):
-                    found = [await self._broker.get(self._names.commands_stream, expected)]
+            found = await self._several(self._names.commands_stream, expected)
             for message in found:
                 if message.sequence != expected:
                     break
@@ -176,35 +188,49 @@ class CommandLog:
                     f"{self._names.commands_stream} has no command {expected}: messages were removed by hand"
                 )
 
+    async def _several(self, stream: str, expected: int) -> list[StoredMessage]:
+        """Returns the next messages of a stream; none only if the expected one is not there."""
+        found = await self._broker.several(stream, expected, _MORE)
+        if not found:
+            with contextlib.suppress(NotFound):
+                found = [await self._broker.get(stream, expected)]
+        return found
+
     async def follow(self, after: int) -> AsyncIterator[Command]:
         """Yields every command above `after`, in order, for ever. Raises Gap if one is missing."""
         async for message in tail(self._broker, self._names.commands_stream, after):
             yield _command(message)
 
-    async def last_result(self) -> tuple[int, int]:
-        """The sequence of the newest result and that of its command; zeros without any."""
-        state = await self._broker.state(self._names.results_stream)
-        if not state.messages:
-            return state.last_sequence, 0
-        return state.last_sequence, _result(
-            await self._broker.get(self._names.results_stream, state.last_sequence)
-        ).position
+    async def told(self, after: int) -> tuple[int, dict[int, Told]]:
+        """Returns the sequence of the newest result, and those above `after` that are kept, by their commands'
+        positions."""
+        stream, found = self._names.results_stream, dict[int, Told]()
+        state = await self._broker.state(stream)
+        expected = max(after + 1, state.first_sequence)
+        while expected <= state.last_sequence and state.messages:
+            several = await self._several(stream, expected)
+            found |= {told.position: told for told in map(_told, several)}
+            expected = several[-1].sequence + 1 if several else expected + 1
+        return state.last_sequence, found
 
     async def first_result(self) -> int:
         return (await self._broker.state(self._names.results_stream)).first_sequence
 
-    async def add_result(self, result: Result, model: str, after: int) -> int:
+    async def add_result(self, result: Result, command: Command, after: int) -> int:
         """Stores a result right behind the sequence `after`. Raises SequenceConflict if another executor did."""
-        about = {headers.REQUEST: result.request_id, headers.KIND: result.kind, headers.POSITION: str(result.position)}
-        subject, stream = self._names.result(model), self._names.results_stream
+        about = {
+            headers.REQUEST: result.request_id, headers.KIND: result.kind, headers.POSITION: str(result.position),
+            headers.TENANT: command.tenant, headers.SECONDS: repr(result.seconds),
+        }  # fmt: skip
+        subject, stream = self._names.result(command.model), self._names.results_stream
         return await self._broker.append(
             subject, stream, result.body, message_id=result.request_id, last_sequence=after, headers=about
         )
 
-    async def results(self, after: int) -> AsyncIterator[tuple[int, str, int]]:
-        """Yields sequence, request id and the command's position of every result above `after`, for ever."""
+    async def results(self, after: int) -> AsyncIterator[Told]:
+        """Yields every result above `after`, for ever."""
         async for message in tail(self._broker, self._names.results_stream, after):
-            yield message.sequence, _header(message, headers.REQUEST), int(_header(message, headers.POSITION))
+            yield _told(message)
 
     async def result(self, sequence: int) -> Result:
         """Raises NotFound for a result that is no longer kept."""
@@ -226,8 +252,14 @@ def _command(message: StoredMessage | Delivered) -> Command:
 
 
 def _result(message: StoredMessage) -> Result:
-    position = int(_header(message, headers.POSITION))
-    return Result(_header(message, headers.REQUEST), _header(message, headers.KIND), message.data, position)
+    told = _told(message)
+    return Result(told.request_id, _header(message, headers.KIND), message.data, told.position, told.seconds)
+
+
+def _told(message: StoredMessage | Delivered) -> Told:
+    request_id, tenant = _header(message, headers.REQUEST), _header(message, headers.TENANT)
+    position, seconds = int(_header(message, headers.POSITION)), float(_header(message, headers.SECONDS))
+    return Told(message.sequence, request_id, tenant, position, seconds)
 
 
 def _header(message: StoredMessage | Delivered, name: str) -> str:

@@ -21,6 +21,7 @@ class Sample:
     topk_prompt_logprobs: int = 0
     topk_sample_logprobs: int = 0
     prompt_logprobs_last_n: int = 0
+    tenant: str = ""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 
 from trinity.data.tenants.samples import NO_LOGPROB, Sample, Sampled, Samples, Top
 from trinity.explorer.engine.engine import Using
+from trinity.explorer.sampler.seconds import Seconds
 from trinity.explorer.sampler.versions import Versions
 from trinity.explorer.types import EngineFailed
 from trinity.runtime.errors import InvalidInput
@@ -16,26 +17,32 @@ from trinity.runtime.errors import InvalidInput
 _Entries = Sequence[Mapping[int, Any] | None]  # of each position: vLLM's Logprob by token
 
 
-async def sample(versions: Versions, request: Sample) -> Samples:
+async def sample(versions: Versions, seconds: Seconds, request: Sample) -> Samples:
     """Samples `sampling.n` sequences. Raises InvalidInput for what vLLM refuses, EngineFailed, and the errors of
     Versions.using."""
-    prompt, wanted = list(request.prompt_token_ids), _wants_prompt(request)
     copies = request.sampling.n if request.sampling.temperature == 0 else 1  # they are all equal
     count = request.sampling.n // copies
     async with versions.using(request.version) as weights:
-        runs = [_run(versions, weights, prompt, _parameters(request, count, wanted and count == 1))]
-        if wanted and count > 1:  # else vLLM computes them for each sequence
-            runs.append(_run(versions, weights, prompt, _parameters(request, 1, True, max_tokens=1)))
-        outputs, *of_prompt = await asyncio.gather(*runs)
+        with seconds.of(request.tenant, count):
+            outputs, *of_prompt = await _outputs(versions, weights, request, count)
     parts = sorted((part for output in outputs for part in output.outputs), key=lambda part: part.index)
     sequences = tuple(_sampled(part, request.topk_sample_logprobs) for part in parts) * copies
     versions.engine.tokens_generated += sum(len(one.tokens) for one in sequences[: len(parts)])
     cached = max(output.num_cached_tokens or 0 for output in outputs)
-    if not wanted:
+    if not _wants_prompt(request):
         return Samples(sequences, cached=cached)
     computed = of_prompt[0] if of_prompt else outputs
     found = next(output.prompt_logprobs for output in computed if output.prompt_logprobs is not None)
     return Samples(sequences, *_of_prompt(request, found), cached)
+
+
+async def _outputs(versions: Versions, weights: Using, request: Sample, count: int) -> list[list[Any]]:
+    """Returns vLLM's outputs of `count` sequences; and of the prompt, if it is computed separately."""
+    prompt, wanted = list(request.prompt_token_ids), _wants_prompt(request)
+    runs = [_run(versions, weights, prompt, _parameters(request, count, wanted and count == 1))]
+    if wanted and count > 1:  # else vLLM computes them for each sequence
+        runs.append(_run(versions, weights, prompt, _parameters(request, 1, True, max_tokens=1)))
+    return await asyncio.gather(*runs)
 
 
 def _wants_prompt(request: Sample) -> bool:

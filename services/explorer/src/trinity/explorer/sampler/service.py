@@ -6,12 +6,14 @@ from contextlib import closing
 import grpc.aio
 import torch
 
+from trinity.data.tenants import account
 from trinity.explorer.engine.engine import Engine, start_engines
+from trinity.explorer.sampler.seconds import Seconds
 from trinity.explorer.sampler.servicer import SamplerServicer
 from trinity.explorer.sampler.settings import SamplerSettings
 from trinity.explorer.sampler.versions import Versions
 from trinity.explorer.types import EngineOptions
-from trinity.runtime import process, waits
+from trinity.runtime import files, process, waits
 from trinity.runtime.devices import choose
 from trinity.runtime.errors import InvalidInput
 from trinity.weights.saved_adapters import FOLDER
@@ -41,9 +43,13 @@ class SamplerService:
             raise InvalidInput("sampled_adapters", problem) from error
         with closing(engine):
             versions = Versions(engine, settings.folder / FOLDER, settings.most_adapters)
-            self._servicer.serve(versions)
-            ready.set()
-            await self._watch(engine)
+            path = account.path_of(settings.folder, self.name)
+            used = account.Account(files.read_json(path))
+            self._servicer.serve(versions, Seconds(used))
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(account.keep(used, path))
+                ready.set()
+                tasks.create_task(self._watch(engine))
 
     async def _watch(self, engine: Engine) -> None:
         while True:

@@ -9,6 +9,7 @@ from trinity.api.explorer.v1 import sampler_pb2_grpc
 from trinity.api.tinker.v1 import tinker_pb2
 from trinity.data.tenants.wire import sample_from_proto, samples_to_proto
 from trinity.explorer.sampler.sampling import sample
+from trinity.explorer.sampler.seconds import Seconds
 from trinity.explorer.sampler.versions import Versions
 from trinity.explorer.types import EngineFailed
 from trinity.runtime.errors import Unavailable
@@ -18,7 +19,7 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
     """Requests wait until the engine has started."""
 
     def __init__(self) -> None:
-        self._versions: Versions | None = None
+        self._engine: tuple[Versions, Seconds] | None = None
         self._started = asyncio.Event()
 
     def add_to(self, server: grpc.aio.Server) -> str:
@@ -26,14 +27,14 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         sampler_pb2_grpc.add_SamplerServiceServicer_to_server(self, server)
         return str(pb.DESCRIPTOR.services_by_name["SamplerService"].full_name)
 
-    def serve(self, versions: Versions) -> None:
-        self._versions = versions
+    def serve(self, versions: Versions, seconds: Seconds) -> None:
+        self._engine = versions, seconds
         self._started.set()
 
     async def Sample(self, request: pb.SampleRequest, context: grpc.aio.ServicerContext) -> tinker_pb2.SampleResponse:
         await self._started.wait()
-        assert self._versions is not None
+        assert self._engine is not None
         try:
-            return samples_to_proto(await sample(self._versions, sample_from_proto(request)))
+            return samples_to_proto(await sample(*self._engine, sample_from_proto(request)))
         except EngineFailed as error:  # the process ends, and another one may answer
             raise Unavailable(str(error)) from error

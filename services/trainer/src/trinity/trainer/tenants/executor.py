@@ -1,13 +1,15 @@
 """Executes commands one after another: the state of all tenants after a command follows from the log up to it."""
 
+import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import structlog
 import torch
 
+from trinity.data.tenants.account import Account
 from trinity.data.tenants.log import (
     Command,
     Kind,
@@ -43,7 +45,8 @@ class Saved:
 
 
 class Executor:
-    """The tenants' models. `position`: of the newest command that is in them."""
+    """The tenants' models. `position`: of the newest command that is in them. `results`: sequence of the newest result
+    that was stored. `account`: sums of the seconds in the results up to it."""
 
     def __init__(self, model: SharedModel, states: States, *, shares: bool = False) -> None:
         """shares: compute passes of several models at once."""
@@ -53,7 +56,9 @@ class Executor:
         self._tenants: dict[str, Tenant] = {}
         self._saved: dict[str, Saved] = {}
         self._time = 0.0  # of the newest command
-        self.position = 0
+        self._lost: dict[int, float] = {}  # seconds of shared passes that failed, by position
+        self.position = self.results = 0
+        self.account = Account()
 
     def restore(self) -> None:
         """Takes over the newest whole snapshot. Without one the executor begins before the first command."""
@@ -65,19 +70,21 @@ class Executor:
             tenant.restore(snapshot.tensors(model_id), about["steps"])
             self._tenants[model_id] = tenant
         self._saved = {path: Saved(**about) for path, about in snapshot.saved.items()}
-        self.position = snapshot.position
+        self.position, self.results, self.account = snapshot.position, snapshot.results, Account(snapshot.account)
         log.info("tenants.snapshot.loaded", position=self.position, models=len(self._tenants))
 
     def snapshot(self) -> None:
-        """Writes the state after the newest command, and removes states that no snapshot knows any more."""
+        """Writes the state after the newest command, and removes states that no snapshot knows any more.
+
+        The results of all commands up to it must be stored.
+        """
         self._saved = {path: saved for path, saved in self._saved.items() if self._state(path, self._time) is not None}
         models = {
             model_id: ({"shape": asdict(tenant.shape), "steps": tenant.steps}, tenant.state(gradients=True))
             for model_id, tenant in self._tenants.items()
         }
-        self._states.write(
-            Snapshot(self.position, {}, {path: asdict(saved) for path, saved in self._saved.items()}), models
-        )
+        saved = {path: asdict(saved) for path, saved in self._saved.items()}
+        self._states.write(Snapshot(self.position, {}, saved, self.results, self.account.uses), models)
 
     def execute_all(self, commands: Sequence[Command]) -> list[Result | None]:
         """Executes the next commands, and computes passes of several models at once. Returns their results in order.
@@ -108,23 +115,39 @@ class Executor:
         found: dict[int, Result | None] = {}
         if len(commands) < 2:
             return found
+        begin = time.perf_counter()
         read = [(command, read_forward(command.body)) for command in commands if command.model in self._tenants]
         for backward in (False, True):
             chosen = [(command, forward) for command, forward in read if forward.backward == backward]
             if len(chosen) < 2:
                 continue
             computed = self._model.run_together([(self._tenants[one.model], forward) for one, forward in chosen])
-            for (command, _), (logprobs, loss) in zip(chosen, computed or [], strict=False):
-                body = write_output(logprobs, {"loss:sum": loss})
-                found[command.position] = Result(command.request_id, command.kind, body, command.position)
+            bodies = [write_output(logprobs, {"loss:sum": loss}) for logprobs, loss in computed or []]
+            now = time.perf_counter()
+            seconds, begin = now - begin, now
+            tokens = [sum(len(datum.tokens) for datum in forward.data) for _, forward in chosen]
+            shares = {one.position: seconds * of / sum(tokens) for (one, _), of in zip(chosen, tokens, strict=True)}
+            if computed is None:
+                self._lost |= shares
+            for (one, _), body in zip(chosen, bodies, strict=False):
+                found[one.position] = Result(one.request_id, one.kind, body, one.position, shares[one.position])
         return found
 
     def execute(self, command: Command) -> Result | None:
         """Executes the next command and returns its result; None for the begin or end of a session.
 
-        A command that cannot be executed has a result that says why, and changes nothing.
+        A command that cannot be executed has a result that says why, and changes nothing. Each pass ends with a copy
+        from the device, so that the seconds are those of the device too.
         """
+        begin = time.perf_counter()
+        result = self._result(command)
         self.position, self._time = command.position, command.time
+        if result is None:
+            return None
+        seconds = time.perf_counter() - begin + self._lost.pop(command.position, 0.0)
+        return replace(result, seconds=seconds)
+
+    def _result(self, command: Command) -> Result | None:
         if command.kind is Kind.END:
             for model_id in [one for one in self._tenants if is_of(command.model, one)]:
                 self._model.remove(self._tenants.pop(model_id))

@@ -1,13 +1,13 @@
 """Wiring of the executor: follows the log of commands, executes each one, and appends its result."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import grpc.aio
 import structlog
 import torch
 
+from trinity.data.tenants import account
 from trinity.data.tenants.log import Command, CommandLog, Result
 from trinity.runtime import waits
 from trinity.runtime.broker import connect
@@ -22,7 +22,9 @@ from trinity.trainer.tenants.states import States
 log = structlog.get_logger(__name__)
 
 COMMANDS = Counter("trinity_tenants_commands", "Commands executed, those after a restart again included", ["kind"])
-SECONDS = Counter("trinity_tenants_seconds", "Seconds that commands took; shared ones by their bytes", ["tenant"])
+SECONDS = Counter(
+    "trinity_tenants_seconds", "Seconds of the device that those commands took; shared ones by their tokens", ["tenant"]
+)
 
 _SHARED = 64  # commands of which passes are computed at once
 _GATHERED_SECONDS = 0.005  # for the next of several commands
@@ -45,31 +47,39 @@ class TenantsService:
         async with await connect(settings.nats_url, "trinity-tenants") as broker:
             commands = CommandLog(broker, RunNames(settings.run))
             await commands.open(int(settings.log_gib * 2**30), settings.result_hours * 3600)
-            results, told = await commands.last_result()
-            ready.set()
-            last_snapshot = executor.position
-            most = _SHARED if executor.shares else 1
-            async for several in waiting(commands.follow(executor.position), most):
-                if self._ending.is_set():
-                    await asyncio.Event().wait()  # the host ends the process
-                found = await asyncio.to_thread(self._execute, executor, several)
-                for command, result in zip(several, found, strict=True):
-                    if result is not None and command.position > told:
-                        results = await commands.add_result(result, command.model, results)
-                if executor.position - last_snapshot >= settings.snapshot_commands:
-                    await asyncio.to_thread(executor.snapshot)
-                    last_snapshot = executor.position
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(account.keep(executor.account, account.path_of(settings.folder, self.name)))
+                tasks.create_task(self._follow(executor, commands, ready))
+
+    async def _follow(self, executor: Executor, commands: CommandLog, ready: asyncio.Event) -> None:
+        """Executes commands for ever. A result that is stored already is not stored again; its seconds count."""
+        executor.results, told = await commands.told(executor.results)
+        ready.set()
+        last_snapshot = executor.position
+        most = _SHARED if executor.shares else 1
+        async for several in waiting(commands.follow(executor.position), most):
+            if self._ending.is_set():
+                await asyncio.Event().wait()  # the host ends the process
+            found = await asyncio.to_thread(self._execute, executor, several)
+            for command, result in zip(several, found, strict=True):
+                if result is None:
+                    continue
+                known = told.pop(command.position, None)
+                if known is None:
+                    executor.results = await commands.add_result(result, command, executor.results)
+                executor.account.add(command.tenant, command.kind, (known or result).seconds)
+            if not told and executor.position - last_snapshot >= self._settings.snapshot_commands:
+                await asyncio.to_thread(executor.snapshot)
+                last_snapshot = executor.position
 
     async def drain(self, grace_seconds: float) -> None:
         self._ending.set()
 
     def _execute(self, executor: Executor, several: list[Command]) -> list[Result | None]:
-        begin = time.monotonic()
         found = executor.execute_all(several)
-        each = (time.monotonic() - begin) / sum(1 + len(command.body) for command in several)
-        for command in several:
+        for command, result in zip(several, found, strict=True):
             COMMANDS.labels(command.kind).inc()
-            SECONDS.labels(command.tenant).inc(each * (1 + len(command.body)))
+            SECONDS.labels(command.tenant).inc(0.0 if result is None else result.seconds)
         return found
 
     def _load(self) -> Executor:

@@ -17,6 +17,7 @@ from typing import Any
 
 import structlog
 
+from trinity.data.tenants.account import Uses
 from trinity.runtime import files
 from trinity.runtime.errors import DataLoss
 from trinity.runtime.names import token
@@ -31,11 +32,14 @@ _MANIFEST, _ENDING = "manifest.json", ".safetensors"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state after a command. `models` and `saved`: what the executor says of each model and each saved state."""
+    """The state after a command. `models` and `saved`: what the executor says of each model and each saved state.
+    `results`, `account`: as the executor has them."""
 
     position: int
     models: dict[str, Any]
     saved: dict[str, Any]
+    results: int
+    account: Uses
     folder: Path = field(default=Path())
 
     def tensors(self, model_id: str) -> Tensors:
@@ -58,7 +62,8 @@ class States:
         for folder in reversed(folders):
             about = files.read_json(folder / _MANIFEST)
             if isinstance(about, dict) and _is_whole(folder, about["checksums"]):
-                return Snapshot(about["position"], about["models"], about["saved"], folder)
+                about.pop("checksums")
+                return Snapshot(**about, folder=folder)
             log.warning("tenants.snapshot.damaged", folder=str(folder))
         if folders:
             raise DataLoss(
@@ -74,11 +79,11 @@ class States:
             name = f"{token(model_id)}{_ENDING}"
             _write(folder / name, tensors)
             checksums[name] = files.checksum(folder / name)
-        about = {model_id: what for model_id, (what, _) in models.items()}
-        files.write_json(
-            folder / _MANIFEST,
-            {"position": snapshot.position, "models": about, "saved": snapshot.saved, "checksums": checksums},
-        )
+        about = {
+            "position": snapshot.position, "models": {model_id: what for model_id, (what, _) in models.items()},
+            "saved": snapshot.saved, "results": snapshot.results, "account": snapshot.account, "checksums": checksums,
+        }  # fmt: skip
+        files.write_json(folder / _MANIFEST, about)
         for old in self._folders()[:-_KEPT]:
             shutil.rmtree(old, ignore_errors=True)
         self._remove_unnamed(snapshot.position)
