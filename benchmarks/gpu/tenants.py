@@ -54,7 +54,7 @@ class Work:
         from trinity.data.tenants.log import Kind, canonical
         from trinity.data.tenants.wire import Datum, Forward, write_forward
 
-        rng, made, at = np.random.default_rng(seed), [], self.executor.position
+        rng, made, at = np.random.default_rng(seed), [], self.executor.commands
         for index in range(models):
             data = []
             for _ in range(sequences):

@@ -27,16 +27,18 @@ def test_commands_and_bytes_wait_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) 
         made.check("bob", 6)
     made.check("bob", 5)
     made.check("carol", 100)
-    made.done(1)
-    made.check("alice", 90)
-    made.done(3)
+    made.done("alice", 3)
+    made.check("alice", 500)
+    with pytest.raises(Full, match="1 commands with 95 bytes"):
+        made.check("bob", 6)
+    made.done("bob", 2)
     made.check("bob", 500)
 
 
 def test_a_gateway_that_starts_again_counts_what_is_not_executed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quotas, "now", lambda: 1100.0)
     made = Quotas(1, 100, 60.0)
-    made.done(2)
+    made.done("alice", 2)
     made.add(_command(2, "alice", time=1100.0))
     made.add(_command(3, "bob", time=1000.0))  # its result is no longer kept
     made.check("alice", 10)

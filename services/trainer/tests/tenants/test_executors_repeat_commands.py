@@ -80,6 +80,10 @@ def _results(executor: Executor, commands: list[Command]) -> list[Result | None]
     return [executor.execute(command) for command in commands if command.position > executor.position]
 
 
+def _snapshot(executor: Executor, newest: Command) -> None:
+    executor.snapshot(newest.position, newest.time)
+
+
 def test_what_follows_a_snapshot_is_the_same_bit_for_bit(shared: str, tmp_path: Path) -> None:
     commands = _commands()
     whole = _results(_executor(shared, tmp_path / "whole"), commands)
@@ -94,10 +98,25 @@ def test_what_follows_a_snapshot_is_the_same_bit_for_bit(shared: str, tmp_path: 
             result = executor.execute(command)
             assert result == whole[command.position - 1]
             if command.position == snapshot:
-                executor.snapshot()
+                _snapshot(executor, command)
     last = _executor(shared, folder)
     assert last.position == 12
     assert _results(last, commands) == whole[12:]
+
+
+def test_tenants_go_on_where_each_of_them_was(shared: str, tmp_path: Path) -> None:
+    """One of them is beyond the other in the log."""
+    of_both = [one for one in _commands() if (one.model, one.kind) != ("b", Kind.LOAD_WEIGHTS)]
+    commands = [replace(one, tenant=one.model) for one in of_both]
+    whole = {one.request_id: one for one in _results(_executor(shared, tmp_path / "w"), commands) if one is not None}
+    mine, other = ([one for one in commands if one.tenant == tenant] for tenant in "ab")
+    executor = _executor(shared, tmp_path)
+    found = [executor.execute(one) for one in (mine[0], *other)]
+    executor.snapshot(mine[1].position - 1, mine[1].time)
+    again = _executor(shared, tmp_path)
+    assert (again.position, again.executed, again.commands) == (2, {"b": other[-1].position}, 1 + len(other))
+    found += [again.execute(one) for one in mine[1:]]
+    assert {one.request_id: one for one in found if one is not None} == whole
 
 
 def _save_sampler(seq_id: int, at: int, path: str | None, *, time: float = 0.0, ttl: int | None = None) -> Command:
@@ -117,21 +136,22 @@ def test_adapters_to_sample_by_are_kept_as_long_as_they_are_named(shared: str, t
     assert [one.kind for one in results[:2] if one is not None] == ["create_model", Result.FAILED]
     assert json.loads(results[2].body)["sampling_session_id"] == "s:sample:1"
     assert json.loads(results[-1].body)["path"] == "tinker://s:train:0/sampler_weights/short"
-    executor.snapshot()
-    executor.execute(_save_sampler(23, 25, "late", time=4000.0))
-    executor.snapshot()
+    _snapshot(executor, named[-1])
+    late = _save_sampler(23, 25, "late", time=4000.0)
+    executor.execute(late)
+    _snapshot(executor, late)
 
     def kept() -> list[int]:
         return sorted(int(path.name) for path in (tmp_path / "sampled").iterdir())
 
     assert kept() == [*range(7, 26)], "the older snapshot still names 24"
-    executor.execute(Command(Kind.SESSION, "t", "other", 0, b"{}", 4001.0, 26))
-    executor.snapshot()
-    assert kept() == [*range(7, 24), 25]
-    executor.execute(Command(Kind.END, "t", "s", 1, b"{}", 4002.0, 27))
-    for position in (28, 29):
-        executor.execute(Command(Kind.SESSION, "t", f"o{position}", 0, b"{}", 4003.0, position))
-        executor.snapshot()
+    for position, session in enumerate(("other", "s", "more", "others"), 26):
+        end = Command(Kind.END, "t", session, 1, b"{}", 4001.0, position)
+        executor.execute(end)
+        if session != "s":
+            _snapshot(executor, end)
+        if session == "other":
+            assert kept() == [*range(7, 24), 25]
     assert kept() == [23, 25]
     canary = canary_of(folder_of(tmp_path / "sampled", 23))
     adapters = read_adapters(folder_of(tmp_path / "sampled", 23))
@@ -144,9 +164,9 @@ def test_a_damaged_snapshot_gives_way_to_the_one_before(shared: str, tmp_path: P
     commands = _commands()
     executor = _executor(shared, tmp_path)
     for position in (4, 8):
-        for command in commands[executor.position : position]:
+        for command in commands[executor.commands : position]:
             executor.execute(command)
-        executor.snapshot()
+        _snapshot(executor, commands[position - 1])
     newest, older = (sorted((tmp_path / "snapshots").iterdir(), reverse=True))[:2]
     for file in newest.glob("*.safetensors"):
         file.write_bytes(file.read_bytes()[:-1] + b"\1")

@@ -1,7 +1,6 @@
 """Passes of several tenants are computed as one, and each gets what it would get alone."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,6 @@ from trinity.data.tenants.log import Command, Kind, Result, canonical
 from trinity.data.tenants.wire import Datum, Forward, read_forward, read_output, write_forward
 from trinity.trainer.tenants.executor import Executor
 from trinity.trainer.tenants.model import AdapterShape, SharedModel
-from trinity.trainer.tenants.service import waiting
 from trinity.trainer.tenants.states import States
 
 pytestmark = pytest.mark.core
@@ -91,7 +89,7 @@ def test_four_ranks_at_once_are_four_runs_alone(executor: Made, attention: bool)
     expected = [alone.execute(command) for command in script.commands]
     found = together.execute_all(script.commands)
     assert max(map(_differ, found, expected)) < 1e-6
-    assert together.position == len(script.commands)
+    assert together.executed == {command.tenant: command.position for command in script.commands}
     for model, tenant in together._tenants.items():
         for name, tensor in tenant.state(gradients=True).items():
             assert torch.allclose(tensor, alone._tenants[model].state(gradients=True)[name], rtol=1e-4, atol=1e-6), name
@@ -181,23 +179,3 @@ def test_bfloat16_loses_no_small_update(quickstart_model: Path) -> None:
     changed = [float((tensor != before[name]).float().mean()) for name, tensor in tenant.state(gradients=False).items()
                if name.startswith("weights.")]  # fmt: skip
     assert min(changed) > 0.9
-
-
-def test_only_commands_that_wait_are_taken_at_once() -> None:
-    async def commands(more: asyncio.Event) -> AsyncIterator[Command]:
-        for position in range(1, 9):
-            if position == 6:
-                await more.wait()
-            yield Command(Kind.OPTIM_STEP, "t", "t", position, b"", 0.0, position)
-
-    async def taken() -> list[list[int]]:
-        more, found = asyncio.Event(), []
-        async for several in waiting(commands(more), 3):
-            found.append([command.position for command in several])
-            if found[-1][-1] == 5:
-                more.set()
-            if found[-1][-1] == 8:
-                return found
-        raise AssertionError
-
-    assert asyncio.run(asyncio.wait_for(taken(), 10)) == [[1, 2, 3], [4, 5], [6, 7, 8]]

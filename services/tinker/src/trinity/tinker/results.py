@@ -20,7 +20,7 @@ class Results:
         async for told in self._log.results(max(0, await self._log.first_result() - 1)):
             self._sequences[told.request_id] = told.sequence
             if self._quotas is not None:
-                self._quotas.done(told.position)
+                self._quotas.done(told.tenant, told.position)
             if (event := self._waiting.pop(told.request_id, None)) is not None:
                 event.set()
 

@@ -137,7 +137,7 @@ def stream_specs(names: RunNames, log_bytes: int, kept_seconds: float) -> list[S
     )  # fmt: skip
     results = StreamSpec(
         names.results_stream, (names.subjects("results"),), max_bytes=log_bytes, replicas=0,
-        max_age_seconds=kept_seconds, duplicate_window_seconds=_RETRIED_SECONDS, setting=_SETTING,
+        max_age_seconds=kept_seconds, duplicate_window_seconds=min(_RETRIED_SECONDS, kept_seconds), setting=_SETTING,
     )  # fmt: skip
     return [commands, results]
 

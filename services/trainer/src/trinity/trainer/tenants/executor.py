@@ -1,4 +1,4 @@
-"""Executes commands one after another: the state of all tenants after a command follows from the log up to it."""
+"""Executes commands: the state of a tenant after a command follows from the tenant's commands up to it."""
 
 import time
 from collections import defaultdict, deque
@@ -25,11 +25,11 @@ from trinity.data.tenants.wire import read_forward, write_output
 from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound
 from trinity.runtime.names import token
 from trinity.trainer.tenants.model import AdapterShape, SharedModel, Tenant
+from trinity.trainer.tenants.queue import OF_ONE_MODEL
 from trinity.trainer.tenants.states import Snapshot, States
 
 log = structlog.get_logger(__name__)
 
-_OF_ONE_MODEL = (Kind.FORWARD_BACKWARD, Kind.OPTIM_STEP)  # neither reads nor changes another model
 _KEPT_UNNAMED = 16
 
 
@@ -45,8 +45,12 @@ class Saved:
 
 
 class Executor:
-    """The tenants' models. `position`: of the newest command that is in them. `results`: sequence of the newest result
-    that was stored. `account`: sums of the seconds in the results up to it."""
+    """The tenants' models.
+
+    executed: position of the newest command that is in them, by tenant. position: with the snapshot that was restored,
+    all commands up to it are in them. commands: how many are. results: sequence of the newest result that was stored.
+    account: sums of the seconds in the results up to it.
+    """
 
     def __init__(self, model: SharedModel, states: States, *, shares: bool = False) -> None:
         """shares: compute passes of several models at once."""
@@ -55,9 +59,9 @@ class Executor:
         self._states = states
         self._tenants: dict[str, Tenant] = {}
         self._saved: dict[str, Saved] = {}
-        self._time = 0.0  # of the newest command
         self._lost: dict[int, float] = {}  # seconds of shared passes that failed, by position
-        self.position = self.results = 0
+        self.executed: dict[str, int] = {}
+        self.position = self.commands = self.results = 0
         self.account = Account()
 
     def restore(self) -> None:
@@ -70,24 +74,28 @@ class Executor:
             tenant.restore(snapshot.tensors(model_id), about["steps"])
             self._tenants[model_id] = tenant
         self._saved = {path: Saved(**about) for path, about in snapshot.saved.items()}
-        self.position, self.results, self.account = snapshot.position, snapshot.results, Account(snapshot.account)
+        self.position, self.executed, self.commands = snapshot.position, snapshot.executed, snapshot.commands
+        self.results, self.account = snapshot.results, Account(snapshot.account)
         log.info("tenants.snapshot.loaded", position=self.position, models=len(self._tenants))
 
-    def snapshot(self) -> None:
-        """Writes the state after the newest command, and removes states that no snapshot knows any more.
+    def snapshot(self, position: int, time: float) -> None:
+        """Writes the state after the newest commands, and removes states that no snapshot knows any more.
 
-        The results of all commands up to it must be stored.
+        position, time: as FairQueue.reached. The results of all executed commands must be stored.
         """
-        self._saved = {path: saved for path, saved in self._saved.items() if self._state(path, self._time) is not None}
+        self._saved = {path: saved for path, saved in self._saved.items() if self._state(path, time) is not None}
         models = {
             model_id: ({"shape": asdict(tenant.shape), "steps": tenant.steps}, tenant.state(gradients=True))
             for model_id, tenant in self._tenants.items()
         }
         saved = {path: asdict(saved) for path, saved in self._saved.items()}
-        self._states.write(Snapshot(self.position, {}, saved, self.results, self.account.uses), models)
+        beyond = {tenant: newest for tenant, newest in self.executed.items() if newest > position}
+        about = Snapshot(position, beyond, self.commands, {}, saved, self.results, self.account.uses)
+        self._states.write(about, models)
 
     def execute_all(self, commands: Sequence[Command]) -> list[Result | None]:
-        """Executes the next commands, and computes passes of several models at once. Returns their results in order.
+        """Executes the next commands, and computes passes of several models at once. Returns their results in order;
+        None for the end of a session.
 
         Each model's commands are executed in their order, so that only rounding differs from `execute` for each.
         """
@@ -100,14 +108,15 @@ class Executor:
                 for model, queue in list(waiting.items()):
                     while queue and queue[0].kind is not Kind.FORWARD_BACKWARD:
                         command = queue.popleft()
-                        results[command.position] = self.execute(command)
+                        results[command.position] = self._result(command)
                     if not queue:
                         del waiting[model]
                 passes = [queue.popleft() for queue in waiting.values()]
                 results |= self._together(passes)
                 alone = [command for command in passes if command.position not in results]
-                results |= {command.position: self.execute(command) for command in alone}
-        self.position, self._time = commands[-1].position, commands[-1].time
+                results |= {command.position: self._result(command) for command in alone}
+        self.executed |= {command.tenant: command.position for command in commands}
+        self.commands += len(commands)
         return [results[command.position] for command in commands]
 
     def _together(self, commands: list[Command]) -> dict[int, Result | None]:
@@ -134,28 +143,26 @@ class Executor:
         return found
 
     def execute(self, command: Command) -> Result | None:
-        """Executes the next command and returns its result; None for the begin or end of a session.
+        """Executes a tenant's next command and returns its result; None for the end of a session.
 
         A command that cannot be executed has a result that says why, and changes nothing. Each pass ends with a copy
         from the device, so that the seconds are those of the device too.
         """
-        begin = time.perf_counter()
-        result = self._result(command)
-        self.position, self._time = command.position, command.time
-        if result is None:
-            return None
-        seconds = time.perf_counter() - begin + self._lost.pop(command.position, 0.0)
-        return replace(result, seconds=seconds)
+        return self.execute_all([command])[0]
 
     def _result(self, command: Command) -> Result | None:
         if command.kind is Kind.END:
             for model_id in [one for one in self._tenants if is_of(command.model, one)]:
                 self._model.remove(self._tenants.pop(model_id))
                 self._forget_unnamed(model_id, 0)
-        if command.kind in (Kind.SESSION, Kind.SAMPLER, Kind.END, Kind.REFUSED):
             return None
+        begin = time.perf_counter()
+        result = self._done(command)
+        return replace(result, seconds=time.perf_counter() - begin + self._lost.pop(command.position, 0.0))
+
+    def _done(self, command: Command) -> Result:
         try:
-            kind, body = self._done(command)
+            kind, body = self._answer(command)
         except (AlreadyExists, InvalidInput, NotFound) as error:  # any other, such as a lost file, ends the executor
             return failed(command.request_id, str(error), command.position, by_user=True)
         except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
@@ -166,7 +173,7 @@ class Executor:
             return failed(command.request_id, problem, command.position, by_user=False)
         return Result(command.request_id, kind, body, command.position)
 
-    def _done(self, command: Command) -> tuple[str, bytes]:
+    def _answer(self, command: Command) -> tuple[str, bytes]:
         if command.kind is Kind.FORWARD_BACKWARD:
             forward = read_forward(command.body)
             logprobs, loss = self._model.run(self._tenant(command.model), forward)
@@ -254,7 +261,7 @@ def _independent(commands: Sequence[Command]) -> Iterator[list[Command]]:
     """Yields commands in order: a single one, or several of which models do not depend on each other."""
     several: list[Command] = []
     for command in commands:
-        if command.kind in _OF_ONE_MODEL:
+        if command.kind in OF_ONE_MODEL:
             several.append(command)
             continue
         if several:

@@ -8,7 +8,7 @@ import structlog
 import torch
 
 from trinity.data.tenants import account
-from trinity.data.tenants.log import Command, CommandLog, Result
+from trinity.data.tenants.log import Command, CommandLog, Result, Told
 from trinity.runtime import waits
 from trinity.runtime.broker import connect
 from trinity.runtime.devices import choose
@@ -16,6 +16,7 @@ from trinity.runtime.metrics import Counter
 from trinity.runtime.names import RunNames
 from trinity.trainer.tenants.executor import Executor
 from trinity.trainer.tenants.model import SharedModel
+from trinity.trainer.tenants.queue import FairQueue
 from trinity.trainer.tenants.settings import TenantsSettings
 from trinity.trainer.tenants.states import States
 
@@ -26,8 +27,9 @@ SECONDS = Counter(
     "trinity_tenants_seconds", "Seconds of the device that those commands took; shared ones by their tokens", ["tenant"]
 )
 
-_SHARED = 64  # commands of which passes are computed at once
-_GATHERED_SECONDS = 0.005  # for the next of several commands
+_SHARED, _TOKEN_BYTES = 64, 20  # commands of which passes are computed at once; bytes of a token in a pass
+_GATHERED_SECONDS = 0.005
+_HELD_BYTES, _FULL_SECONDS = 2**30, 0.1
 
 
 class TenantsService:
@@ -36,7 +38,7 @@ class TenantsService:
     def __init__(self, settings: TenantsSettings) -> None:
         self._settings = settings
         self.run_id = settings.run
-        self._ending = asyncio.Event()
+        self._ending, self._came = asyncio.Event(), asyncio.Event()
 
     def register(self, server: grpc.aio.Server) -> list[str]:
         return []
@@ -47,19 +49,29 @@ class TenantsService:
         async with await connect(settings.nats_url, "trinity-tenants") as broker:
             commands = CommandLog(broker, RunNames(settings.run))
             await commands.open(int(settings.log_gib * 2**30), settings.result_hours * 3600)
+            executor.results, told = await commands.told(executor.results)
+            most, most_bytes = (_SHARED, settings.micro_tokens * _TOKEN_BYTES) if executor.shares else (1, 0)
+            queue = FairQueue(executor.position, executor.executed, most, most_bytes)
+            ready.set()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(account.keep(executor.account, account.path_of(settings.folder, self.name)))
-                tasks.create_task(self._follow(executor, commands, ready))
+                tasks.create_task(self._read(commands.follow(executor.position), queue))
+                tasks.create_task(self._work(executor, commands, queue, told))
 
-    async def _follow(self, executor: Executor, commands: CommandLog, ready: asyncio.Event) -> None:
-        """Executes commands for ever. A result that is stored already is not stored again; its seconds count."""
-        executor.results, told = await commands.told(executor.results)
-        ready.set()
-        last_snapshot = executor.position
-        most = _SHARED if executor.shares else 1
-        async for several in waiting(commands.follow(executor.position), most):
-            if self._ending.is_set():
-                await asyncio.Event().wait()  # the host ends the process
+    async def _read(self, commands: AsyncIterator[Command], queue: FairQueue) -> None:
+        """Lets commands wait for ever. While too many do, further ones stay in the log."""
+        async for command in commands:
+            queue.add(command)
+            self._came.set()
+            while queue.bytes > _HELD_BYTES:
+                await asyncio.sleep(_FULL_SECONDS)
+
+    async def _work(self, executor: Executor, commands: CommandLog, queue: FairQueue, told: dict[int, Told]) -> None:
+        """Executes commands for ever. The result of one that is `told` is not stored again, and its seconds count."""
+        last_snapshot = executor.commands
+        while True:
+            await self._next(executor, queue)
+            several = queue.take()
             found = await asyncio.to_thread(self._execute, executor, several)
             for command, result in zip(several, found, strict=True):
                 if result is None:
@@ -67,10 +79,22 @@ class TenantsService:
                 known = told.pop(command.position, None)
                 if known is None:
                     executor.results = await commands.add_result(result, command, executor.results)
+                queue.executed(command.tenant, result.seconds)
                 executor.account.add(command.tenant, command.kind, (known or result).seconds)
-            if not told and executor.position - last_snapshot >= self._settings.snapshot_commands:
-                await asyncio.to_thread(executor.snapshot)
-                last_snapshot = executor.position
+            if not told and executor.commands - last_snapshot >= self._settings.snapshot_commands:
+                await asyncio.to_thread(executor.snapshot, *queue.reached())
+                last_snapshot = executor.commands
+
+    async def _next(self, executor: Executor, queue: FairQueue) -> None:
+        """Waits for a command, and then a moment for those of other tenants with which it may share a pass."""
+        waits = not queue
+        while not queue:
+            self._came.clear()
+            await self._came.wait()
+        if waits and executor.shares:
+            await asyncio.sleep(_GATHERED_SECONDS)
+        if self._ending.is_set():
+            await asyncio.Event().wait()  # the host ends the process
 
     async def drain(self, grace_seconds: float) -> None:
         self._ending.set()
@@ -94,21 +118,3 @@ class TenantsService:
         executor = Executor(model, States(settings.folder), shares=shares)
         executor.restore()
         return executor
-
-
-async def waiting(commands: AsyncIterator[Command], most: int) -> AsyncIterator[list[Command]]:
-    """Yields the commands that wait, in order, at most so many at a time."""
-    coming: asyncio.Future[Command] | None = None
-    try:
-        while True:
-            coming = coming or asyncio.ensure_future(anext(commands))
-            several, coming = [await coming], None
-            while len(several) < most:
-                coming = asyncio.ensure_future(anext(commands))
-                if not (await asyncio.wait({coming}, timeout=_GATHERED_SECONDS))[0]:
-                    break
-                several, coming = [*several, coming.result()], None
-            yield several
-    finally:
-        if coming is not None:
-            coming.cancel()

@@ -1,6 +1,6 @@
 """States on disk: snapshots of all tenants, and the states that tenants save by name.
 
-    snapshots/<position>/<model>.safetensors, manifest.json    the state after the command at the position
+    snapshots/<commands>/<model>.safetensors, manifest.json    the state after so many commands
     states/<position>.safetensors                              what the command at the position saved
     sampled/<position>/                                        adapters that it saved for sampling
 
@@ -11,7 +11,7 @@ after a crash read what they read the first time.
 import contextlib
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,13 @@ _MANIFEST, _ENDING = "manifest.json", ".safetensors"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state after a command. `models` and `saved`: what the executor says of each model and each saved state.
-    `results`, `account`: as the executor has them."""
+    """The state after some commands. `position`: of the newest one of which all before are executed; `executed`: by
+    tenant, the newest one of those that have some beyond it. `models` and `saved`: what the executor says of each model
+    and each saved state. `commands`, `results`, `account`: as the executor has them."""
 
     position: int
+    executed: dict[str, int]
+    commands: int
     models: dict[str, Any]
     saved: dict[str, Any]
     results: int
@@ -73,20 +76,18 @@ class States:
 
     def write(self, snapshot: Snapshot, models: Mapping[str, tuple[dict[str, Any], Tensors]]) -> None:
         """Writes a snapshot, then removes older ones, and saved states that no kept snapshot names."""
-        folder = self._snapshots / f"{snapshot.position:012}"
+        folder = self._snapshots / f"{snapshot.commands:012}"
         checksums = {}
         for model_id, (_, tensors) in models.items():
             name = f"{token(model_id)}{_ENDING}"
             _write(folder / name, tensors)
             checksums[name] = files.checksum(folder / name)
-        about = {
-            "position": snapshot.position, "models": {model_id: what for model_id, (what, _) in models.items()},
-            "saved": snapshot.saved, "results": snapshot.results, "account": snapshot.account, "checksums": checksums,
-        }  # fmt: skip
-        files.write_json(folder / _MANIFEST, about)
+        known = replace(snapshot, models={model_id: what for model_id, (what, _) in models.items()})
+        about = {name: value for name, value in vars(known).items() if name != "folder"}
+        files.write_json(folder / _MANIFEST, {**about, "checksums": checksums})
         for old in self._folders()[:-_KEPT]:
             shutil.rmtree(old, ignore_errors=True)
-        self._remove_unnamed(snapshot.position)
+        self._remove_unnamed()
 
     def save(self, position: int, tensors: Tensors) -> None:
         _write(self._states / f"{position:012}{_ENDING}", tensors)
@@ -106,16 +107,14 @@ class States:
         """Snapshots that were finished, oldest first."""
         return sorted(path.parent for path in self._snapshots.glob(f"*/{_MANIFEST}"))
 
-    def _remove_unnamed(self, through: int) -> None:
-        named = set()
-        for folder in self._folders():
-            about = files.read_json(folder / _MANIFEST) or {"saved": {}}
-            named |= {saved["position"] for saved in about["saved"].values()}
-        oldest = min((int(folder.name) for folder in self._folders()), default=0)
+    def _remove_unnamed(self) -> None:
+        kept = [files.read_json(folder / _MANIFEST) or {"saved": {}, "position": 0} for folder in self._folders()]
+        named = {saved["position"] for about in kept for saved in about["saved"].values()}
+        oldest = min(about["position"] for about in kept)
 
         # Commands after the oldest kept snapshot may read later states again.
         def unneeded(path: Path) -> bool:
-            return int(path.stem) <= min(oldest, through) and int(path.stem) not in named
+            return int(path.stem) <= oldest and int(path.stem) not in named
 
         for path in filter(unneeded, self._states.glob(f"*{_ENDING}")):
             with contextlib.suppress(FileNotFoundError):

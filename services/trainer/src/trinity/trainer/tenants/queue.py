@@ -1,0 +1,86 @@
+"""Commands that wait: each tenant's in the order of the log, and between tenants by start-time fair queuing.
+
+Goyal, Vin and Cheng, "Start-time Fair Queueing" (SIGCOMM 1996): the next command is the one with the least start tag
+S = max(v, F of its tenant's command before). v is the largest S of a command that was taken; F = S + seconds that the
+command took, which need not be known before. The seconds of two tenants that both wait all the time differ by at most
+the longest command of each (theorem 1 there).
+
+A tenant that was idle begins at v - c instead of v, as a process that slept in Linux's fair scheduler: so it goes first
+for up to c seconds, and a tenant that mostly pauses never waits for two commands of another.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+
+from trinity.data.tenants.log import Command, Kind
+
+_WITHOUT_EFFECT = (Kind.SESSION, Kind.SAMPLER, Kind.REFUSED)  # here: the gateway knows them
+_AHEAD_SECONDS = 5.0  # c
+OF_ONE_MODEL = (Kind.FORWARD_BACKWARD, Kind.OPTIM_STEP)  # neither reads nor changes another model
+
+
+class FairQueue:
+    """add, for each command of the log; take -> executed, by the only executor."""
+
+    def __init__(self, position: int, executed: Mapping[str, int], most: int = 1, most_bytes: int = 0) -> None:
+        """position: every command up to it is executed. executed: a tenant's commands up to which are, too.
+        most, most_bytes: commands that are taken at once, and bytes of the passes among them."""
+        self._read, self._time = position, 0.0
+        self._skipped, self._most, self._most_bytes = dict(executed), most, most_bytes
+        self._waiting: dict[str, deque[Command]] = {}
+        self._tags: dict[str, float] = {}  # F by tenant, seconds
+        self._virtual = 0.0
+        self.bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, command: Command) -> None:
+        """Appends the next command of the log, unless it is executed or has no effect."""
+        self._read, self._time = command.position, command.time
+        if command.kind not in _WITHOUT_EFFECT and command.position > self._skipped.get(command.tenant, 0):
+            self._waiting.setdefault(command.tenant, deque()).append(command)
+            self.bytes += len(command.body)
+
+    def take(self) -> list[Command]:
+        """Returns the next command, and commands of other models that can be executed together with it.
+
+        They are steps and passes, one pass of each model. Those of a tenant are next to each other, in their order.
+        """
+        begin = self._virtual - _AHEAD_SECONDS
+        tags = {tenant: max(begin, self._tags.get(tenant, begin)) for tenant in self._waiting}
+        order = sorted(tags, key=lambda tenant: (tags[tenant], self._waiting[tenant][0].position))
+        taken: list[Command] = []
+        for tenant in order:
+            queue = self._waiting[tenant]
+            while queue and self._fits(queue[0], taken):
+                taken.append(queue.popleft())
+                self._tags[tenant] = tags[tenant]
+            if not queue:
+                del self._waiting[tenant]
+        self._virtual = max(self._virtual, tags[order[0]])
+        self.bytes -= sum(len(command.body) for command in taken)
+        return taken
+
+    def executed(self, tenant: str, seconds: float) -> None:
+        """Charges a tenant for a command that was taken."""
+        self._tags[tenant] += seconds
+
+    def reached(self) -> tuple[int, float]:
+        """Returns the position up to which every command is executed, if those that were taken are; and a time, seconds
+        since 1970, from which on all others were accepted."""
+        if not self._waiting:
+            return self._read, self._time
+        oldest = min((queue[0] for queue in self._waiting.values()), key=lambda command: command.position)
+        return oldest.position - 1, oldest.time
+
+    def _fits(self, command: Command, taken: list[Command]) -> bool:
+        if not taken:
+            return True
+        if len(taken) >= self._most or {command.kind, taken[0].kind} - {*OF_ONE_MODEL}:
+            return False
+        passes = [one for one in taken if one.kind is Kind.FORWARD_BACKWARD]
+        if command.kind is not Kind.FORWARD_BACKWARD or not passes:
+            return True
+        size = sum(len(one.body) for one in passes) + len(command.body)
+        return size <= self._most_bytes and all(one.model != command.model for one in passes)

@@ -1,0 +1,124 @@
+"""An executor that ends anywhere and starts again tells each result once, and counts its seconds once."""
+
+import asyncio
+import contextlib
+import copy
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trinity.data.tenants.account import Account
+from trinity.data.tenants.log import Command, CommandLog, Kind, Result
+from trinity.runtime.broker import connect
+from trinity.runtime.names import RunNames
+from trinity.trainer.tenants.service import TenantsService
+from trinity.trainer.tenants.settings import TenantsSettings
+
+pytestmark = pytest.mark.core
+
+_SECONDS = {"alice": 1.0, "bob": 8.0}
+
+
+class _Executor:
+    """Numbers the commands of each tenant. `disk` has what its snapshot wrote."""
+
+    shares = False
+
+    def __init__(self, disk: dict[str, Any]) -> None:
+        self.position = self.commands = self.results = 0
+        self.executed, self.numbers, self.account = dict[str, int](), dict.fromkeys(_SECONDS, 0), Account()
+        self._disk = disk
+        vars(self).update(copy.deepcopy(disk))
+
+    def execute_all(self, commands: Sequence[Command]) -> list[Result | None]:
+        (one,) = commands
+        assert one.position > self.executed.get(one.tenant, 0)
+        self.executed[one.tenant] = one.position
+        self.commands += 1
+        self.numbers[one.tenant] += 1
+        body = b"%d" % self.numbers[one.tenant]
+        return [Result(one.request_id, one.kind, body, one.position, _SECONDS[one.tenant])]
+
+    def snapshot(self, position: int, time: float) -> None:
+        kept = {name: value for name, value in vars(self).items() if name != "_disk"}
+        self._disk.update(copy.deepcopy({**kept, "position": position}))
+
+
+class _Place:
+    """A log with commands of alice, each of a second, and of bob, each of eight; and an executor that ends often."""
+
+    def __init__(self, log: CommandLog, settings: TenantsSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log, self._settings = log, settings
+        self.disk: dict[str, Any] = {}
+        self.executor = _Executor(self.disk)
+        monkeypatch.setattr(TenantsService, "_load", lambda _: self._load())
+
+    def _load(self) -> _Executor:
+        self.executor = _Executor(self.disk)
+        return self.executor
+
+    async def append(self, tenants: Sequence[str]) -> None:
+        counts = dict.fromkeys(_SECONDS, 0)
+        for position, tenant in enumerate(tenants):
+            command = Command(Kind.OPTIM_STEP, tenant, f"{tenant}:train:0", counts[tenant], b"{}", 1.0)
+            counts[tenant] += 1
+            await self.log.append(command, position)
+
+    async def run(self, until: Callable[[], bool]) -> None:
+        """Runs an executor until the condition holds, and cuts it off."""
+        service = TenantsService(self._settings)
+        working = asyncio.create_task(service.work(asyncio.Event(), ""))
+        try:
+            async with asyncio.timeout(20):
+                while not until():
+                    assert not working.done(), working.exception()
+                    await asyncio.sleep(0.001)
+        finally:
+            working.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await working
+
+
+@pytest.fixture
+async def place(
+    nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> AsyncIterator[_Place]:
+    settings = TenantsSettings(run="once", nats_url=nats_url, model_path="m", folder=tmp_path, snapshot_commands=4,
+                               result_hours=request.param / 3600, log_gib=0.01)  # fmt: skip
+    async with await connect(nats_url, "test") as broker:
+        log = CommandLog(broker, RunNames("once"))
+        await log.open(10**7, request.param)
+        yield _Place(log, settings, monkeypatch)
+
+
+@pytest.mark.parametrize("place", [3600.0], indirect=True)
+async def test_each_result_is_told_once_however_often_an_executor_ends(place: _Place) -> None:
+    await place.append(["bob"] * 6 + ["alice"] * 30)
+    for count in range(1, 37, 5):
+        await place.run(lambda count=count: place.executor.results >= count)  # type: ignore[misc]
+    await place.run(lambda: sum(use["optim_step"]["requests"] for use in place.executor.account.uses.values()) == 36)
+    last, told = await place.log.told(0)
+    assert (last, len(told)) == (36, 36)
+    results = [await place.log.result(sequence) for sequence in range(1, 37)]
+    for tenant, count in (("alice", 30), ("bob", 6)):
+        own = [result for result in results if result.request_id.startswith(tenant)]
+        assert [int(result.body) for result in own] == [*range(1, count + 1)]
+        assert [result.request_id for result in own] == [f"{tenant}:train:0:{number}" for number in range(count)]
+        assert place.executor.account.uses[tenant]["optim_step"] == {
+            "requests": count, "seconds": count * _SECONDS[tenant],
+        }  # fmt: skip
+    assert {one.tenant for one in told.values() if one.sequence <= 4} == {"alice", "bob"}, "alice waits for one of bob"
+
+
+@pytest.mark.parametrize("place", [1.0], indirect=True)
+async def test_seconds_of_results_that_are_gone_count_once(place: _Place) -> None:
+    await place.append(["alice"] * 6)
+    await place.run(lambda: place.executor.results == 6)
+    assert place.disk["results"] == 4
+    async with asyncio.timeout(10):
+        while (await place.log.told(0))[1]:
+            await asyncio.sleep(0.05)
+    await place.run(lambda: place.executor.results == 8)
+    assert place.executor.account.uses == {"alice": {"optim_step": {"requests": 6, "seconds": 6.0}}}
