@@ -19,7 +19,7 @@ from trinity.buffer.window.policy import Policy
 from trinity.buffer.window.window import Verdict, Window
 from trinity.buffer.window.wire import cursor_of
 from trinity.data.experience import Limits
-from trinity.data.wire import encode_outcome, fill_group, group_from_proto
+from trinity.data.wire import encode_outcome, fill_group, fill_tensor, group_from_proto
 from trinity.runtime.errors import InvalidInput
 
 pytestmark = pytest.mark.core
@@ -254,6 +254,19 @@ def test_a_sound_group_with_a_teacher_is_taken() -> None:
     group = sound()
     logprob(-0.5, "teacher_logprobs")(group)
     assert summarise(1, group, LIMITS).num_experiences == 4
+
+
+def test_a_teachers_likeliest_tokens_are_read_where_the_loss_reads_them_and_checked_wherever_they_are() -> None:
+    group = sound()
+    with pytest.raises(InvalidInput, match=r"experiences\[0\]\.teacher_top: has 0 tokens"):
+        summarise(1, group, replace(LIMITS, teacher_top=1))
+    for experience in group.experiences:
+        fill_tensor(experience.teacher_top.ids, np.full((12, 1), 99, np.int32))
+        fill_tensor(experience.teacher_top.logprobs, np.full((12, 1), -0.5, np.float32))
+    assert summarise(1, group, replace(LIMITS, teacher_top=1)).num_experiences == 4
+    put("e.teacher_top.ids.data", np.full(12, 100, np.int32).tobytes())(group)
+    with pytest.raises(InvalidInput, match=r"experiences\[0\]\.teacher_top\.ids: has 100 to 100; ids are below 100"):
+        summarise(1, group, LIMITS)
 
 
 def test_tokens_that_the_policy_did_not_sample_are_not_counted_as_generated() -> None:

@@ -17,6 +17,7 @@ from trinity.data.images import MOST_IMAGES, PlacedImage, check_placeholders
 from trinity.data.json_objects import json_object
 from trinity.data.outcome_checks import LONGEST_NAME, Sampled, check_certainties, check_header, check_rollouts
 from trinity.data.routes import Routes
+from trinity.data.top_tokens import TopTokens
 from trinity.data.vision import ImageRules
 from trinity.runtime.errors import FailureCause, InvalidInput
 
@@ -121,6 +122,7 @@ class Limits:
     reward: rewards are within plus and minus this number (explorer.reward_bound).
     logprob: log-probabilities are not below minus this number (explorer.logprob_bound).
     mixture: sizes of the model's experts, which recorded routes must have; None if they are unknown.
+    teacher_top: number of a teacher's likeliest tokens that the loss reads in each place; 0 if it reads none.
     """
 
     tokens: int = 0
@@ -131,6 +133,7 @@ class Limits:
     reward: float = LARGEST_NUMBER
     logprob: float = LARGEST_NUMBER
     mixture: Mixture | None = None
+    teacher_top: int = 0
 
     @property
     def ids_below(self) -> int:
@@ -167,6 +170,7 @@ class Experience:
     token_ids int32 [P + R], logprobs float32 [R], action_mask bool [R]; reward in the environment's unit.
     teacher_logprobs float32 [R], of the same tokens; None without a teacher. images: the images among the tokens, in
     order; the policy sampled none of their placeholders. routes: experts of its tokens; None if they were not recorded.
+    teacher_top: a teacher's likeliest tokens in the place of each response token; None where no loss reads them.
     """
 
     rollout: int
@@ -185,6 +189,7 @@ class Experience:
     teacher_logprobs: np.ndarray | None = None
     images: tuple[PlacedImage, ...] = ()
     routes: Routes | None = None
+    teacher_top: TopTokens | None = None
 
     @property
     def response_length(self) -> int:
@@ -249,6 +254,12 @@ class Experience:
             self._check_images(name, limits)
         if self.routes is not None:
             self.routes.check(f"{name}.routes", len(self.token_ids), limits.mixture)
+        if self.teacher_top is not None:
+            self.teacher_top.check(f"{name}.teacher_top", length, limits.ids_below, limits.logprob)
+        found = 0 if self.teacher_top is None else self.teacher_top.ids.shape[1]
+        if found < limits.teacher_top and self.action_mask.any():
+            problem = f"has {found} tokens for each place; the run's loss reads {limits.teacher_top} of a teacher's"
+            raise InvalidInput(f"{name}.teacher_top", problem)
 
     def _check_images(self, name: str, limits: Limits) -> None:
         if len(self.images) > MOST_IMAGES:

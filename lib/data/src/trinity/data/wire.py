@@ -25,6 +25,7 @@ from trinity.data.experience import (
 )
 from trinity.data.images import PlacedImage, digest
 from trinity.data.outcome_checks import LATEST_SECONDS
+from trinity.data.top_tokens import TopTokens
 from trinity.runtime.errors import FailureCause, InvalidInput
 from trinity.runtime.messages import from_message, to_message
 from trinity.runtime.names import BlobReference
@@ -142,6 +143,9 @@ def _fill_experience(message: experience_pb2.Experience, experience: Experience)
         fill_tensor(message.teacher_logprobs, experience.teacher_logprobs)
     if experience.routes is not None:
         message.routes.CopyFrom(to_message(experience.routes, experience_pb2.Routes))
+    if experience.teacher_top is not None:
+        fill_tensor(message.teacher_top.ids, experience.teacher_top.ids)
+        fill_tensor(message.teacher_top.logprobs, experience.teacher_top.logprobs)
     for image in experience.images:
         message.images.add(digest=image.digest, start=image.start)
 
@@ -166,7 +170,15 @@ def experience_from_proto(
         metrics=dict(message.metrics),
         teacher_logprobs=None if teacher is None else from_tensor(teacher, f"{name}.teacher_logprobs", "float32"),
         images=_placed(message, name, files or {}),
+        teacher_top=_top_tokens(message.teacher_top, f"{name}.teacher_top")
+        if message.HasField("teacher_top")
+        else None,
     )
+
+
+def _top_tokens(message: experience_pb2.TopTokens, name: str) -> TopTokens:
+    ids = from_tensor(message.ids, f"{name}.ids", "int32", 2)
+    return TopTokens(ids, from_tensor(message.logprobs, f"{name}.logprobs", "float32", 2))
 
 
 def _placed(message: experience_pb2.Experience, name: str, files: Mapping[bytes, bytes]) -> tuple[PlacedImage, ...]:

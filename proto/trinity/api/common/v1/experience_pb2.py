@@ -27,7 +27,7 @@ from trinity.api.common.v1 import task_pb2 as trinity_dot_api_dot_common_dot_v1_
 from trinity.api.environment.v1 import environment_pb2 as trinity_dot_api_dot_environment_dot_v1_dot_environment__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&trinity/api/common/v1/experience.proto\x12\x15trinity.api.common.v1\x1a\"trinity/api/common/v1/tensor.proto\x1a trinity/api/common/v1/task.proto\x1a,trinity/api/environment/v1/environment.proto\"M\n\x0bVersionSpan\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\r\n\x05start\x18\x02 \x01(\x05\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x05\x12\x11\n\tprecision\x18\x04 \x01(\t\"\xa7\x05\n\nExperience\x12\x0f\n\x07rollout\x18\x01 \x01(\x05\x12\x0c\n\x04step\x18\x02 \x01(\x05\x12\x30\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1d.trinity.api.common.v1.Tensor\x12\x15\n\rprompt_length\x18\x04 \x01(\x05\x12/\n\x08logprobs\x18\x05 \x01(\x0b\x32\x1d.trinity.api.common.v1.Tensor\x12\x32\n\x0b\x61\x63tion_mask\x18\x06 \x01(\x0b\x32\x1d.trinity.api.common.v1.Tensor\x12\x0e\n\x06reward\x18\x07 \x01(\x01\x12\x39\n\rversion_spans\x18\x08 \x03(\x0b\x32\".trinity.api.common.v1.VersionSpan\x12\x35\n\ntruncation\x18\t \x01(\x0e\x32!.trinity.api.common.v1.Truncation\x12?\n\x07metrics\x18\n \x03(\x0b\x32..trinity.api.common.v1.Experience.MetricsEntry\x12\x11\n\tinfo_json\x18\x0b \x01(\t\x12\x13\n\x0bprompt_text\x18\x0c \x01(\t\x12\x15\n\rresponse_text\x18\r \x01(\t\x12\x37\n\x10teacher_logprobs\x18\x0e \x01(\x0b\x32\x1d.trinity.api.common.v1.Tensor\x12\x32\n\x06images\x18\x0f \x03(\x0b\x32\".trinity.api.common.v1.PlacedImage\x12-\n\x06routes\x18\x10 \x01(\x0b\x32\x1d.trinity.api.common.v1.Routes\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"H\n\x06Routes\x12\x0e\n\x06layers\x18\x01 \x01(\x05\x12\x0e\n\x06\x63hosen\x18\x02 \x01(\x05\x12\x10\n\x08id_bytes\x18\x03 \x01(\x05\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\",\n\x0bPlacedImage\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\r\n\x05start\x18\x02 \x01(\x05\"\xd9\x01\n\x05Group\x12)\n\x04task\x18\x01 \x01(\x0b\x32\x1b.trinity.api.common.v1.Task\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x13\n\x0b\x65xplorer_id\x18\x03 \x01(\t\x12\x36\n\x0b\x65xperiences\x18\x04 \x03(\x0b\x32!.trinity.api.common.v1.Experience\x12\x1a\n\x12started_at_seconds\x18\x05 \x01(\x01\x12\x1b\n\x13\x66inished_at_seconds\x18\x06 \x01(\x01\x12\x0e\n\x06images\x18\x07 \x03(\x0c\"\xa9\x01\n\x0e\x41ttemptFailure\x12)\n\x04task\x18\x01 \x01(\x0b\x32\x1b.trinity.api.common.v1.Task\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x13\n\x0b\x65xplorer_id\x18\x03 \x01(\t\x12\r\n\x05\x63\x61use\x18\x04 \x01(\t\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12\r\n\x05\x66inal\x18\x06 \x01(\x08\x12\x19\n\x11\x66\x61iled_at_seconds\x18\x07 \x01(\x01\"\x95\x02\n\x07Outcome\x12-\n\x05group\x18\x01 \x01(\x0b\x32\x1c.trinity.api.common.v1.GroupH\x00\x12\x38\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32%.trinity.api.common.v1.AttemptFailureH\x00\x12\x34\n\x04\x62lob\x18\x03 \x01(\x0b\x32$.trinity.api.common.v1.BlobReferenceH\x00\x12\x31\n\x07requeue\x18\x04 \x01(\x0b\x32\x1e.trinity.api.common.v1.RequeueH\x00\x12-\n\x05\x66\x65nce\x18\x05 \x01(\x0b\x32\x1c.trinity.api.common.v1.FenceH\x00\x42\t\n\x07outcome\"4\n\x07Requeue\x12)\n\x04task\x18\x01 \x01(\x0b\x32\x1b.trinity.api.common.v1.Task\"\x19\n\x05\x46\x65nce\x12\x10\n\x08versions\x18\x01 \x03(\x03\"\x80\x01\n\tTurnEntry\x12\x33\n\x04turn\x18\x01 \x01(\x0b\x32#.trinity.api.common.v1.RecordedTurnH\x00\x12\x35\n\tabandoned\x18\x02 \x01(\x0b\x32 .trinity.api.common.v1.AbandonedH\x00\x42\x07\n\x05\x65ntry\"\xbc\x02\n\x0cRecordedTurn\x12\x0f\n\x07\x65pisode\x18\x01 \x01(\t\x12\x0c\n\x04turn\x18\x02 \x01(\x05\x12\x0c\n\x04seen\x18\x03 \x01(\x0c\x12\x30\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x1d.trinity.api.common.v1.Tensor\x12/\n\x08logprobs\x18\x05 \x01(\x0b\x32\x1d.trinity.api.common.v1.Tensor\x12\x39\n\rversion_spans\x18\x06 \x03(\x0b\x32\".trinity.api.common.v1.VersionSpan\x12\x15\n\rfinish_reason\x18\x07 \x01(\t\x12\r\n\x05\x62\x65gin\x18\x08 \x01(\x05\x12;\n\x06\x61nswer\x18\t \x01(\x0b\x32+.trinity.api.environment.v1.EpisodeResponse\"\x1a\n\tAbandoned\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\"O\n\rBlobReference\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06\x63hunks\x18\x03 \x01(\x05\x12\r\n\x05\x63rc32\x18\x04 \x01(\r*m\n\nTruncation\x12\x1a\n\x16TRUNCATION_UNSPECIFIED\x10\x00\x12\x13\n\x0fTRUNCATION_NONE\x10\x01\x12\x15\n\x11TRUNCATION_PROMPT\x10\x02\x12\x17\n\x13TRUNCATION_RESPONSE\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&trinity/api/common/v1/experience.proto\x12\x15trinity.api.common.v1\x1a\"trinity/api/common/v1/tensor.proto\x1a trinity/api/common/v1/task.proto\x1a,trinity/api/environment/v1/environment.proto\"M\n\x0bVersionSpan\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\r\n\x05start\x18\x02 \x01(\x05\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x05\x12\x11\n\tprecision\x18\x04 \x01(\t\"\xde\x05\n\nExperience\x12\x0f\n\x07rollout\x18\x01 \x01(\x05\x12\x0c\n\x04step\x18\x02 \x01(\x05\x12\x30\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1d.trinity.api.common.v1.Tensor\x12\x15\n\rprompt_length\x18\x04 \x01(\x05\x12/\n\x08logprobs\x18\x05 \x01(\x0b\x32\x1d.trinity.api.common.v1.Tensor\x12\x32\n\x0b\x61\x63tion_mask\x18\x06 \x01(\x0b\x32\x1d.trinity.api.common.v1.Tensor\x12\x0e\n\x06reward\x18\x07 \x01(\x01\x12\x39\n\rversion_spans\x18\x08 \x03(\x0b\x32\".trinity.api.common.v1.VersionSpan\x12\x35\n\ntruncation\x18\t \x01(\x0e\x32!.trinity.api.common.v1.Truncation\x12?\n\x07metrics\x18\n \x03(\x0b\x32..trinity.api.common.v1.Experience.MetricsEntry\x12\x11\n\tinfo_json\x18\x0b \x01(\t\x12\x13\n\x0bprompt_text\x18\x0c \x01(\t\x12\x15\n\rresponse_text\x18\r \x01(\t\x12\x37\n\x10teacher_logprobs\x18\x0e \x01(\x0b\x32\x1d.trinity.api.common.v1.Tensor\x12\x32\n\x06images\x18\x0f \x03(\x0b\x32\".trinity.api.common.v1.PlacedImage\x12-\n\x06routes\x18\x10 \x01(\x0b\x32\x1d.trinity.api.common.v1.Routes\x12\x35\n\x0bteacher_top\x18\x11 \x01(\x0b\x32 .trinity.api.common.v1.TopTokens\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"h\n\tTopTokens\x12*\n\x03ids\x18\x01 \x01(\x0b\x32\x1d.trinity.api.common.v1.Tensor\x12/\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1d.trinity.api.common.v1.Tensor\"H\n\x06Routes\x12\x0e\n\x06layers\x18\x01 \x01(\x05\x12\x0e\n\x06\x63hosen\x18\x02 \x01(\x05\x12\x10\n\x08id_bytes\x18\x03 \x01(\x05\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\",\n\x0bPlacedImage\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\r\n\x05start\x18\x02 \x01(\x05\"\xd9\x01\n\x05Group\x12)\n\x04task\x18\x01 \x01(\x0b\x32\x1b.trinity.api.common.v1.Task\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x13\n\x0b\x65xplorer_id\x18\x03 \x01(\t\x12\x36\n\x0b\x65xperiences\x18\x04 \x03(\x0b\x32!.trinity.api.common.v1.Experience\x12\x1a\n\x12started_at_seconds\x18\x05 \x01(\x01\x12\x1b\n\x13\x66inished_at_seconds\x18\x06 \x01(\x01\x12\x0e\n\x06images\x18\x07 \x03(\x0c\"\xa9\x01\n\x0e\x41ttemptFailure\x12)\n\x04task\x18\x01 \x01(\x0b\x32\x1b.trinity.api.common.v1.Task\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x13\n\x0b\x65xplorer_id\x18\x03 \x01(\t\x12\r\n\x05\x63\x61use\x18\x04 \x01(\t\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12\r\n\x05\x66inal\x18\x06 \x01(\x08\x12\x19\n\x11\x66\x61iled_at_seconds\x18\x07 \x01(\x01\"\x95\x02\n\x07Outcome\x12-\n\x05group\x18\x01 \x01(\x0b\x32\x1c.trinity.api.common.v1.GroupH\x00\x12\x38\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32%.trinity.api.common.v1.AttemptFailureH\x00\x12\x34\n\x04\x62lob\x18\x03 \x01(\x0b\x32$.trinity.api.common.v1.BlobReferenceH\x00\x12\x31\n\x07requeue\x18\x04 \x01(\x0b\x32\x1e.trinity.api.common.v1.RequeueH\x00\x12-\n\x05\x66\x65nce\x18\x05 \x01(\x0b\x32\x1c.trinity.api.common.v1.FenceH\x00\x42\t\n\x07outcome\"4\n\x07Requeue\x12)\n\x04task\x18\x01 \x01(\x0b\x32\x1b.trinity.api.common.v1.Task\"\x19\n\x05\x46\x65nce\x12\x10\n\x08versions\x18\x01 \x03(\x03\"\x80\x01\n\tTurnEntry\x12\x33\n\x04turn\x18\x01 \x01(\x0b\x32#.trinity.api.common.v1.RecordedTurnH\x00\x12\x35\n\tabandoned\x18\x02 \x01(\x0b\x32 .trinity.api.common.v1.AbandonedH\x00\x42\x07\n\x05\x65ntry\"\xbc\x02\n\x0cRecordedTurn\x12\x0f\n\x07\x65pisode\x18\x01 \x01(\t\x12\x0c\n\x04turn\x18\x02 \x01(\x05\x12\x0c\n\x04seen\x18\x03 \x01(\x0c\x12\x30\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x1d.trinity.api.common.v1.Tensor\x12/\n\x08logprobs\x18\x05 \x01(\x0b\x32\x1d.trinity.api.common.v1.Tensor\x12\x39\n\rversion_spans\x18\x06 \x03(\x0b\x32\".trinity.api.common.v1.VersionSpan\x12\x15\n\rfinish_reason\x18\x07 \x01(\t\x12\r\n\x05\x62\x65gin\x18\x08 \x01(\x05\x12;\n\x06\x61nswer\x18\t \x01(\x0b\x32+.trinity.api.environment.v1.EpisodeResponse\"\x1a\n\tAbandoned\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\"O\n\rBlobReference\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06\x63hunks\x18\x03 \x01(\x05\x12\r\n\x05\x63rc32\x18\x04 \x01(\r*m\n\nTruncation\x12\x1a\n\x16TRUNCATION_UNSPECIFIED\x10\x00\x12\x13\n\x0fTRUNCATION_NONE\x10\x01\x12\x15\n\x11TRUNCATION_PROMPT\x10\x02\x12\x17\n\x13TRUNCATION_RESPONSE\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,34 +36,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_EXPERIENCE_METRICSENTRY']._loaded_options = None
   _globals['_EXPERIENCE_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_TRUNCATION']._serialized_start=2374
-  _globals['_TRUNCATION']._serialized_end=2483
+  _globals['_TRUNCATION']._serialized_start=2535
+  _globals['_TRUNCATION']._serialized_end=2644
   _globals['_VERSIONSPAN']._serialized_start=181
   _globals['_VERSIONSPAN']._serialized_end=258
   _globals['_EXPERIENCE']._serialized_start=261
-  _globals['_EXPERIENCE']._serialized_end=940
-  _globals['_EXPERIENCE_METRICSENTRY']._serialized_start=894
-  _globals['_EXPERIENCE_METRICSENTRY']._serialized_end=940
-  _globals['_ROUTES']._serialized_start=942
-  _globals['_ROUTES']._serialized_end=1014
-  _globals['_PLACEDIMAGE']._serialized_start=1016
-  _globals['_PLACEDIMAGE']._serialized_end=1060
-  _globals['_GROUP']._serialized_start=1063
-  _globals['_GROUP']._serialized_end=1280
-  _globals['_ATTEMPTFAILURE']._serialized_start=1283
-  _globals['_ATTEMPTFAILURE']._serialized_end=1452
-  _globals['_OUTCOME']._serialized_start=1455
-  _globals['_OUTCOME']._serialized_end=1732
-  _globals['_REQUEUE']._serialized_start=1734
-  _globals['_REQUEUE']._serialized_end=1786
-  _globals['_FENCE']._serialized_start=1788
-  _globals['_FENCE']._serialized_end=1813
-  _globals['_TURNENTRY']._serialized_start=1816
-  _globals['_TURNENTRY']._serialized_end=1944
-  _globals['_RECORDEDTURN']._serialized_start=1947
-  _globals['_RECORDEDTURN']._serialized_end=2263
-  _globals['_ABANDONED']._serialized_start=2265
-  _globals['_ABANDONED']._serialized_end=2291
-  _globals['_BLOBREFERENCE']._serialized_start=2293
-  _globals['_BLOBREFERENCE']._serialized_end=2372
+  _globals['_EXPERIENCE']._serialized_end=995
+  _globals['_EXPERIENCE_METRICSENTRY']._serialized_start=949
+  _globals['_EXPERIENCE_METRICSENTRY']._serialized_end=995
+  _globals['_TOPTOKENS']._serialized_start=997
+  _globals['_TOPTOKENS']._serialized_end=1101
+  _globals['_ROUTES']._serialized_start=1103
+  _globals['_ROUTES']._serialized_end=1175
+  _globals['_PLACEDIMAGE']._serialized_start=1177
+  _globals['_PLACEDIMAGE']._serialized_end=1221
+  _globals['_GROUP']._serialized_start=1224
+  _globals['_GROUP']._serialized_end=1441
+  _globals['_ATTEMPTFAILURE']._serialized_start=1444
+  _globals['_ATTEMPTFAILURE']._serialized_end=1613
+  _globals['_OUTCOME']._serialized_start=1616
+  _globals['_OUTCOME']._serialized_end=1893
+  _globals['_REQUEUE']._serialized_start=1895
+  _globals['_REQUEUE']._serialized_end=1947
+  _globals['_FENCE']._serialized_start=1949
+  _globals['_FENCE']._serialized_end=1974
+  _globals['_TURNENTRY']._serialized_start=1977
+  _globals['_TURNENTRY']._serialized_end=2105
+  _globals['_RECORDEDTURN']._serialized_start=2108
+  _globals['_RECORDEDTURN']._serialized_end=2424
+  _globals['_ABANDONED']._serialized_start=2426
+  _globals['_ABANDONED']._serialized_end=2452
+  _globals['_BLOBREFERENCE']._serialized_start=2454
+  _globals['_BLOBREFERENCE']._serialized_end=2533
 # @@protoc_insertion_point(module_scope)

@@ -213,7 +213,7 @@ class Evaluator:
             check_owner(self._context.names, message.subject, found)
             await self._check_fed(outcome.task)
             if isinstance(outcome, Group):
-                outcome.check(replace(self._context.limits, teacher=False))
+                outcome.check(replace(self._context.limits, teacher=False, teacher_top=0))
             return outcome
         except InvalidInput as error:
             log.warning("buffer.evaluation.refused", sequence=message.sequence, reason=str(error))

@@ -366,6 +366,8 @@ def _plausible(message: experience_pb2.Group, limits: Limits) -> bool:
             return False
         if limits.teacher or experience.HasField("teacher_logprobs") or not _is_json_object(experience.info_json):
             return False  # teachers are rare
+        if limits.teacher_top or experience.HasField("teacher_top"):
+            return False
         if limits.images is not None or experience.images or experience.HasField("routes"):
             return False  # images are decoded as far as their size, routes wholly
         if limits.numbers and experience.info_json:
