@@ -21,6 +21,7 @@ DATA = "${oc.env:TRINITY_TASKSET_PATH,build/quickstart/data}"
 MODEL = "${oc.env:TRINITY_MODEL_PATH,build/quickstart/model}"
 TEACHER = "${oc.env:TRINITY_TEACHER_PATH,build/quickstart/model}"
 GROUPS, GROUP, ROWS = 16, 8, 64
+DISTILL = ("on_policy_distill", "jsd", "top_k_distill")
 SUMS = {"prompt_key": "question", "response_key": "answer"}
 
 
@@ -40,7 +41,7 @@ def config(name: str) -> dict[str, Any]:
     if not offline:
         document["explorer"] = {"runner_per_model": 32, "max_timeout": 120}
         document["synchronizer"] = {"sync_interval": 1, "sync_offset": 1}
-    if name in ("on_policy_distill", "jsd"):
+    if name in DISTILL:
         document["explorer"]["auxiliary_models"] = [{"name": "teacher", "model_path": TEACHER}]
     if algorithm.operators:
         document["data_processor"] = {"experience_pipeline": {"operators": list(algorithm.operators)}}
@@ -83,13 +84,12 @@ def _dataset(name: str) -> dict[str, Any]:
 
 
 def _tasks(name: str) -> dict[str, Any]:
-    distills = name in ("on_policy_distill", "jsd")
     taskset = {
         "name": "sums",
         "path": DATA,
         "split": "train",
         "format": SUMS,
-        "default_workflow_type": "on_policy_distill_workflow" if distills else "simple_workflow",
+        "default_workflow_type": "on_policy_distill_workflow" if name in DISTILL else "simple_workflow",
         "default_reward_fn_type": "accuracy_reward",
         "data_selector": {"selector_type": "shuffle", "seed": 1},
     }

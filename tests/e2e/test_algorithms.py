@@ -22,6 +22,7 @@ STEPS, GROUPS, GROUP = 3, 2, 4
 SHOWN = {
     "ppo": ["actor/pg_loss", "critic/value_loss", "critic/grad_norm", "actor/mismatch/"],
     "on_policy_distill": ["actor/pg_loss", "actor/mismatch/kernel_ratio"],
+    "top_k_distill": ["actor/distill_loss", "actor/teacher_top_mass"],
     "mix": ["actor/pg_loss", "actor/kl_loss"],
     "dpo": ["actor/dpo_accuracy", "actor/dpo_margin"],
     "cpt": ["actor/sft_loss"],

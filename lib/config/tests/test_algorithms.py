@@ -38,6 +38,7 @@ TABLE = {
     "gigpo": ("gigpo", "ppo", "k2", "default"),
     "on_policy_distill": ("on_policy_distill", "ppo", "none", "none"),
     "jsd": ("jsd", "ppo", "none", "none"),
+    "top_k_distill": (None, "top_k_distill", "none", "none"),
     "opmd_reweight_adv": ("opmd_reweight_adv", "opmd", "k2", "default"),
 }
 
@@ -205,6 +206,11 @@ def test_tokens_of_older_weights_that_nothing_weighs_are_said(algorithm: str, mo
     assert all(
         sentence.startswith("algorithm.rollout_correction.token_cap: is null; with several") for sentence in found
     )
+
+
+def test_the_size_of_a_teachers_tokens_in_the_log_is_said() -> None:
+    (sentence,) = algorithm_advice(parsed("algorithm_type: top_k_distill, policy_loss_fn_args: {top_k: 64}"))
+    assert sentence == "algorithm.policy_loss_fn_args.top_k: is 64, which takes 512 bytes of the log a response token"
 
 
 def test_what_an_aggregation_does_not_reach_is_said() -> None:

@@ -14,6 +14,7 @@ from support.programs.trainer.training import make_model, run_ranks
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.config.algorithms import AlgorithmPlan, Part, resolve
 from trinity.config.schema.algorithm import AlgorithmConfig
+from trinity.data.top_tokens import TopTokens
 from trinity.plugins.declarations import POLICY_LOSSES as NAMES
 from trinity.trainer.algorithms.aggregation import join, means
 from trinity.trainer.algorithms.inputs import LossInputs
@@ -42,7 +43,7 @@ def batch_of(seed: int, proximal: bool) -> tuple[TrainBatch, list[np.ndarray], l
     """A batch, and the policy's and the reference's log-probabilities of its response tokens."""
     rng = np.random.default_rng(seed)
     sequences, policy = [], []
-    count = int(rng.integers(2, 9))
+    count, top = int(rng.integers(2, 9)), np.random.default_rng([seed, 1])
     for index in range(count):
         prompt, response = int(rng.integers(1, 4)), int(rng.integers(0, 6))
         old = -rng.exponential(1.0, response).astype(np.float32)
@@ -58,6 +59,10 @@ def batch_of(seed: int, proximal: bool) -> tuple[TrainBatch, list[np.ndarray], l
                 expert=index == count - 1,
                 on_policy_mask=rng.random(response) < 0.5,
                 proximal_logprobs=policy[-1] + 0.1 if proximal else None,
+                teacher_top=TopTokens(
+                    np.tile(np.arange(3, dtype=np.int32), (response, 1)),
+                    np.log(top.dirichlet(np.ones(5), response)[:, :3].astype(np.float32)),
+                ),
                 pair=0 if index // 2 * 2 + 1 >= count else (index // 2 + 1) * (-1) ** index,
             )
         )
@@ -66,6 +71,7 @@ def batch_of(seed: int, proximal: bool) -> tuple[TrainBatch, list[np.ndarray], l
 
 def inputs_of(micro: MicroBatch, logprobs: torch.Tensor, reference: torch.Tensor) -> LossInputs:
     """As the engine makes them."""
+    top = None if micro.teacher_top is None else 0.8 * micro.teacher_top + 0.1 * logprobs[..., None] - 0.5
     same = ({f.name for f in fields(LossInputs)} & set(vars(micro))) - {"reference_logprobs"}
     return LossInputs(
         logprobs=logprobs,
@@ -74,6 +80,7 @@ def inputs_of(micro: MicroBatch, logprobs: torch.Tensor, reference: torch.Tensor
         expert_B=micro.expert,
         pairs_B=micro.pairs,
         peers_B=micro.peers,
+        top_logprobs=top,
         step=1,
         **{name: getattr(micro, name) for name in same},
     )

@@ -37,6 +37,29 @@ def test_values_and_gradients_are_the_plain_ones(seed: int, tokens: int, chunk: 
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
+@given(seed=st.integers(0, 1000), tokens=st.integers(0, 30), chunk=st.integers(1, 40), fused=st.booleans(),
+       k=st.integers(1, 17), cap=st.sampled_from([None, 3.0]))  # fmt: skip
+@settings(max_examples=25, deadline=None)
+def test_further_tokens_of_a_place_are_as_the_plain_ones(
+    seed: int, tokens: int, chunk: int, fused: bool, k: int, cap: float | None
+) -> None:
+    """The target is sometimes among them."""
+    hidden, weight, targets, temperatures = inputs(seed, tokens, 8, 17, torch.float32)
+    generator = torch.Generator().manual_seed(seed + 1)
+    others = torch.rand(tokens, 17, generator=generator).argsort(-1)[:, :k]
+    found = chunked_logprobs(hidden, weight, targets, temperatures, chunk, fused=fused, cap=cap, others=others)
+    logits = hidden @ weight.T
+    logits = logits if cap is None else cap * (logits / cap).tanh()
+    logs = torch.log_softmax(logits / temperatures[:, None], -1)
+    expected = logs.gather(1, targets[:, None])[:, 0], -(logs.exp() * logs).sum(-1), logs.gather(1, others)
+    mix = [torch.randn(one.shape, generator=generator) for one in expected]
+    for parts in ([0, 1, 2], [2], [0, 2], [1]):
+        sums = [sum((found[i] * mix[i]).sum() for i in parts), sum((expected[i] * mix[i]).sum() for i in parts)]
+        ours, plain = (torch.autograd.grad(one, (hidden, weight), retain_graph=True) for one in sums)
+        for one, other in zip((*found, *ours), (*expected, *plain), strict=True):
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
 class _Largest(TorchDispatchMode):
     """Bytes of the largest tensor that any operation made."""
 
@@ -50,13 +73,14 @@ class _Largest(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("entropy_gradient", [False, True])
-def test_no_tensor_of_tokens_by_vocabulary_exists(entropy_gradient: bool) -> None:
+@pytest.mark.parametrize(("entropy_gradient", "k"), [(False, 0), (True, 0), (False, 8)])
+def test_no_tensor_of_tokens_by_vocabulary_exists(entropy_gradient: bool, k: int) -> None:
     tokens, vocabulary, chunk = 512, 20_000, 64
     hidden, weight, targets, temperatures = inputs(0, tokens, 16, vocabulary, torch.float32)
     with _Largest() as largest:
-        logprobs, entropy = chunked_logprobs(hidden, weight, targets, temperatures, chunk)
-        (logprobs.sum() + (entropy.sum() if entropy_gradient else 0)).backward()
+        others = torch.arange(k).repeat(tokens, 1) if k else None
+        logprobs, entropy, *top = chunked_logprobs(hidden, weight, targets, temperatures, chunk, others=others)
+        (sum(one.sum() for one in (logprobs, *top)) + (entropy.sum() if entropy_gradient else 0)).backward()
     assert chunk * vocabulary * 4 / 2 <= largest.size <= chunk * vocabulary * 4 < tokens * vocabulary * 4 / 4
 
 

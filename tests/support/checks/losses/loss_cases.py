@@ -17,6 +17,7 @@ from trinity.trainer.algorithms.policy_losses import POLICY_LOSSES
 
 MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 LIMIT = 8  # max_response_tokens of the run
+OF_TOP = 0.1  # slope of the policy's log-probabilities of a teacher's tokens, by that of the place's token
 Rows = list[list[float]]
 
 
@@ -67,6 +68,7 @@ def case_of(seed: int, mode: str, dtype: torch.dtype = torch.float64, constant: 
     # numbers that float32 has too, so that both dtypes are on the same side of every clip
     made = [torch.tensor(a.astype(np.float32)).to(dtype) for a in (new, old, advantages, new * 0.9 - 0.05)]
     flags = torch.tensor(mask).to(dtype)
+    own, teacher = (_top(np.random.default_rng([seed, number]), flags) for number in range(2))
     x = LossInputs(
         logprobs=made[0].requires_grad_(),
         entropy=torch.zeros_like(flags),
@@ -76,11 +78,19 @@ def case_of(seed: int, mode: str, dtype: torch.dtype = torch.float64, constant: 
         reference_logprobs=made[3],
         expert_B=torch.tensor(expert).to(dtype),
         pairs_B=torch.tensor(np.sign(numbers)).to(dtype),
+        top_logprobs=own + OF_TOP * made[0][..., None],
+        teacher_top=teacher,
         step=int(rng.integers(1, 8)),
     )
     part = [Totals(int(f.sum()), int((f.sum(-1) > 0).sum())) for f in (flags, flags[:-1], flags[-1:])]
     totals = replace(part[0], pairs=rows // 2, rolled_out=part[1], expert=part[2])
     return Case(x, totals, mode, groups, numbers)
+
+
+def _top(rng: np.random.Generator, flags: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities of three of five tokens in each place, [B, R, 3]."""
+    logits = torch.tensor(rng.normal(0, 2, (*flags.shape, 5)).astype(np.float32))
+    return logits.double().log_softmax(-1)[..., :3].float().to(flags.dtype)
 
 
 def modes_of(name: str) -> list[str]:

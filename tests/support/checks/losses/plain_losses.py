@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from support.checks.losses.loss_cases import LIMIT, Case, Reference, Rows
+from support.checks.losses.loss_cases import LIMIT, OF_TOP, Case, Reference, Rows
 
 
 def by_token(formula: Callable[..., float], mode: str | None = None) -> Reference:
@@ -317,6 +317,35 @@ M2PO: list[dict[str, Any]] = [
 SFT: list[dict[str, Any]] = [{"use_token_level_loss": False}]
 AGGREGATED_APART = {"sft_loss_agg_mode": "seq-mean-token-sum", "grpo_loss_agg_mode": "token-mean"}
 SCHEDULE = {"mu_warmup_steps": 3, "mu_decay_steps": 3, "mu_peak": 0.9}
+
+
+def top_k_distill(case: Case, lp: Rows, sg: Rows, beta: float = 0.5, top: Any = None) -> float:
+    """`top` replaces the policy's log-probabilities of the teacher's tokens, [B, R, k], which move with lp."""
+    assert case.x.teacher_top is not None and case.x.top_logprobs is not None
+    policy, teacher = (case.x.top_logprobs if top is None else top).tolist(), case.x.teacher_top.tolist()
+    losses: Rows = []
+    for b, flags in enumerate(case.x.mask.tolist()):
+        places = [t for t, flag in enumerate(flags) if flag]
+        moved = [OF_TOP * (one - at) for one, at in zip(lp[b], sg[b], strict=True)]
+        both = zip(places, moved, strict=True)
+        losses.append([divergence(teacher[b][t], [v + more for v in policy[b][t]], beta) for t, more in both])
+    return case.mean(losses)
+
+
+def divergence(teacher: list[float], policy: list[float], beta: float) -> float:
+    """The generalized Jensen-Shannon divergence of both with a bucket of all other tokens."""
+    p, q = [math.exp(v) for v in teacher], [math.exp(v) for v in policy]
+    p, q = [*p, max(1 - sum(p), 1e-7)], [*q, max(1 - sum(q), 1e-7)]
+    if beta in (0, 1):
+        pairs = zip(p, q, strict=True) if beta == 0 else zip(q, p, strict=True)
+        return sum(one * math.log(one / other) for one, other in pairs)
+    m = [beta * one + (1 - beta) * other for one, other in zip(p, q, strict=True)]
+    return sum(
+        beta * one * math.log(one / both) + (1 - beta) * other * math.log(other / both)
+        for one, other, both in zip(p, q, m, strict=True)
+    )
+
+
 REFERENCES: dict[str, tuple[Reference, list[dict[str, Any]]]] = {
     "ppo": (
         by_token(ppo),
@@ -358,5 +387,6 @@ REFERENCES: dict[str, tuple[Reference, list[dict[str, Any]]]] = {
     "sft_is": (sft_like(lambda lp, sg: -lp * math.exp(sg)), SFT),
     "sft_phi": (sft_like(sft_phi), [*SFT, {"cutoff_prob": 0.5}]),
     "mix": (mix, [*CLIPS, {"mu": 0.6, "use_token_level_loss_in_sft": False}, AGGREGATED_APART]),
+    "top_k_distill": (top_k_distill, [{"beta": 0.0}, {"beta": 1.0}, {"beta": 0.2}]),
     "mix_chord": (mix_chord, [SCHEDULE, {"enable_phi_function": False, "mu_valley": 0.7}, AGGREGATED_APART]),
 }

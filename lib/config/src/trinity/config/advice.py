@@ -130,6 +130,9 @@ def algorithm_advice(config: Config) -> Iterator[str]:
     plan = resolve(config.algorithm)
     if plan.of_pairs and config.algorithm.loss_agg_mode is not None:
         yield "algorithm.loss_agg_mode: only affects the KL and entropy terms; dpo is a mean over pairs"
+    if plan.teacher_top:
+        k = plan.teacher_top
+        yield f"algorithm.policy_loss_fn_args.top_k: is {k}, which takes {8 * k} bytes of the log a response token"
     correction, name = plan.correction, plan.policy_loss.name
     if config.explorer.rollout_model.quantized and correction == RolloutCorrectionConfig():
         correction = for_quantized(plan)

@@ -73,6 +73,11 @@ class AlgorithmPlan:
         return _traits(ADVANTAGES, self.advantage)
 
     @property
+    def teacher_top(self) -> int:
+        """Number of a teacher's likeliest tokens that the loss reads in each place; 0 if it reads none."""
+        return int(self.policy_loss.args["top_k"]) if "teacher_top" in self.loss_traits else 0
+
+    @property
     def rows(self) -> str:
         """The kind of a dataset's rows: messages, pairs (a preferred reply and another) or text."""
         return "pairs" if self.of_pairs else "text" if self.algorithm_type == "cpt" else "messages"

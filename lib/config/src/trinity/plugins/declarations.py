@@ -171,6 +171,7 @@ POLICY_LOSSES: Registry[Declaration] = Registry(
         "keep": "leaves tokens out by statistics of the whole batch",
         "peers": "compares the sequences of a group",
         "reference": "needs log-probabilities of the base model",
+        "teacher_top": "reads a teacher's top_k likeliest tokens in each place, and no reward",
         "experts": "trains rows of a dataset among rolled-out sequences",
         "mean": "is one number for a micro-batch, whose tokens no correction can weigh",
     },

@@ -16,8 +16,9 @@ class LossInputs:
     (None: the batch makes one update, and they equal `logprobs`). mask: 1 at the tokens to train. on_policy_mask: 1 at
     tokens that were sampled, as all earlier tokens of the response, by the weights before the step. keep_mask and
     peers_B: results of the loss's `keep` and `peers`. expert_B: 1 for rows of a dataset among rolled-out sequences.
-    pairs_B: 1 for the chosen sequence of a preference pair, -1 for the rejected, 0 without a pair. None: not needed, or
-    0. step: the optimizer step, from 1.
+    pairs_B: 1 for the chosen sequence of a preference pair, -1 for the rejected, 0 without a pair. top_logprobs and
+    teacher_top: log-probabilities of the teacher's likeliest tokens under the policy, with its gradient, and under the
+    teacher, [B, R, k]. None: not needed, or 0. step: the optimizer step, from 1.
     """
 
     logprobs: torch.Tensor
@@ -32,6 +33,8 @@ class LossInputs:
     expert_B: torch.Tensor | None = None
     pairs_B: torch.Tensor | None = None
     peers_B: torch.Tensor | None = None
+    top_logprobs: torch.Tensor | None = None
+    teacher_top: torch.Tensor | None = None
     step: int = 1
 
     @property
@@ -50,9 +53,9 @@ class LossInputs:
         trained = self.mask > 0
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         clean = {
-            name: torch.where(trained, value, torch.zeros_like(value))
+            name: torch.where(trained if value.dim() == 2 else trained[..., None], value, torch.zeros_like(value))
             for name, value in values.items()
-            if isinstance(value, torch.Tensor) and value.shape == self.mask.shape and name != "mask"
+            if isinstance(value, torch.Tensor) and value.shape[:2] == self.mask.shape and name != "mask"
         }
         return replace(self, **clean)  # type: ignore[arg-type]
 

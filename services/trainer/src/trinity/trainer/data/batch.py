@@ -14,6 +14,7 @@ from trinity.data.experience import Experience, Group, KeptExperience
 from trinity.data.images import PlacedImage
 from trinity.data.outcome_checks import LONGEST_NAME
 from trinity.data.routes import Routes
+from trinity.data.top_tokens import TopTokens
 from trinity.data.wire import decode_outcome, parse_outcome
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.algorithms import advantages
@@ -63,7 +64,8 @@ class TrainSequence:
     pair: k > 0 for the chosen sequence of preference pair k, -k for the rejected. keep_mask bool [R] and peers:
     statistics of the whole batch for the loss (engine.whole_batch). values and returns float32 [R]: the critic's values
     before the step, and its targets; None without a critic. images: images among the tokens, in order. routes: experts
-    to which the engine sent the tokens; None: the gates choose.
+    to which the engine sent the tokens; None: the gates choose. teacher_top: a teacher's likeliest tokens in the place
+    of each response token, as many as the loss reads; None: the loss reads none, or no token is trained.
     """
 
     token_ids: np.ndarray
@@ -87,6 +89,7 @@ class TrainSequence:
     returns: np.ndarray | None = None
     images: tuple[PlacedImage, ...] = ()
     routes: Routes | None = None
+    teacher_top: TopTokens | None = None
 
     @property
     def length(self) -> int:
@@ -156,7 +159,7 @@ def from_groups(
                 raise InvalidInput("batch.group", "is a failure")
             made_at = max(made_at, group.finished_at_seconds)
             version = -1 if member.parent_steps else entry.step - 1  # the parent's versions have other weights
-            found = _sequences_of(group.as_kept(member.experiences), index, version)
+            found = _sequences_of(group.as_kept(member.experiences), index, version, plan.teacher_top)
             _baseline_groups(found)
         except (InvalidInput, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise _undecodable(entry.step, index, member, data, error) from error
@@ -184,8 +187,8 @@ def _undecodable(step: int, index: int, member: LedgerGroup, data: bytes, error:
     return Undecodable(f"the group of task {member.task_id!r} cannot be decoded: {error}", step, [index])
 
 
-def _sequences_of(group: Group, index: int, version: int) -> list[TrainSequence]:
-    """version: the trainer's version before the step; -1: it sampled no token."""
+def _sequences_of(group: Group, index: int, version: int, top: int) -> list[TrainSequence]:
+    """version: the trainer's version before the step; -1: it sampled no token. top: of a teacher's tokens."""
     temperature = group.task.sampling.temperature or 1.0
     return [
         TrainSequence(
@@ -200,9 +203,21 @@ def _sequences_of(group: Group, index: int, version: int) -> list[TrainSequence]
             on_policy_mask=_wholly_by(experience, version),
             images=experience.images,
             routes=experience.routes,
+            teacher_top=_top_of(experience, top),
         )
         for experience in group.experiences
     ]
+
+
+def _top_of(experience: Experience, top: int) -> TopTokens | None:
+    """Returns the first `top` of each place. Raises InvalidInput if there are fewer and tokens are trained."""
+    if not top or not experience.action_mask.any():
+        return None
+    found = experience.teacher_top
+    if found is None or found.ids.shape[1] < top:
+        count = 0 if found is None else found.ids.shape[1]
+        raise InvalidInput("experience.teacher_top", f"has {count} tokens for each place, the loss reads {top}")
+    return TopTokens(found.ids[:, :top], found.logprobs[:, :top])
 
 
 def _wholly_by(experience: Experience, version: int) -> np.ndarray:

@@ -32,15 +32,16 @@ class MicroBatch:
 
     Each response token is predicted: `predicting` int64 [N] is the position before it in the flattened input_ids,
     `targets` int64 [N] its id, `token_temperatures` float32 [N] its sampling temperature, and `flat_indices` int64 [N]
-    its index in [B, R] flattened (see `spread`).
+    its index in [B, R] flattened (see `spread`). `top_ids` int64 [N, k] are a teacher's likeliest tokens in its place;
+    None if no loss reads them.
 
     routes int16 [tokens, layers, chosen]: experts that the engine chose for each token of the flattened input_ids, -1
     where it is unknown; None if it is for all.
 
     The loss reads the other fields, in the order of the sequences: expert, pairs and peers float32 [B]; mask,
     old_logprobs, advantages, on_policy_mask, keep_mask, proximal_logprobs and reference_logprobs float32 [B, R], 0
-    after each response's end and for sequences without the field; mask is 0 outside trained tokens. They become
-    LossInputs of the same names.
+    after each response's end and for sequences without the field; mask is 0 outside trained tokens; teacher_top
+    float32 [B, R, k], the teacher's log-probabilities of top_ids. They become LossInputs of the same names.
     """
 
     input_ids: torch.Tensor
@@ -65,6 +66,8 @@ class MicroBatch:
     seen: Seen | None = None
     shared: SharedPrompts | None = None
     routes: torch.Tensor | None = None
+    top_ids: torch.Tensor | None = None
+    teacher_top: torch.Tensor | None = None
 
     @property
     def packed(self) -> bool:
@@ -76,9 +79,9 @@ class MicroBatch:
         return replace(self, **moved)  # type: ignore[arg-type]
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """Scatters values of the predicted tokens [N] to [B, R]; 0 elsewhere. Keeps the gradient."""
-        flat = values.new_zeros(self.mask.numel())
-        return flat.index_put((self.flat_indices,), values).view(self.mask.shape)
+        """Scatters values of the predicted tokens [N, ...] to [B, R, ...]; 0 elsewhere. Keeps the gradient."""
+        flat = values.new_zeros(self.mask.numel(), *values.shape[1:])
+        return flat.index_put((self.flat_indices,), values).view(*self.mask.shape, *values.shape[1:])
 
     def part(self, index: int, parts: int) -> "MicroBatch":
         """Returns the `index`-th of `parts` equal parts of a packed micro-batch, padded at the end with any token.
@@ -103,6 +106,7 @@ class MicroBatch:
             targets=self.targets[predicts],
             token_temperatures=self.token_temperatures[predicts],
             flat_indices=self.flat_indices[predicts],
+            top_ids=None if self.top_ids is None else self.top_ids[predicts],
             seen=None if self.seen is None else self.seen.part(own.start, own.stop),
             routes=None if self.routes is None else pad(self.routes, (0, 0, 0, 0, 0, filling), value=-1)[own],
         )
@@ -179,6 +183,7 @@ def collate(
         seen=None if reader is None else reader.read(sequences, row.prompt_starts),
         shared=row.shared,
         routes=_routes(sequences, row, size),
+        **_top_tokens(sequences, longest),
     )
 
 
@@ -205,6 +210,22 @@ def _read(
             positions[..., own] = places[..., part]
             attention[own] = 1
     return torch.from_numpy(ids), torch.from_numpy(positions), torch.from_numpy(attention)
+
+
+def _top_tokens(sequences: Sequence[TrainSequence], longest: int) -> dict[str, torch.Tensor]:
+    """Returns top_ids and teacher_top, if a sequence has a teacher's tokens; all that have them have equally many."""
+    k = next((one.teacher_top.ids.shape[1] for one in sequences if one.teacher_top is not None), 0)
+    if not k:
+        return {}
+    ids, logprobs = [], np.zeros((len(sequences), longest, k), np.float32)
+    for row, one in enumerate(sequences):
+        ids.append(np.zeros((one.response_length, k)) if one.teacher_top is None else one.teacher_top.ids)
+        if one.teacher_top is not None:
+            logprobs[row, : one.response_length] = one.teacher_top.logprobs
+    return {
+        "top_ids": torch.from_numpy(np.concatenate(ids).astype(np.int64)),
+        "teacher_top": torch.from_numpy(logprobs),
+    }
 
 
 def _routes(sequences: Sequence[TrainSequence], row: Row, size: int) -> torch.Tensor | None:

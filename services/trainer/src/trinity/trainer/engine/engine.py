@@ -293,7 +293,7 @@ class TrainEngine:
             reference = self._preparer.reference_of(micro)  # before the policy: with LoRA both run the same module
             nothing = contextlib.nullcontext(list[torch.Tensor]())
             with nothing if self._routers is None else self._routers.recording() as logits:
-                logprobs, entropy = self._model(micro)
+                logprobs, entropy, *top = self._model(micro, micro.top_ids is not None)
             inputs = LossInputs(
                 logprobs=logprobs,
                 entropy=entropy if wants_entropy_gradient(plan) else entropy.detach(),
@@ -307,6 +307,8 @@ class TrainEngine:
                 expert_B=micro.expert,
                 pairs_B=micro.pairs,
                 peers_B=micro.peers,
+                top_logprobs=top[0] if top else None,
+                teacher_top=micro.teacher_top,
                 step=batch.step,
             )
             loss, report = compute_loss(

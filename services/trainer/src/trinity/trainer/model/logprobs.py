@@ -18,7 +18,10 @@ _OF_ROWS = dict.fromkeys(range(8), 0)  # in arguments of kernels the number of t
 
 
 class _ChunkedHead(torch.autograd.Function):
-    """hidden [N, H], weight [V, H], targets [N], scale [N] -> logprobs [N], entropy [N], both float32."""
+    """hidden [N, H], weight [V, H], targets [N], scale [N] -> logprobs [N], entropy [N], both float32.
+
+    others [N, k]: further tokens, whose log-probabilities are the third result; None: there is no third.
+    """
 
     @staticmethod
     def forward(
@@ -31,44 +34,62 @@ class _ChunkedHead(torch.autograd.Function):
         in_float32: bool,
         fused: bool,
         cap: float | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        others: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.chunk, ctx.in_float32, ctx.fused, ctx.cap = chunk, in_float32, fused, cap
         largest = torch.full_like(scale, _LOWEST)
         total, mean, chosen = torch.zeros_like(scale), torch.zeros_like(scale), torch.zeros_like(scale)
+        others_chosen = None if others is None else scale.new_zeros(others.shape)
         for part in _slices(len(hidden), weight, chunk):
             logits = _logits(hidden, weight[part], in_float32, cap)
-            here, where = _in_slice(targets, part)
+            if others is not None and others_chosen is not None:
+                here, where = _in_slice(others, part)
+                others_chosen += torch.where(here, logits.gather(1, where) * scale[:, None], 0)
+            here, where = _in_slice(targets[:, None], part)
             fold = _kernel(_FUSED_FOLDS, part, weight) if fused else _fold
-            largest, total, mean, chosen = fold(logits, scale, here, where, largest, total, mean, chosen)
+            largest, total, mean, chosen = fold(logits, scale, here[:, 0], where, largest, total, mean, chosen)
             del logits  # before the next ones are computed
         entropy = total.log() - mean / total
         normaliser = largest + total.log()
-        ctx.save_for_backward(hidden, weight, targets, scale, normaliser, entropy)
-        return chosen - normaliser, entropy
+        ctx.save_for_backward(hidden, weight, targets, scale, normaliser, entropy, others)
+        if others_chosen is None:
+            return chosen - normaliser, entropy
+        return chosen - normaliser, entropy, others_chosen - normaliser[:, None]
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-        grad_logprobs, grad_entropy = grads
-        hidden, weight, targets, scale, normaliser, entropy = ctx.saved_tensors
+        grad_logprobs, grad_entropy, grad_others = grads if len(grads) == 3 else (*grads, None)
+        hidden, weight, targets, scale, normaliser, entropy, others = ctx.saved_tensors
         if grad_logprobs is None:
             grad_logprobs = torch.zeros_like(scale)
+        # In d logp = onehot - p every token has the same p.
+        of_all = grad_logprobs if grad_others is None else grad_logprobs + grad_others.sum(1)
         grad_hidden = torch.zeros_like(hidden, dtype=torch.float32)
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         for part in _slices(len(hidden), weight, ctx.chunk):
             logits = _logits(hidden, weight[part], ctx.in_float32, ctx.cap)
             capped = None if ctx.cap is None else (1 - (logits / ctx.cap).square()).to(hidden.dtype)
-            here, where = _in_slice(targets, part)
+            here, where = _in_slice(targets[:, None], part)
             slope = _kernel(_FUSED_SLOPES, part, weight) if ctx.fused else _slope
-            grad = slope(logits, scale, here, where, normaliser, entropy, grad_logprobs, grad_entropy, hidden.dtype)
+            if grad_others is None:
+                first, dtype = here[:, 0], hidden.dtype
+            else:
+                first, dtype = torch.zeros_like(here[:, 0]), torch.float32
+            grad = slope(logits, scale, first, where, normaliser, entropy, of_all, grad_entropy, dtype)
             del logits
+            if grad_others is not None:  # twice, as a token may be the target too: then a row has no token twice
+                grad.scatter_add_(1, where, torch.where(here, grad_logprobs[:, None], 0) * scale[:, None])
+                here, where = _in_slice(others, part)
+                grad.scatter_add_(1, where, torch.where(here, grad_others, 0) * scale[:, None])
+                grad = grad.to(hidden.dtype)
             if capped is not None:  # d tanh(x) = 1 - tanh(x)^2
                 grad.mul_(capped)
             grad_hidden += grad @ weight[part]
             if grad_weight is not None:
                 grad_weight[part] = grad.T @ hidden
             del grad
-        return grad_hidden.to(hidden.dtype), grad_weight, *[None] * 6
+        return grad_hidden.to(hidden.dtype), grad_weight, *[None] * 7
 
 
 def _fold(
@@ -165,10 +186,10 @@ def _logits(hidden: torch.Tensor, rows: torch.Tensor, in_float32: bool, cap: flo
     return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
-def _in_slice(targets: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns which targets are in the slice, [N], and their index in it, [N, 1]; any index for the others."""
-    here = (targets >= part.start) & (targets < part.stop)
-    return here, torch.where(here, targets - part.start, 0)[:, None]
+def _in_slice(tokens: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns which tokens [N, k] are in the slice, and their index in it; any index for the others."""
+    here = (tokens >= part.start) & (tokens < part.stop)
+    return here, torch.where(here, tokens - part.start, 0)
 
 
 def chunked_logprobs(
@@ -180,15 +201,19 @@ def chunked_logprobs(
     in_float32: bool = False,
     fused: bool = False,
     cap: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    others: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, ...]:
     """Returns each target's log-probability and each distribution's entropy; softmax(hidden @ weight.T / temperature).
 
     hidden [N, H]; weight [V, H]; targets int64 [N]; temperatures float32 [N], > 0. Both results float32 [N], with
     gradients to hidden and weight. At most chunk x V logits exist at a time. in_float32: logits are computed in
     float32 for every dtype of hidden and weight; else they are rounded to that dtype, as their gradient always is.
     fused: use compiled kernels on a GPU. cap: logits x become cap tanh(x / cap) before the temperature (Gemma 2,
-    arXiv:2408.00118, section 2).
+    arXiv:2408.00118, section 2). others int64 [N, k]: with these tokens, which differ in a row, there is a third
+    result, their log-probabilities, float32 [N, k].
     """
     scale = temperatures.reciprocal()
-    logprobs, entropy = _ChunkedHead.apply(hidden, weight, targets, scale, chunk, in_float32, fused, cap)
-    return logprobs, entropy
+    found: tuple[torch.Tensor, ...] = _ChunkedHead.apply(
+        hidden, weight, targets, scale, chunk, in_float32, fused, cap, others
+    )
+    return found

@@ -43,16 +43,20 @@ class _Head(nn.Module):
         self.compares = False
 
     def forward(
-        self, hidden: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        logprobs, entropy = self._computed(hidden, self.weight, targets, temperatures, self.in_float32)
+        self,
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        temperatures: torch.Tensor,
+        others: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        found = self._computed(hidden, self.weight, targets, temperatures, self.in_float32, others)
         if not self.compares:
-            return logprobs, entropy
+            return found
         if self.in_float32 or hidden.dtype is torch.float32:
-            others, _ = self._computed(hidden.bfloat16(), self.weight.bfloat16(), targets, temperatures, False)
+            compared = self._computed(hidden.bfloat16(), self.weight.bfloat16(), targets, temperatures, False)
         else:
-            others, _ = self._computed(hidden, self.weight, targets, temperatures, True)
-        return logprobs, others
+            compared = self._computed(hidden, self.weight, targets, temperatures, True)
+        return found[0], compared[0]
 
     def _computed(
         self,
@@ -61,9 +65,10 @@ class _Head(nn.Module):
         targets: torch.Tensor,
         temperatures: torch.Tensor,
         in_float32: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        temperatures = temperatures * self.divisor
-        return chunked_logprobs(hidden, weight, targets, temperatures, self.chunk, in_float32, self.fused, self.cap)
+        others: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        temperatures, chunk = temperatures * self.divisor, self.chunk
+        return chunked_logprobs(hidden, weight, targets, temperatures, chunk, in_float32, self.fused, self.cap, others)
 
 
 class TokenModel(nn.Module):
@@ -144,14 +149,16 @@ class PolicyModel(TokenModel):
         found: nn.Module = self.model.get_output_embeddings()
         return found
 
-    def forward(self, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, micro: MicroBatch, with_top: bool = False) -> tuple[torch.Tensor, ...]:
         """Returns each response token's log-probability, and the entropy of its distribution.
 
-        Both are float32 [B, R] and 0 after each response's end.
+        Both are float32 [B, R] and 0 after each response's end. with_top: and the log-probabilities of `top_ids`,
+        float32 [B, R, k].
         """
         micro, hidden = self.hidden(micro)
-        logprobs, entropy = self.head(hidden, micro.targets, micro.token_temperatures)
-        return self.gather(micro, logprobs), self.gather(micro, entropy)
+        others = micro.top_ids if with_top else None
+        found = self.head(hidden, micro.targets, micro.token_temperatures, others)
+        return tuple(self.gather(micro, values) for values in found)
 
     def weights(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yields the parameters, or with LoRA only the adapters, by their names in peft's files."""
