@@ -44,7 +44,7 @@ async def toolbox(pool: EnginePool, model: Path, folder: Path) -> AsyncIterator[
     try:
         tokenizer = ChatTokenizer(ModelConfig(model_path=str(model)))
         auxiliary = AuxiliaryModels({"teacher": Judge(pool, tokenizer)})
-        yield ExplorerTools(pool, tokenizer, client, auxiliary, MAX_LENGTH, MAX_LENGTH)
+        yield ExplorerTools(pool, tokenizer, client, auxiliary, MAX_LENGTH, MAX_LENGTH, teacher_top=4)
     finally:
         await client.close()
         service.kill()
@@ -76,6 +76,7 @@ async def test_every_trained_token_has_the_log_probability_it_has_in_its_convers
         "steps": task("environment_workflow", row, {**SHORT, "step_wise": True}),
         "r3l": task("R3L_workflow", row, {**SHORT, "max_reflection_tokens": 32}),
         "taught": task("on_policy_distill_workflow", sums, {"teacher": "teacher"}),
+        "told": task("on_policy_distill_workflow", sums, {"teacher": "policy", "privileged": "It is {answer}."}),
     }
 
     groups: dict[str, Group] = {}
@@ -109,6 +110,17 @@ async def test_every_trained_token_has_the_log_probability_it_has_in_its_convers
     taught = groups["taught"].experiences[0]
     assert taught.teacher_logprobs is not None
     np.testing.assert_allclose(taught.teacher_logprobs, taught.logprobs, atol=2e-4, err_msg="it is its own teacher")
+    told, asked = groups["told"].experiences[0], [{"role": "user", "content": "1+1\n\nIt is 2."}]
+    prompt = np.array(ChatTokenizer(ModelConfig(model_path=str(quickstart_model))).prompt(asked), np.int32)
+    for experience, ids in (
+        (taught, taught.token_ids), (told, np.concatenate([prompt, told.token_ids[told.prompt_length :]]))
+    ):  # fmt: skip
+        with torch.no_grad():
+            logits = model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0, -experience.response_length - 1 : -1]
+        likeliest, top = logits.double().log_softmax(-1).topk(4), experience.teacher_top
+        assert top is not None
+        np.testing.assert_allclose(top.logprobs, likeliest.values, atol=2e-4)
+        assert (top.ids == likeliest.indices.numpy()).mean() > 0.9, "all but near ties"
 
 
 ROWS: dict[str, list[dict[str, Any]]] = {

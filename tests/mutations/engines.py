@@ -89,9 +89,9 @@ MUTATIONS = [
         f"{_AGREE}::test_a_group_sends_the_adapters_and_each_engine_merges_them",
     ),
     Mutation(
-        "services/explorer/src/trinity/explorer/engine/auxiliary.py",
-        "[prompt_length - 1 :]",
-        "[prompt_length:]",
+        f"{_ENGINE}/engine.py",
+        "in found[prompt_length:]]",
+        "in found[prompt_length - 1 : -1]]",
         f"{_WORKFLOWS}::test_every_trained_token_has_the_log_probability_it_has_in_its_conversation",
     ),
     Mutation(

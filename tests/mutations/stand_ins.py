@@ -26,7 +26,7 @@ MUTATIONS = [
     ),
     Mutation(
         "services/explorer/src/trinity/explorer/workflows/distill.py",
-        "teacher_logprobs=np.minimum(found, 0.0).astype(np.float32), ",
+        "teacher_logprobs=np.minimum(found.logprobs, 0.0).astype(np.float32),",
         "",
         f"{_ALGORITHMS}[on_policy_distill]",
     ),

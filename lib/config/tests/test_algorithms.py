@@ -209,7 +209,8 @@ def test_tokens_of_older_weights_that_nothing_weighs_are_said(algorithm: str, mo
 
 
 def test_the_size_of_a_teachers_tokens_in_the_log_is_said() -> None:
-    (sentence,) = algorithm_advice(parsed("algorithm_type: top_k_distill, policy_loss_fn_args: {top_k: 64}"))
+    algorithm = {"algorithm_type": "top_k_distill", "policy_loss_fn_args": {"top_k": 64}}
+    (sentence,) = algorithm_advice(Config.model_validate({"algorithm": algorithm}))
     assert sentence == "algorithm.policy_loss_fn_args.top_k: is 64, which takes 512 bytes of the log a response token"
 
 

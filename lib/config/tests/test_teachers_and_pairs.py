@@ -1,11 +1,13 @@
 """What distillation, preference pairs and models that workflows ask need is said before anything starts."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from trinity.config import ConfigError, make_plan
+from trinity.config.checks.teacher import teachers
 from trinity.config.load import parse
 from trinity.config.plan import Plan
 
@@ -40,6 +42,35 @@ def test_distillation_has_a_workflow_that_asks_a_teacher_and_one_to_ask() -> Non
         plan_of(**distilling(taskset={"default_workflow_type": "simple_workflow"}))
     with pytest.raises(ConfigError, match=r"explorer.auxiliary_models.*is empty"):
         plan_of(**distilling(explorer={}))
+
+
+def test_a_loss_that_reads_a_teachers_likeliest_tokens_needs_a_teacher_or_the_policy_as_one(tmp_path: Path) -> None:
+    algorithm = {"algorithm_type": "top_k_distill", "policy_loss_fn_args": {"top_k": 64, "beta": 0}}
+    assert plan_of(**distilling(algorithm=algorithm)).algorithm.teacher_top == 64
+    assert plan_of(**distilling()).algorithm.teacher_top == 0
+    own = {"workflow_args": {"teacher": "policy", "privileged": "It is {answer}."}}
+    assert plan_of(**distilling(algorithm=algorithm, explorer={}, taskset=own))
+    with pytest.raises(ConfigError, match=r"simple_workflow.*asks no teacher; top_k_distill needs"):
+        plan_of(**distilling(algorithm=algorithm, taskset={"default_workflow_type": "simple_workflow"}))
+    with pytest.raises(ConfigError, match=r"explorer.auxiliary_models.*is empty"):
+        plan_of(**distilling(algorithm=algorithm, explorer={}))
+    with pytest.raises(ConfigError, match=r"workflow_args.privileged: is 3, must be text"):
+        plan_of(**distilling(algorithm=algorithm, taskset={"workflow_args": {"privileged": 3}}))
+    for top_k in (0, 257):
+        with pytest.raises(ConfigError, match=rf"policy_loss_fn_args.top_k: is {top_k}, must be in \[1, 256\]"):
+            plan_of(**distilling(algorithm={**algorithm, "policy_loss_fn_args": {"top_k": top_k}}))
+    with pytest.raises(ConfigError, match="kl_penalty_fn: is 'k2', but top_k_distill reads no reward"):
+        plan_of(**distilling(algorithm={**algorithm, "kl_penalty_fn": "k2"}))
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2", "vocab_size": 63}')
+    model = {"model_path": str(tmp_path), "max_prompt_tokens": 16, "max_response_tokens": 16}
+    with pytest.raises(ConfigError, match=r"policy_loss_fn_args.top_k: is 64, the model has 63 tokens"):
+        plan_of(**distilling(algorithm=algorithm, model=model))
+
+
+def test_the_policy_as_a_teacher_is_no_auxiliary_model() -> None:
+    taskset = {"workflow_args": {"teacher": "policy"}}
+    assert teachers(plan_of(**distilling()).config) == {""}
+    assert teachers(plan_of(**distilling(taskset=taskset)).config) == set()
 
 
 def test_a_teacher_is_compared_with_a_policy_at_its_own_temperature() -> None:

@@ -42,11 +42,14 @@ async def test_it_answers_as_an_engine_of_the_run_does(pool: EnginePool, quickst
         assert one == other, "greedy replies are asked for once, as vLLM demands"
         assert len(await elsewhere.chat(ASK, SamplingParams(n=3, max_tokens=4))) == 3
         tokens = [*tokenizer.prompt(ASK), *tokenizer.tokens("2 is the answer")]
-        found = await elsewhere.logprobs(tokens, 5)
-        assert len(found) == len(tokens) - 5
-        np.testing.assert_allclose(found, await ours.logprobs(tokens, 5), atol=1e-4)
+        found, own = await elsewhere.teach(tokens, 5, 4), await ours.teach(tokens, 5, 4)
+        assert len(found.logprobs) == len(tokens) - 5
+        np.testing.assert_allclose(found.logprobs, own.logprobs, atol=1e-4)
+        assert found.top is not None and own.top is not None and found.top.ids.shape == (len(tokens) - 5, 4)
+        assert found.top.ids.tolist() == own.top.ids.tolist()
+        np.testing.assert_allclose(found.top.logprobs, own.top.logprobs, atol=1e-4)
         with pytest.raises(InvalidInput, match=r"external_model: http\S+ answers 400: .*3000"):
-            await elsewhere.logprobs([1] * 3000, 5)
+            await elsewhere.teach([1] * 3000, 5)
     finally:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)

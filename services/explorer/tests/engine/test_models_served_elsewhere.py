@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ class Server:
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
-        self.teaches, self.replies, self.status, self.wait = True, None, 200, 0.0
+        self.teaches, self.replies, self.status, self.wait, self.most = True, None, 200, 0.0, 20
 
     @asynccontextmanager
     async def at(self) -> AsyncIterator[str]:
@@ -64,7 +65,8 @@ class Server:
 
     async def _complete(self, request: web.Request) -> web.Response:
         self.asked.append(await request.json())
-        given = [None, *({str(t): {"logprob": -t / 100}} for t in self.asked[-1]["prompt"][1:])]
+        more = {str(900 + n): {"logprob": -5.0 - n} for n in range(min(self.most, self.asked[-1]["prompt_logprobs"]))}
+        given = [None, *({**more, str(t): {"logprob": -t / 100}} for t in self.asked[-1]["prompt"][1:])]
         choice = {"index": 0, "text": "x", **({"prompt_logprobs": given} if self.teaches else {})}
         return web.json_response({"id": "1", "object": "text_completion", "choices": [choice]})
 
@@ -108,11 +110,28 @@ async def test_a_judge_elsewhere_is_asked_with_the_sampling_and_the_key(
 async def test_a_teacher_elsewhere_gives_the_log_probabilities_after_the_prompt(served: tuple[Server, str]) -> None:
     server, url = served
     models = await start(model(url), {""})
-    found = await models.judge("judge").logprobs([5, 6, 7, 8], 2)
-    assert found.dtype == "float32"
-    assert found.tolist() == pytest.approx([-0.07, -0.08])
+    found = await models.judge("judge").teach([5, 6, 7, 8], 2)
+    assert found.logprobs.dtype == "float32"
+    assert found.logprobs.tolist() == pytest.approx([-0.07, -0.08])
+    assert found.top is None
     assert [one["prompt"] for one in server.asked] == [[1, 2], [5, 6, 7, 8]]
     assert server.asked[1]["temperature"] == 1.0
+
+
+async def test_a_teacher_elsewhere_gives_its_likeliest_tokens_of_each_place(served: tuple[Server, str]) -> None:
+    server, url = served
+    models = await AuxiliaryModels.start([model(url)], replace(POLICY, top=2), [], {""})
+    assert [one["prompt_logprobs"] for one in server.asked] == [2], "it is tried as it will be asked"
+    found = await models.judge("judge").teach([5, 6, 7, 700], 2, 2)
+    assert found.logprobs.tolist() == pytest.approx([-0.07, -7.0])
+    assert found.top is not None and (found.top.ids.dtype, found.top.logprobs.dtype) == ("int32", "float32")
+    assert found.top.ids.tolist() == [[7, 900], [900, 901]]
+    assert found.top.logprobs.tolist() == [[pytest.approx(-0.07), -5.0], [-5.0, -6.0]]
+    empty = await models.judge("judge").teach([5, 6], 2, 2)
+    assert empty.top is not None and empty.top.ids.shape == (0, 2)
+    server.most = 0
+    with pytest.raises(InvalidInput, match=r"auxiliary_models\.0: http\S+ gives fewer prompt_logprobs than the 2"):
+        await AuxiliaryModels.start([model(url)], replace(POLICY, top=2), [], {""})
 
 
 async def test_a_server_without_log_probabilities_is_no_teacher(served: tuple[Server, str]) -> None:

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from support.fakes.explorers.toolbox import Toolbox, make_episode_task
-from trinity.data.experience import AttemptFailure, Experience, Group, Task, TaskKind, Truncation
+from trinity.data.experience import UNLIMITED, AttemptFailure, Experience, Group, Task, TaskKind, Truncation
 from trinity.data.wire import decode_outcome, encode_outcome
 from trinity.explorer.environments.client import Answer, Score, ScorerFailed
 from trinity.explorer.rollout import attempt
@@ -173,6 +174,29 @@ async def test_a_teachers_log_probabilities_are_those_of_the_sampled_tokens_and_
     assert again.experiences[0].teacher_logprobs is not None
     assert len(again.experiences[0].teacher_logprobs) == again.experiences[0].response_length
     assert again.experiences[0].metrics["accuracy"] == 1
+    assert again.experiences[0].teacher_top is None, "no loss reads more"
+
+
+async def test_a_teacher_that_is_told_more_gives_its_likeliest_tokens_of_the_same_reply() -> None:
+    box = tools()
+    box.teacher_top = 2
+    args = {"teacher": "policy", "privileged": "It is {response}, of level {level}. {} {"}
+    what = task(row_json=row(level=3), **args)
+    made = await run("on_policy_distill_workflow", what, box)
+    reply = made[0].token_ids[made[0].prompt_length :]
+    model, told = box.taught[0]
+    assert model == "policy"
+    assert box.text(told).count("It is 2, of level 3. {} {") == 1
+    assert "of level" not in box.text(made[0].token_ids[: made[0].prompt_length]), "the policy does not read it"
+    assert made[0].teacher_top is not None and made[0].teacher_top.ids.dtype == np.int32
+    assert made[0].teacher_top.ids.tolist() == [[token, token + 1] for token in reply]
+    assert made[0].teacher_top.logprobs[:, 1].tolist() == [-9.0] * len(reply)
+    made[0].check("made", replace(UNLIMITED, teacher_top=2))
+    with pytest.raises(InvalidInput, match=r"task\.hint: is None, must be text"):
+        await run("on_policy_distill_workflow", task(row_json=row(), privileged="{hint}"), box)
+    long = task(row_json=row(prompt="x" * 9000), **args)
+    (cut, *_), asked = await run("on_policy_distill_workflow", long, box), len(box.taught)
+    assert (cut.teacher_top, cut.action_mask.any(), len(box.taught)) == (None, False, asked), "nothing of it is trained"
 
 
 @pytest.mark.parametrize(

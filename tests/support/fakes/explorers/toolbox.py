@@ -16,7 +16,7 @@ from trinity.config.schema.buffer import FormatConfig
 from trinity.data.experience import Experience, SamplingParams, Task, VersionSpan
 from trinity.data.images import PlacedImage
 from trinity.explorer.environments.client import Answer, Score
-from trinity.explorer.types import Completion
+from trinity.explorer.types import Completion, Taught
 from trinity.explorer.workflows.environments import EnvironmentWorkflow
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -119,7 +119,8 @@ class Toolbox:
         self.shown: list[Sequence[PlacedImage]] = []
         self.episodes: list[Any] = []
         self.schemas: list[Any] = []
-        self.version = 0
+        self.taught: list[tuple[str, list[int]]] = []  # models, and the prompts that they read
+        self.version = self.teacher_top = 0
 
     def prompt(
         self, messages: Any, reply_prefix: str | None = None, tools: Any = None, images: Sequence[bytes] = ()
@@ -178,8 +179,10 @@ class Toolbox:
     async def rate(self, conversations: Any, model: str = "") -> list[float]:
         return [float(len(conversation)) for conversation in conversations]
 
-    async def teacher_logprobs(self, token_ids: Sequence[int], prompt_length: int, model: str = "") -> np.ndarray:
-        return np.array([-token / 1000 for token in token_ids[prompt_length:]], np.float32)
+    async def teach(self, token_ids: Sequence[int], prompt_length: int, model: str = "") -> Taught:
+        self.taught.append((model, list(token_ids[:prompt_length])))
+        tokens = token_ids[prompt_length:]
+        return Taught.of(tokens, [{token: -token / 1000, token + 1: -9.0} for token in tokens], self.teacher_top)
 
     async def score(self, scorer: str, answers: Sequence[Answer], task: Any, args: Any) -> list[Score]:
         assert self._scored is not None

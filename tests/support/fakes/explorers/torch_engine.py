@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from support.fakes.explorers.member_engine import TENSOR_SECONDS, MemberEngine, read_tensors
 from trinity.data.experience import SamplingParams
-from trinity.explorer.types import EngineOptions
+from trinity.data.top_tokens import TopTokens
+from trinity.explorer.types import EngineOptions, Taught
 from trinity.weights.lora import Lora, merged
 
 _CPU = torch.device("cpu")
@@ -51,8 +52,14 @@ class TorchEngine(MemberEngine):
         return token in (self._end, self.options.turn_end) and not sampling.ignore_eos
 
     async def logprobs(self, token_ids: Sequence[int], images: Sequence[bytes] = ()) -> np.ndarray:
-        found = self._logits(token_ids)[:-1].log_softmax(-1)
-        return found.gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0].numpy()
+        return (await self.teach(token_ids, 1, 0)).logprobs
+
+    async def teach(self, token_ids: Sequence[int], prompt_length: int, top: int) -> Taught:
+        found = self._logits(token_ids)[prompt_length - 1 : -1].log_softmax(-1)
+        reply = torch.tensor(token_ids[prompt_length:])
+        values, ids = found.topk(top)
+        likeliest = TopTokens(ids.int().numpy(), values.numpy()) if top else None
+        return Taught(found.gather(1, reply[:, None])[:, 0].numpy(), likeliest)
 
     @torch.no_grad()
     def _take(self, update: dict[str, Any]) -> None:

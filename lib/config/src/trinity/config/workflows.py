@@ -239,8 +239,8 @@ _ASKING: dict[str, dict[str, type]] = {
     "async_math_ruler_workflow": _JUDGE,
     "rubric_judge_workflow": {**_JUDGE, "rubric_key": str, "rubric": list},
     "rubric_judge_openai_workflow": {**_JUDGE, "rubric_key": str, "rubric": list},
-    "on_policy_distill_workflow": {"teacher": str},
-    "on_policy_distill_math_workflow": {"teacher": str},
+    "on_policy_distill_workflow": {"teacher": str, "privileged": str},
+    "on_policy_distill_math_workflow": {"teacher": str, "privileged": str},
 }
 # The policy is the judge.
 _OWN_JUDGE: dict[str, dict[str, type]] = {

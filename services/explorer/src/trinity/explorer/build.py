@@ -59,6 +59,7 @@ class ExplorerBuilder:
             reward=self._explorer.reward_bound,
             logprob=self._explorer.logprob_bound,
             mixture=mixture_of(path),
+            teacher_top=self._plan.algorithm.teacher_top,
         )
 
     def bounds(self) -> Bounds:
@@ -86,6 +87,7 @@ class ExplorerBuilder:
             adapters=slots,
             adapter_rank=rank,
             reproducible=self._config.reproducible,
+            top=self._plan.algorithm.teacher_top,
         )
 
     def _adapters(self) -> tuple[int, int]:
@@ -179,7 +181,9 @@ class ExplorerBuilder:
             self.bounds(),
         )
         seed = model.seed if self._config.reproducible else None
-        return ExplorerTools(pool, tokenizer, environment, auxiliary, lengths.prompt, lengths.model, gateway, seed)
+        return ExplorerTools(
+            pool, tokenizer, environment, auxiliary, lengths.prompt, lengths.model, gateway, seed, options.top
+        )
 
     def _images(self, options: EngineOptions) -> ImageRules | str:
         """The model's rules for environments' images, or the reason why it reads none."""

@@ -9,6 +9,7 @@ import numpy as np
 from trinity.config.memory import has_delta_networks
 from trinity.config.schema.explorer import RolloutModelConfig
 from trinity.data.experience import VersionSpan
+from trinity.data.top_tokens import TopTokens
 from trinity.data.vision import ImageRules
 from trinity.runtime.errors import TrinityError
 
@@ -18,6 +19,28 @@ UNREAD_LOGPROBS = "trinity_unread_logprobs"
 
 class EngineFailed(TrinityError):
     """vLLM raised an error, or its core is gone. The process must be restarted."""
+
+
+@dataclass(frozen=True)
+class Taught:
+    """A teacher's log-probabilities of the tokens after a prompt, float32 [R], at temperature 1.
+
+    top: its likeliest tokens in each place; None if none were asked for.
+    """
+
+    logprobs: np.ndarray
+    top: TopTokens | None = None
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], places: Sequence[Mapping[int, float]], top: int) -> "Taught":
+        """places: log-probabilities by token id, of each place's token and of its `top` likeliest tokens."""
+        logprobs = np.array([place[token] for place, token in zip(places, tokens, strict=True)], np.float32)
+        if not top:
+            return cls(logprobs)
+        likeliest = [sorted(place.items(), key=lambda one: -one[1])[:top] for place in places]
+        found = np.array(likeliest, np.float64).reshape(len(places), top, 2)
+        values = np.minimum(found[..., 1], 0.0).astype(np.float32)
+        return cls(logprobs, TopTokens(found[..., 0].astype(np.int32), values))
 
 
 @dataclass(frozen=True)
@@ -72,6 +95,7 @@ class EngineOptions:
     adapters: int = 0  # slots for unmerged adapters; 0: weights are loaded into the model
     adapter_rank: int = 0  # the largest rank of an adapter
     reproducible: bool = False  # results do not depend on the other sequences of a batch
+    top: int = 0  # likeliest tokens that `Engine.teach` gives in each place
 
     @classmethod
     def of(cls, config: RolloutModelConfig, *, device: str, **others: Any) -> "EngineOptions":

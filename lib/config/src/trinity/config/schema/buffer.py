@@ -37,7 +37,7 @@ class FormatConfig(Section):
     image_urls: list[UrlPrefix] = Field(default_factory=list, description="Beginnings of URLs that images may have")
     system_prompt: str | None = Field(None, description="System message of every task; null: the workflow's own")
     system_prompt_key: Name | None = Field(None, description="Column of a system message, wins over system_prompt")
-    reply_prefix: str | None = Field(None, description="Text the reply begins with")
+    reply_prefix: str | None = Field(None, description="Text the reply of a single turn begins with")
     workflow_key: str = Field("", description="Column that names the row's workflow")
     reward_fn_key: str = Field("", description="Column that names the row's reward function, or veRL's data_source")
 

@@ -159,6 +159,7 @@ class RunContext:
         return Limits(
             self.plan.lengths.model, vocabulary, numbers, teacher, image_rules(self.plan.config.model.model_path),
             explorer.reward_bound, explorer.logprob_bound, mixture_of(self.plan.config.model.model_path),
+            self.plan.algorithm.teacher_top,
         )  # fmt: skip
 
     @property

@@ -6,8 +6,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from trinity.config.names import auxiliary_name, rates
 from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.config.schema.model import ModelConfig
@@ -16,7 +14,7 @@ from trinity.explorer.chat import ChatTokenizer, Message
 from trinity.explorer.engine.engine import EnginePool
 from trinity.explorer.engine.external import ExternalJudge
 from trinity.explorer.engine.start import start_vllm
-from trinity.explorer.types import EngineFailed, EngineOptions
+from trinity.explorer.types import EngineFailed, EngineOptions, Taught
 from trinity.runtime.errors import InvalidInput
 
 
@@ -31,8 +29,8 @@ class Judge:
         completions = await self._pool.generate(self._tokenizer.prompt(messages), sampling)
         return [self._tokenizer.reply(completion.token_ids) for completion in completions]
 
-    async def logprobs(self, token_ids: Sequence[int], prompt_length: int) -> np.ndarray:
-        """float32 [R]: log-probabilities of the tokens after the prompt, at temperature 1.
+    async def teach(self, token_ids: Sequence[int], prompt_length: int, top: int = 0) -> Taught:
+        """Log-probabilities of the tokens after the prompt, at temperature 1, and `top` tokens in each place.
 
         Raises InvalidInput, EngineFailed.
         """
@@ -45,7 +43,7 @@ class Judge:
                     "token_ids",
                     f"has {max(token_ids)}, the auxiliary model knows {tokens}: a teacher needs the policy's tokenizer",
                 )
-            return (await engine.logprobs(token_ids))[prompt_length - 1 :]
+            return await engine.teach(token_ids, prompt_length, top)
 
     async def check(self) -> None:
         await self._pool.check()
@@ -132,7 +130,7 @@ class AuxiliaryModels:
                     models[auxiliary_name(config)] = await _start(config, options, devices)
             made = cls(models)
             for name in teachers:
-                await made.judge(name).logprobs([1, 2], 1)
+                await made.judge(name).teach([1, 2], 1, options.top)
         except BaseException:
             cls(models).close()
             raise
@@ -196,6 +194,7 @@ def prepare(config: AuxiliaryModelConfig, policy: EngineOptions) -> tuple[Engine
         trust_remote_code=config.trust_remote_code,
         gpu_memory_gib=policy.gpu_memory_gib,
         weights_change=False,
+        top=policy.top,
     )
     tokenizer = ChatTokenizer(model)
     return replace(options, turn_end=tokenizer.turn_end, pooling=_rates(config)), tokenizer

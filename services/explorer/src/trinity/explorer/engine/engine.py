@@ -32,7 +32,7 @@ from trinity.explorer.engine.adapters import HeldAdapters, lay_out
 from trinity.explorer.engine.homes import Homes
 from trinity.explorer.engine.images import DecodedImages
 from trinity.explorer.engine.start import start_vllm
-from trinity.explorer.types import Completion, EngineFailed, EngineOptions, EngineUsage
+from trinity.explorer.types import Completion, EngineFailed, EngineOptions, EngineUsage, Taught
 from trinity.explorer.weights.load_history import LoadHistory
 from trinity.runtime.errors import Full, InvalidInput
 from trinity.runtime.metrics import Counter
@@ -235,14 +235,26 @@ class Engine:
     async def logprobs(
         self, token_ids: Sequence[int], images: Sequence[bytes] = (), adapter: str = _POLICY
     ) -> np.ndarray:
-        """float32 [L - 1]: log-probability of each token after the first, at temperature 1, by the newest weights.
+        """float32 [L - 1]: log-probability of each token after the first; see `teach`."""
+        return (await self.teach(token_ids, 1, 0, images, adapter)).logprobs
 
-        images: files of all images in the tokens, in order. adapter: as in `generate`. Runs before all queued requests
-        and reads no cached block. Not allowed during a load or on a paused engine. Raises EngineFailed.
+    async def teach(
+        self,
+        token_ids: Sequence[int],
+        prompt_length: int,
+        top: int,
+        images: Sequence[bytes] = (),
+        adapter: str = _POLICY,
+    ) -> Taught:
+        """Log-probabilities of the tokens after the prompt, at temperature 1, by the newest weights.
+
+        top: number of the likeliest tokens in each place; at most `options.top`. images: files of all images in the
+        tokens, in order. adapter: as in `generate`. Runs before all queued requests and reads no cached block. Not
+        allowed during a load or on a paused engine. Raises EngineFailed.
         """
         from vllm import SamplingParams as VllmSampling
 
-        sampling = VllmSampling(max_tokens=1, prompt_logprobs=0, detokenize=False)
+        sampling = VllmSampling(max_tokens=1, prompt_logprobs=top, detokenize=False)
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
                 shown = placed(token_ids, images, self._rules(images)) if images else ()
@@ -258,8 +270,8 @@ class Engine:
         except Exception as error:  # vLLM's own errors share no base class
             raise EngineFailed(f"vLLM failed: {type(error).__name__}: {error}") from error
         found = next(output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None)
-        pairs = zip(found[1:], token_ids[1:], strict=True)
-        return np.array([position[token].logprob for position, token in pairs], dtype=np.float32)
+        places = [{token: one.logprob for token, one in place.items()} for place in found[prompt_length:]]
+        return Taught.of(token_ids[prompt_length:], places, top)
 
     async def load(self, serial: int, update_info: dict[str, Any]) -> float:
         """Load weights (worker.UpdateInfo, or loader.fetch_adapters) while requests run. Returns the pause in seconds.
@@ -435,11 +447,22 @@ class EnginePool:
 
     async def logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
         """Engine.logprobs by weights that are not known to be wrong. Loads wait for it."""
+        async with self._between_loads() as engine:
+            return await engine.logprobs(token_ids)
+
+    async def teach(self, token_ids: Sequence[int], prompt_length: int, top: int) -> Taught:
+        """Engine.teach by weights that are not known to be wrong. Loads wait for it."""
+        async with self._between_loads() as engine:
+            return await engine.teach(token_ids, prompt_length, top)
+
+    @contextlib.asynccontextmanager
+    async def _between_loads(self) -> AsyncIterator[Engine]:
         while True:
             await self.loads.usable()
             async with self.engine_for(()) as engine, engine.no_load():
                 if self.loads.is_usable:  # a load that failed meanwhile leaves the engine paused
-                    return await engine.logprobs(token_ids)
+                    yield engine
+                    return
 
     def count(self, engine: Engine, tokens: int) -> None:
         """Count tokens of complete responses that were not sampled by `generate`."""

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
-import numpy as np
 import openai
 
 from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.data.experience import SamplingParams
 from trinity.explorer.chat import Message
+from trinity.explorer.types import Taught
 from trinity.runtime.errors import InvalidInput, Unavailable
 
 _NEUTRAL = SamplingParams()
@@ -55,22 +55,25 @@ class ExternalJudge:
             raise InvalidInput(self._place, f"{self._url} gives {len(made.choices)} of {count} replies (n)")
         return [choice.message.content or "" for choice in made.choices] * (sampling.n // count)
 
-    async def logprobs(self, token_ids: Sequence[int], prompt_length: int) -> np.ndarray:
-        """float32 [R]: log-probability of each token after the prompt, at temperature 1. Raises as `chat` does.
+    async def teach(self, token_ids: Sequence[int], prompt_length: int, top: int = 0) -> Taught:
+        """Log-probabilities of the tokens after the prompt, and `top` tokens in each place. Raises as `chat` does.
 
-        Requires vLLM's server: OpenAI's API gives no log-probabilities of tokens that it did not sample.
+        Requires vLLM's server: OpenAI's API gives no log-probabilities of tokens that it did not sample. The server
+        gives at most its --max-logprobs.
         """
         tokens = list(map(int, token_ids))
         made = await self._ask(
             self._client.completions.create(
-                model=self._model, prompt=tokens, max_tokens=1, temperature=1.0, extra_body={"prompt_logprobs": 0}
+                model=self._model, prompt=tokens, max_tokens=1, temperature=1.0, extra_body={"prompt_logprobs": top}
             )
         )
         found = (made.choices[0].model_extra or {}).get("prompt_logprobs")
         if not isinstance(found, list) or len(found) != len(tokens):
             raise InvalidInput(self._place, f"{self._url} gives no prompt_logprobs; a teacher needs vLLM's server")
-        pairs = zip(tokens[prompt_length:], found[prompt_length:], strict=True)
-        return np.array([at[str(token)]["logprob"] for token, at in pairs], dtype=np.float32)
+        places = [{int(token): one["logprob"] for token, one in at.items()} for at in found[prompt_length:]]
+        if min(map(len, places), default=top) < top:
+            raise InvalidInput(self._place, f"{self._url} gives fewer prompt_logprobs than the {top} it is asked for")
+        return Taught.of(tokens[prompt_length:], places, top)
 
     async def check(self) -> None:
         """Checks nothing: while the endpoint is away, attempts fail and are repeated."""

@@ -167,6 +167,8 @@ def _arguments_of(options: EngineOptions) -> dict[str, Any]:
         arguments |= {"enable_lora": True, "max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": rank}
     if options.routes:
         arguments |= _routes(options)
+    if options.top:
+        arguments["max_logprobs"] = options.top
     if options.rope:
         from transformers import AutoConfig
 

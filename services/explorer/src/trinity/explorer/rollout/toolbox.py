@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from trinity.config.checks.teacher import POLICY
 from trinity.data.experience import SamplingParams, Task
 from trinity.data.images import PlacedImage
 from trinity.explorer.chat import ChatTokenizer, Message
@@ -16,7 +17,7 @@ from trinity.explorer.environments.client import Answer, EnvironmentClient, Scor
 from trinity.explorer.journal.journal import EpisodeJournal, current_episode
 from trinity.explorer.sessions.agents import AgentSession
 from trinity.explorer.sessions.server import AgentGateway
-from trinity.explorer.types import Completion
+from trinity.explorer.types import Completion, Taught
 from trinity.explorer.workflows import seeds
 from trinity.runtime import tracing
 from trinity.runtime.errors import InvalidInput
@@ -35,10 +36,12 @@ class ExplorerTools:
         max_model_tokens: int,
         gateway: AgentGateway | None = None,
         seed: int | None = None,
+        teacher_top: int = 0,
     ) -> None:
-        """`seed`: of a reproducible run; each request's seed is derived from it."""
+        """`seed`: of a reproducible run; each request's seed is derived from it. `teacher_top`: of the algorithm."""
         self.gateway = gateway
         self._seed = seed
+        self._teacher_top = teacher_top
         self._auxiliary = auxiliary
         self._pool = pool
         self._tokenizer = tokenizer
@@ -76,9 +79,12 @@ class ExplorerTools:
             return await self._pool.generate(prompt_token_ids, sampling, images)
 
     async def policy_logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
+        self._check_length(token_ids)
+        return await self._pool.logprobs(token_ids)
+
+    def _check_length(self, token_ids: Sequence[int]) -> None:
         if not 2 <= len(token_ids) < self.max_model_tokens:
             raise InvalidInput("tokens", f"are {len(token_ids)}, must be 2 to {self.max_model_tokens - 1}")
-        return await self._pool.logprobs(token_ids)
 
     def openai_client(self, task: Task) -> AbstractAsyncContextManager[AgentSession]:
         if self.gateway is None:
@@ -104,9 +110,12 @@ class ExplorerTools:
         with tracing.span("auxiliary.rate", model=model, conversations=len(conversations)):
             return await self._auxiliary.reward_model(model).rate(conversations)
 
-    async def teacher_logprobs(self, token_ids: Sequence[int], prompt_length: int, model: str = "") -> np.ndarray:
+    async def teach(self, token_ids: Sequence[int], prompt_length: int, model: str = "") -> Taught:
         with tracing.span("auxiliary.logprobs", model=model, tokens=len(token_ids)):
-            return await self._auxiliary.judge(model).logprobs(token_ids, prompt_length)
+            if model == POLICY:
+                self._check_length(token_ids)
+                return await self._pool.teach(token_ids, prompt_length, self._teacher_top)
+            return await self._auxiliary.judge(model).teach(token_ids, prompt_length, self._teacher_top)
 
     def journal(self) -> EpisodeJournal | None:
         return current_episode(seeds.place())

@@ -18,7 +18,7 @@ from trinity.data.images import PlacedImage
 from trinity.data.prompts import prompt_text
 from trinity.explorer.chat import Message
 from trinity.explorer.environments.client import Answer, EnvironmentFailed, Score
-from trinity.explorer.types import Completion, EngineFailed
+from trinity.explorer.types import Completion, EngineFailed, Taught
 from trinity.explorer.workflows.seeds import numbered
 from trinity.runtime.errors import InvalidInput
 
@@ -93,8 +93,12 @@ class Toolbox(Protocol):
     async def rate(self, conversations: Sequence[Sequence[Message]], model: str = "") -> list[float]:
         """A reward model's output for each whole conversation; empty name: the first one."""
 
-    async def teacher_logprobs(self, token_ids: Sequence[int], prompt_length: int, model: str = "") -> np.ndarray:
-        """float32 [R]: an auxiliary model's log-probabilities of the tokens after the prompt, at temperature 1."""
+    async def teach(self, token_ids: Sequence[int], prompt_length: int, model: str = "") -> Taught:
+        """An auxiliary model's log-probabilities of the tokens after the prompt, at temperature 1.
+
+        With them come the likeliest tokens in each place, as many as the algorithm's loss reads. The model `policy` is
+        the policy itself, by its newest weights.
+        """
 
     def episode(self, environment: str, task: dict[str, Any], args: dict[str, Any], seed: int) -> Any:
         """An episode of the environment service, as an asynchronous context.
@@ -142,6 +146,11 @@ class Workflow(ABC):
                 return prompt_text(value)
             except ValueError as error:
                 raise InvalidInput(f"task.{name}", str(error)) from None
+        return self.cell(name)
+
+    def cell(self, name: str) -> str:
+        """The row's text or number in this column. Raises InvalidInput naming the column."""
+        value = self.row.get(name)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return json.dumps(value)
         if not isinstance(value, str):

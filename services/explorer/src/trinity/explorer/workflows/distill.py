@@ -1,5 +1,6 @@
 """On-policy distillation: the policy answers, and a teacher gives the log-probability of every token."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +12,13 @@ from trinity.explorer.workflows.single_turn import MathWorkflow, SimpleWorkflow
 
 
 class DistillWorkflow(SimpleWorkflow):
-    """Extends simple_workflow by a teacher's log-probabilities of the sampled tokens, for on_policy_distill and jsd.
+    """Extends simple_workflow by a teacher's log-probabilities of the sampled tokens, for algorithms that read them.
 
     The teacher is an auxiliary model with the policy's tokenizer: workflow_args.teacher, or the first model that
-    writes. Rows without a reference answer get the reward 0, which these algorithms do not read.
+    writes. `policy` is the policy itself, by the newest weights: those that sampled the reply, unless a version came
+    meanwhile. With workflow_args.privileged the teacher reads this text after the question, which the policy does not;
+    {column} stands for a column of the row. Rows without a reference answer get the reward 0, which these algorithms do
+    not read.
     """
 
     async def run(self) -> list[Experience]:
@@ -25,14 +29,25 @@ class DistillWorkflow(SimpleWorkflow):
         return await self._by_function(answers) if self.truth() else [Score(0.0, {}) for _ in answers]
 
     async def _taught(self, experience: Experience) -> Experience:
-        teacher = str(self.task.workflow_args.get("teacher", ""))
-        tokens = [int(token) for token in experience.token_ids]
-        found = await self.tools.teacher_logprobs(tokens, experience.prompt_length, teacher)
-        distance = (experience.logprobs - found)[experience.action_mask]
-        metrics = (
-            {**experience.metrics, "teacher_kl": float(np.mean(distance))} if len(distance) else experience.metrics
+        if not experience.action_mask.any():  # of a prompt that was cut
+            return experience
+        args, (prompt, reply) = self.task.workflow_args, np.split(experience.token_ids, [experience.prompt_length])
+        told = self._told(args["privileged"]) if "privileged" in args else prompt.tolist()
+        found = await self.tools.teach([*told, *reply.tolist()], len(told), str(args.get("teacher", "")))
+        distance = (experience.logprobs - found.logprobs)[experience.action_mask]
+        return replace(
+            experience,
+            teacher_logprobs=np.minimum(found.logprobs, 0.0).astype(np.float32),
+            teacher_top=found.top,
+            metrics={**experience.metrics, "teacher_kl": float(np.mean(distance))},
         )
-        return replace(experience, teacher_logprobs=np.minimum(found, 0.0).astype(np.float32), metrics=metrics)
+
+    def _told(self, privileged: str) -> list[int]:
+        """The prompt's tokens with this text after the question."""
+        *before, last = self.messages()
+        text = re.sub(r"\{(\w+)\}", lambda found: self.cell(found[1]), privileged)
+        asked = [*before, {**last, "content": f"{last['content']}\n\n{text}"}]
+        return self.tools.prompt(asked, self.format["reply_prefix"])
 
 
 class DistillMathWorkflow(DistillWorkflow):
