@@ -10,8 +10,8 @@ from typing import TypeVar
 import grpc.aio
 import pytest
 
+from support.programs.forked_run import ForkedService
 from support.servers.nats import NatsServer
-from support.servers.service import ServiceProcess
 from support.servers.sync_instances import CANARY, make_manifest
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
@@ -25,8 +25,8 @@ _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.St
 
 
 @pytest.fixture
-def sync(tmp_path: Path, nats_server: NatsServer) -> Iterator[ServiceProcess]:
-    process = ServiceProcess("sync", tmp_path, NATS_URL=nats_server.url).start()
+def sync(tmp_path: Path, nats_server: NatsServer) -> Iterator[ForkedService]:
+    process = ForkedService("sync", tmp_path, NATS_URL=nats_server.url).start()
     yield process
     process.kill()
 
@@ -43,7 +43,7 @@ async def surely(call: Callable[[], Awaitable[T]], seconds: float = 60.0) -> T:
             await asyncio.sleep(0.02)
 
 
-async def killed_during(sync: ServiceProcess, call: Callable[[], Awaitable[T]], after_seconds: float) -> T:
+async def killed_during(sync: ForkedService, call: Callable[[], Awaitable[T]], after_seconds: float) -> T:
     """The answer to a call whose service was killed so long after it came."""
     answer = asyncio.ensure_future(surely(call))
     await asyncio.sleep(after_seconds)
@@ -52,7 +52,7 @@ async def killed_during(sync: ServiceProcess, call: Callable[[], Awaitable[T]], 
     return await answer
 
 
-async def test_versions_members_and_watches_come_back(sync: ServiceProcess) -> None:
+async def test_versions_members_and_watches_come_back(sync: ForkedService) -> None:
     manifest = manifest_to_proto(Manifest("run", 0, 0, (), (), (), 1.0, "model"))
     async with rpc.channel(sync.address) as channel:
         stub = sync_pb2_grpc.SyncServiceStub(channel)
@@ -75,7 +75,7 @@ async def test_versions_members_and_watches_come_back(sync: ServiceProcess) -> N
 
 
 @pytest.mark.slow
-async def test_killed_during_publish_and_rollback(sync: ServiceProcess, tmp_path: Path) -> None:
+async def test_killed_during_publish_and_rollback(sync: ForkedService, tmp_path: Path) -> None:
     chance = random.Random(5)
     async with rpc.channel(sync.address) as channel:
         stub = sync_pb2_grpc.SyncServiceStub(channel)
@@ -94,7 +94,7 @@ async def states(stub: sync_pb2_grpc.SyncServiceStub) -> dict[int, str]:
     return {v.manifest.version: pb.VersionState.Name(v.state).removeprefix("VERSION_STATE_") for v in listed.versions}
 
 
-async def test_killed_while_a_canary_is_awaited(sync: ServiceProcess, tmp_path: Path) -> None:
+async def test_killed_while_a_canary_is_awaited(sync: ForkedService, tmp_path: Path) -> None:
     manifest = replace(make_manifest(tmp_path, 1), canary=CANARY)
     async with rpc.channel(sync.address) as channel:
         stub = sync_pb2_grpc.SyncServiceStub(channel)

@@ -8,9 +8,9 @@ import grpc.aio
 import pytest
 
 from support.fakes.peers import FakeTrainer, explorer
+from support.programs.forked_run import ForkedService
 from support.servers.buffer_run import BufferRun
 from support.servers.nats import NatsServer
-from support.servers.service import ServiceProcess
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.runtime import names
 from trinity.runtime.broker import connect
@@ -37,7 +37,7 @@ async def reader(run: BufferRun, tmp_path: Path) -> AsyncIterator[FakeTrainer]:
     """A client of a buffer that only reads."""
     folder = tmp_path / "reader"
     folder.mkdir()
-    process = ServiceProcess(
+    process = ForkedService(
         "buffer", folder, CONFIG_FILE=str(run.config_file), NATS_URL=run.nats.url, READ_ONLY="1"
     ).start()
     client = FakeTrainer(run.run, process.address, run.sync.address)
@@ -124,7 +124,7 @@ async def test_released_experience_is_said_with_the_lowest_step_that_can_be_trai
 
 async def test_a_run_that_never_was_is_not_made(nats_server: NatsServer, tmp_path: Path) -> None:
     unborn = BufferRun(tmp_path, nats_server)
-    process = ServiceProcess(
+    process = ForkedService(
         "buffer", tmp_path, CONFIG_FILE=str(unborn.config_file), NATS_URL=nats_server.url, READ_ONLY="1"
     ).start(wait_seconds=0)
     assert process.wait(60) == 1

@@ -7,9 +7,9 @@ from typing import Any
 import yaml
 
 from support.fakes.peers import FakeTrainer
+from support.programs.forked_run import ForkedService
 from support.servers.certificates import identity_of, tls_settings
 from support.servers.nats import NatsServer
-from support.servers.service import ServiceProcess
 from trinity.config import load, make_plan
 from trinity.runtime import names, rpc
 from trinity.runtime.trust.identity import Identity
@@ -49,11 +49,11 @@ class BufferRun:
         self.identities = identities
         self.certificates = certificates
         tls = {name: tls_settings(certificates, name) if certificates else {} for name in ("sync", "buffer")}
-        self.sync = ServiceProcess("sync", folder, **tokens, **nats.settings(Role.SYNC, self.run), **tls["sync"])
+        self.sync = ForkedService("sync", folder, **tokens, **nats.settings(Role.SYNC, self.run), **tls["sync"])
         limits = {"LOG_GIB": "0.5", "LOG_KEEP_GIB": "0", **(settings or {})}
         limits |= {"CONFIG_FILE": str(self.config_file), "SYNC_ADDRESS": self.sync.address}
         limits |= nats.settings(Role.BUFFER, self.run)
-        self.buffer = ServiceProcess("buffer", folder, **limits, **tokens, **tls["buffer"])
+        self.buffer = ForkedService("buffer", folder, **limits, **tokens, **tls["buffer"])
 
     def _config(self, steps: int, groups: int, changes: dict[str, Any]) -> dict[str, Any]:
         taskset = {"name": "sums", "path": str(self.folder / "data"), "split": "train"}

@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 
 from support.fakes.explorers.follower import WRONG, Explorer
+from support.programs.forked_run import ForkedService
 from support.servers.nats import NatsServer
-from support.servers.service import ServiceProcess
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.data.experience import VersionSpan
@@ -50,7 +50,7 @@ class Run:
 
 @pytest_asyncio.fixture
 async def run(tmp_path: Path, nats_server: NatsServer) -> AsyncIterator[Run]:
-    sync = ServiceProcess("sync", tmp_path, NATS_URL=nats_server.url).start()
+    sync = ForkedService("sync", tmp_path, NATS_URL=nats_server.url).start()
     explorers = [Explorer(tmp_path, address=sync.address, name=name) for name in ("a", "b")]
     try:
         async with rpc.channel(sync.address) as channel:
@@ -147,7 +147,7 @@ async def test_an_outage_of_the_storage_rejects_nothing(run: Run, monkeypatch: p
 
 
 async def test_an_explorer_of_another_platform_ends_with_both(tmp_path: Path, nats_server: NatsServer) -> None:
-    sync = ServiceProcess("sync", tmp_path, NATS_URL=nats_server.url).start()
+    sync = ForkedService("sync", tmp_path, NATS_URL=nats_server.url).start()
     on = {"gpu": "1 x NVIDIA H200, torch 2.13.0", "cpu": "cpu with AVX512, 2 cores, torch 2.13.0"}
     first, other = (Explorer(tmp_path, address=sync.address, name=name, platform=on[name]) for name in on)
     try:

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from support.programs.forked_run import ForkedService
 from support.programs.trainer.releases import JudgingExplorer, Sync
-from support.servers.service import ServiceProcess
 from trinity.runtime.broker import Bucket, connect
 from trinity.runtime.errors import AlreadyExists, Conflict
 from trinity.runtime.names import MANIFESTS_BUCKET
@@ -62,15 +62,15 @@ class Remote(FolderStore):
 
 
 @pytest.fixture
-def sync(tmp_path: Path, nats_url: str) -> Iterator[ServiceProcess]:
-    service = ServiceProcess("sync", tmp_path, NATS_URL=nats_url, CLAIM_SECONDS="60")
+def sync(tmp_path: Path, nats_url: str) -> Iterator[ForkedService]:
+    service = ForkedService("sync", tmp_path, NATS_URL=nats_url, CLAIM_SECONDS="60")
     service.start()
     yield service
     service.kill()
 
 
 def start(
-    sync: ServiceProcess, folder: Path, stores: Sequence[Store] = (), stops: bool = True, rollback: int = 0
+    sync: ForkedService, folder: Path, stores: Sequence[Store] = (), stops: bool = True, rollback: int = 0
 ) -> Publisher:
     """One that hears of a rollback when it asks: the claim is renewed by itself every 20 seconds alone."""
     client = BlockingSyncClient(sync.address, RUN)
@@ -110,7 +110,7 @@ def follow(publisher: Publisher) -> None:
     publisher.follows(publisher.due_rollback)
 
 
-def test_a_version_that_a_rollback_kept_out_is_made_of_the_older_weights(sync: ServiceProcess, tmp_path: Path) -> None:
+def test_a_version_that_a_rollback_kept_out_is_made_of_the_older_weights(sync: ForkedService, tmp_path: Path) -> None:
     """Its step may be the gate of the next batch, so there must be one."""
     known, publisher = Sync(sync.address, RUN), start(sync, tmp_path)
     for step in (1, 2):
@@ -126,7 +126,7 @@ def test_a_version_that_a_rollback_kept_out_is_made_of_the_older_weights(sync: S
     publisher.close()
 
 
-def test_a_version_names_its_ledger_entry_and_the_version_before(sync: ServiceProcess, tmp_path: Path) -> None:
+def test_a_version_names_its_ledger_entry_and_the_version_before(sync: ForkedService, tmp_path: Path) -> None:
     """Also after a restart of the trainer and after a rollback; the places that offer a version do not count."""
     known, publisher = Sync(sync.address, RUN), start(sync, tmp_path)
     for step in (1, 2):
@@ -165,7 +165,7 @@ def follow_when_told(publisher: Publisher) -> None:
 
 
 def test_what_a_rollback_has_withdrawn_is_not_made_again(
-    sync: ServiceProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sync: ForkedService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rollback comes before the answer, so the version is published twice: the gate is met without it."""
     known, publisher = Sync(sync.address, RUN), start(sync, tmp_path)
@@ -186,7 +186,7 @@ def test_what_a_rollback_has_withdrawn_is_not_made_again(
 
 @pytest.mark.parametrize("followed", [False, True], ids=["neither was followed", "the first one was followed"])
 def test_two_rollbacks_are_no_verdict_on_what_the_first_one_withdrew(
-    followed: bool, sync: ServiceProcess, tmp_path: Path
+    followed: bool, sync: ForkedService, tmp_path: Path
 ) -> None:
     """The trainer was busy, and polls its version's result after the second."""
     known, publisher = Sync(sync.address, RUN), start(sync, tmp_path)
@@ -209,7 +209,7 @@ def test_two_rollbacks_are_no_verdict_on_what_the_first_one_withdrew(
 
 @pytest.mark.parametrize("value", [2.0, 7.0], ids=["the same weights", "other weights"])
 def test_a_trainer_that_died_before_it_published_does_so_when_it_is_back(
-    value: float, sync: ServiceProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    value: float, sync: ForkedService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known, publisher = Sync(sync.address, RUN), start(sync, tmp_path)
     publish(publisher, 1, 1.0)
@@ -231,7 +231,7 @@ def test_a_trainer_that_died_before_it_published_does_so_when_it_is_back(
 
 
 def test_a_trainer_that_died_before_the_answer_finds_its_version(
-    sync: ServiceProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sync: ForkedService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known, publisher = Sync(sync.address, RUN), start(sync, tmp_path)
 
@@ -250,7 +250,7 @@ def test_a_trainer_that_died_before_the_answer_finds_its_version(
 
 
 def test_a_manifest_that_is_damaged_in_nats_is_published_again(
-    sync: ServiceProcess, tmp_path: Path, nats_url: str
+    sync: ForkedService, tmp_path: Path, nats_url: str
 ) -> None:
     known, publisher = Sync(sync.address, RUN), start(sync, tmp_path)
     publish(publisher, 1, 1.0)
@@ -276,7 +276,7 @@ def test_a_manifest_that_is_damaged_in_nats_is_published_again(
 
 
 def test_a_difference_whose_base_is_rejected_before_it_is_published_goes_out_whole(
-    sync: ServiceProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sync: ForkedService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With on_rejected continue; it is in the stores as a difference by then."""
     own, remote = FolderStore(tmp_path / "weights", RUN), Remote(tmp_path / "remote", RUN)
@@ -304,7 +304,7 @@ def test_a_difference_whose_base_is_rejected_before_it_is_published_goes_out_who
 
 @pytest.mark.parametrize("moment", ["before", "while it writes", "between two stores"])
 def test_a_trainer_that_lost_the_run_leaves_its_successors_files_alone(
-    moment: str, sync: ServiceProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moment: str, sync: ForkedService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was frozen, and does not know of the loss when it continues."""
     known, frozen = Sync(sync.address, RUN), start(sync, tmp_path)
@@ -343,14 +343,14 @@ def test_a_trainer_that_lost_the_run_leaves_its_successors_files_alone(
 class TestTheMachinesMemoryIsGone:
     """The one store is the folder, and it is empty when the trainer is back."""
 
-    def start(self, sync: ServiceProcess, folder: Path) -> Publisher:
+    def start(self, sync: ForkedService, folder: Path) -> Publisher:
         return start(sync, folder, [FolderStore(folder / "weights", RUN)])
 
     def lose(self, publisher: Publisher, folder: Path) -> None:
         publisher.close()
         shutil.rmtree(folder / "weights")
 
-    def test_weights_past_the_live_version_are_a_version_at_once(self, sync: ServiceProcess, tmp_path: Path) -> None:
+    def test_weights_past_the_live_version_are_a_version_at_once(self, sync: ForkedService, tmp_path: Path) -> None:
         """Due or not: explorers can verify versions only after they have loaded a LIVE one."""
         known, publisher = Sync(sync.address, RUN), self.start(sync, tmp_path)
         publish(publisher, 10, 10.0)
@@ -365,7 +365,7 @@ class TestTheMachinesMemoryIsGone:
         successor.close()
 
     def test_a_trainer_that_can_mend_nothing_ends_for_good_and_says_what_helps(
-        self, sync: ServiceProcess, tmp_path: Path
+        self, sync: ForkedService, tmp_path: Path
     ) -> None:
         known, publisher = Sync(sync.address, RUN), self.start(sync, tmp_path)
         publish(publisher, 9, 9.0)
@@ -387,7 +387,7 @@ class TestTheMachinesMemoryIsGone:
         assert not successor.wants(10)
         successor.close()
 
-    def test_what_another_store_has_is_not_lost(self, sync: ServiceProcess, tmp_path: Path) -> None:
+    def test_what_another_store_has_is_not_lost(self, sync: ForkedService, tmp_path: Path) -> None:
         publisher = start(sync, tmp_path)
         publish(publisher, 9, 9.0)
         publish(publisher, 10, 10.0, CANARY)
@@ -414,7 +414,7 @@ class Members:
     def close(self) -> None: ...
 
 
-def test_members_get_a_version_before_old_files_are_deleted(sync: ServiceProcess, tmp_path: Path) -> None:
+def test_members_get_a_version_before_old_files_are_deleted(sync: ForkedService, tmp_path: Path) -> None:
     members: Any = Members(tmp_path / "weights")
     with contextlib.closing(start(sync, tmp_path)) as publisher:
         publisher._collective = members

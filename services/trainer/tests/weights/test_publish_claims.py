@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.servers.service import ServiceProcess
+from support.programs.forked_run import ForkedService
 from trinity.runtime.errors import AlreadyExists
 from trinity.trainer.weights.claim import Claim
 from trinity.weights import client as calls
@@ -19,20 +19,20 @@ LEASE_SECONDS = 2.0
 
 
 @pytest.fixture
-def sync(tmp_path: Path, nats_url: str) -> Iterator[ServiceProcess]:
-    service = ServiceProcess("sync", tmp_path, NATS_URL=nats_url, CLAIM_SECONDS=str(LEASE_SECONDS))
+def sync(tmp_path: Path, nats_url: str) -> Iterator[ForkedService]:
+    service = ForkedService("sync", tmp_path, NATS_URL=nats_url, CLAIM_SECONDS=str(LEASE_SECONDS))
     service.start()
     yield service
     service.kill()
 
 
-def claim(sync: ServiceProcess, patience_seconds: float = 10.0) -> Claim:
+def claim(sync: ForkedService, patience_seconds: float = 10.0) -> Claim:
     made = Claim(BlockingSyncClient(sync.address, RUN), patience_seconds)
     made.start()
     return made
 
 
-def test_a_claim_lives_as_long_as_its_trainer_and_a_second_one_is_refused(sync: ServiceProcess) -> None:
+def test_a_claim_lives_as_long_as_its_trainer_and_a_second_one_is_refused(sync: ForkedService) -> None:
     first = claim(sync)
     first.wait()
     begin = time.monotonic()
@@ -44,7 +44,7 @@ def test_a_claim_lives_as_long_as_its_trainer_and_a_second_one_is_refused(sync: 
     first.close()
 
 
-def test_a_successor_waits_until_the_claim_of_a_killed_trainer_has_ended(sync: ServiceProcess) -> None:
+def test_a_successor_waits_until_the_claim_of_a_killed_trainer_has_ended(sync: ForkedService) -> None:
     client = BlockingSyncClient(sync.address, RUN)
     client.ask_once(calls.claim("a trainer that is killed now"))
     successor = claim(sync)
@@ -53,7 +53,7 @@ def test_a_successor_waits_until_the_claim_of_a_killed_trainer_has_ended(sync: S
     successor.close()
 
 
-def test_a_run_that_was_released_is_free_at_once(sync: ServiceProcess) -> None:
+def test_a_run_that_was_released_is_free_at_once(sync: ForkedService) -> None:
     first = claim(sync)
     first.wait()
     first.close()
@@ -62,7 +62,7 @@ def test_a_run_that_was_released_is_free_at_once(sync: ServiceProcess) -> None:
     second.close()
 
 
-def test_a_trainer_that_was_away_too_long_loses_the_run_to_another_one(sync: ServiceProcess) -> None:
+def test_a_trainer_that_was_away_too_long_loses_the_run_to_another_one(sync: ForkedService) -> None:
     first = claim(sync)
     first.wait()
     first._closed.set()  # its process is stopped: it renews no more
@@ -77,7 +77,7 @@ def test_a_trainer_that_was_away_too_long_loses_the_run_to_another_one(sync: Ser
     second.close()
 
 
-def test_a_claim_outlives_the_service(sync: ServiceProcess) -> None:
+def test_a_claim_outlives_the_service(sync: ForkedService) -> None:
     first = claim(sync)
     first.wait()
     lease_id = first.lease_id
