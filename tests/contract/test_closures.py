@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.core
-
 ROOT = Path(__file__).parents[2]
 SERVICES = ("buffer", "environment", "explorer", "sync", "tinker", "trainer")
 LIGHT = {
@@ -27,6 +25,7 @@ LIGHT = {
 HEAVY = ("torch", "vllm", "deepspeed", "transformers")
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", LIGHT)
 def test_light_parts_import_neither_torch_nor_vllm(name: str) -> None:
     code = f"import sys, {LIGHT[name]}; print([m for m in {HEAVY!r} if m in sys.modules])"
@@ -34,6 +33,7 @@ def test_light_parts_import_neither_torch_nor_vllm(name: str) -> None:
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("service", [*SERVICES, "config", "data", "environments", "reading", "runtime", "weights"])
 def test_nothing_imports_another_service(service: str) -> None:
     folder = ROOT / ("services" if service in SERVICES else "lib") / service / "src"
@@ -53,6 +53,7 @@ def _imports(path: Path) -> list[str]:
     return names
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_buffer_sync_and_environment_run_when_installed_alone(tmp_path: Path) -> None:

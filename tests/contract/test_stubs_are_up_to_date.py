@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.core
 
-
+@pytest.mark.core
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_generating_again_changes_nothing(repository: Path) -> None:
@@ -21,6 +20,7 @@ def test_generating_again_changes_nothing(repository: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     "script",
     [
@@ -38,6 +38,7 @@ def test_what_follows_from_schema_and_declarations_is_written(repository: Path, 
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_tables_of_algorithms_are_what_is_measured(repository: Path) -> None:
