@@ -58,7 +58,7 @@ fuzz: $(BIN)/.installed ## malformed messages at every RPC and every subject; a 
 
 # trinity-* are left to tests/contract; data-juicer and WebShop are installed by hand, as their error messages say.
 DEPTRY := $(abspath $(BIN))/deptry . --no-ansi --known-first-party trinity --extend-exclude '.*without_operators' --ignore DEP002 \
-  --per-rule-ignores 'DEP001=data_juicer|web_agent_site' --package-module-name-map 'mlflow-skinny=mlflow,flash-attn-4=flash_attn'
+  --per-rule-ignores 'DEP001=data_juicer|web_agent_site|harbor' --package-module-name-map 'mlflow-skinny=mlflow,flash-attn-4=flash_attn'
 PARTS := $(dir $(filter-out pyproject.toml,$(filter %pyproject.toml,$(PYPROJECTS))))
 
 lint: $(BIN)/.installed ## ruff, mypy, the directions of imports, and imports that a distribution does not declare
@@ -103,7 +103,7 @@ build/agents/venv/.installed: examples/agents/programs/requirements.txt $(BIN)/.
 	@touch $@
 
 # verifiers 0.4 and openenv need other versions than Trinity's lock has: each is in an environment of its own (0.8 GB).
-hubs: build/hubs/verifiers/.installed build/hubs/openenv/.installed ## verifiers 0.4 and openenv, which their tests need
+hubs: build/hubs/verifiers/.installed build/hubs/openenv/.installed build/hubs/harbor/.installed ## verifiers 0.4, openenv and Harbor, which their tests need
 build/hubs/verifiers/.installed: $(PYPROJECTS) $(BIN)/.installed
 	$(BIN)/python -m venv build/hubs/verifiers
 	build/hubs/verifiers/bin/pip install -q ./proto ./sdk ./lib/config ./lib/runtime ./satellites/trinity_rft \
@@ -112,6 +112,12 @@ build/hubs/verifiers/.installed: $(PYPROJECTS) $(BIN)/.installed
 build/hubs/openenv/.installed: $(BIN)/.installed
 	$(BIN)/python -m venv build/hubs/openenv
 	build/hubs/openenv/bin/pip install -q "openenv>=0.10,<0.11"
+	@touch $@
+build/hubs/harbor/.installed: $(PYPROJECTS) $(BIN)/.installed
+	@command -v python3.12 > /dev/null || { echo "Harbor needs a python3.12 on PATH"; exit 1; }
+	python3.12 -m venv build/hubs/harbor
+	build/hubs/harbor/bin/pip install -q ./proto ./sdk ./lib/config ./lib/runtime ./satellites/trinity_rft \
+	  "./satellites/environments[sandbox]" "harbor[e2b,daytona]>=0.26,<0.27"
 	@touch $@
 
 build/quickstart/.made: examples/quickstart/make_model.py examples/quickstart/make_data.py $(RUNS)

@@ -8,12 +8,12 @@ from typing import Any
 from trinity.environments.arguments import Arguments
 from trinity.environments.game import ToolGame, Turn, TurnRules, Unsolvable
 from trinity.environments.replies import Reply, ReplyFormat, between, thought
-from trinity.environments.sandbox import docker
+from trinity.environments.sandbox import docker, runtimes
 from trinity.environments.sandbox.harbor import Harbor
 from trinity.environments.sandbox.limits import Limits
 from trinity.environments.sandbox.sandbox import BubblewrapSandbox, File, Output, Sandbox, problem, put, require
 from trinity.runtime.errors import Conflict
-from trinity.runtime.leases import most_mib
+from trinity.runtime.leases import containers_allowed, most_mib
 from trinity.sdk.environment import Description
 
 _REWARD = "/logs/verifier/reward"
@@ -51,21 +51,20 @@ class Shell(ToolGame):
         step_timeout_seconds=240,
         reset_timeout_seconds=120,
     )
-    unplayable = staticmethod(problem)
+    unplayable = staticmethod(lambda: "" if containers_allowed() or runtimes.allowed() else problem())
     isolation = "thread"
     defaults = TurnRules(max_steps=20, list_actions=False)
     tools = TOOLS
 
     def begin(self, task: Arguments, args: Arguments, seed: int) -> str:
         self._on_limit = args.choice("on_limit", "end", ("end", "continue"))
-        by_docker = args.choice("backend", "bubblewrap", ("bubblewrap", "docker")) == "docker"
-        if by_docker:
-            docker.check_allowed()
-        self._task = Harbor.read(task, builds=by_docker)
+        backend = args.text("backend", "bubblewrap")
+        here = backend == "bubblewrap"
+        self._task = Harbor.read(task, builds=not here)
         self._limits = limits_of(self._task, args)
         self.goal = self._task.instruction
-        self._sandbox = self.held.enter_context(closing(self._start(by_docker)))
-        if not by_docker:
+        self._sandbox = self.held.enter_context(closing(self._start(backend)))
+        if here:
             put(self._sandbox, self._task.files)
             self._run('mkdir -p -- "$1"', [self._task.workdir], cwd="/")
         self._run(f"mkdir -p {_REWARD.rpartition('/')[0]} /tests", cwd="/")
@@ -76,11 +75,14 @@ class Shell(ToolGame):
             "Call submit when the task is done."
         )
 
-    def _start(self, by_docker: bool) -> Sandbox:
-        if by_docker:
+    def _start(self, backend: str) -> Sandbox:
+        if backend == "bubblewrap":
+            require()
+            return BubblewrapSandbox(self._limits, self._task.folders)
+        if backend == "docker":
+            docker.check_allowed()
             return docker.DockerSandbox(self._limits, self._task.image or docker.build(self._task.context))
-        require()
-        return BubblewrapSandbox(self._limits, self._task.folders)
+        return runtimes.HarborSandbox(self._limits, backend, runtimes.options_of(backend), self._task)
 
     def read(self, reply: str) -> Reply:
         if len(reply) > self.rules.max_reply_characters:

@@ -22,7 +22,8 @@ _WITHOUT_EFFECT = ("FROM", "LABEL", "CMD", "ENTRYPOINT", "EXPOSE", "ARG", "USER"
 class Harbor:
     """`files`: at absolute paths when the episode begins; `tests`: when it ends; `solution`: only for the oracle.
 
-    `context`: the files of environment/ as they are, for a backend that builds its image.
+    `context`: the files of environment/ as they are, for a backend that builds its image; `machine`: what the task says
+    of it.
     """
 
     instruction: str
@@ -30,6 +31,7 @@ class Harbor:
     tests: dict[str, File]
     solution: dict[str, File]
     context: dict[str, File]
+    machine: dict[str, Any]
     image: str = ""
     workdir: str = "/app"
     env: dict[str, str] = field(default_factory=dict)
@@ -50,6 +52,7 @@ class Harbor:
             tests=dict(_files(row, "tests", "/tests")),
             solution=dict(_files(row, "solution", "/solution")),
             context=context,
+            machine=machine,
             image=str(machine.get("docker_image") or ""),
             verifier_env=_texts(verifier.get("env", {}), "task.config.verifier.env"),
             verifier_seconds=min(_number(verifier, "verifier", "timeout_sec", 60.0), 100.0),
@@ -89,7 +92,9 @@ class Harbor:
                 self._copy(context, [part for part in rest if not part.startswith("--chmod=")])
             elif name not in _WITHOUT_EFFECT:
                 what = f"the Dockerfile has {name} {' '.join(rest)[:100]}, which bubblewrap cannot do"
-                raise InvalidInput("task.environment", f"{what}; play it with `backend: docker`")
+                raise InvalidInput(
+                    "task.environment", f"{what}; play it with `backend: docker` or a runtime of Harbor's"
+                )
 
     def _copy(self, context: dict[str, File], parts: list[str]) -> None:
         *sources, target = parts

@@ -1,0 +1,200 @@
+"""A sandbox on another machine, by a runtime of Harbor's: Daytona, E2B, Modal, Kubernetes and others.
+
+Harbor runs in a process of its own (harbor_worker.py). One process serves all sandboxes of a service.
+"""
+
+import base64
+import contextlib
+import functools
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import Future
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from trinity.environments.sandbox.harbor import Harbor
+from trinity.environments.sandbox.limits import Limits
+from trinity.environments.sandbox.sandbox import Output, Sandbox
+from trinity.runtime.errors import Conflict, InvalidInput, Unavailable
+
+RUNTIMES_VARIABLE = "TRINITY_ENVIRONMENT_SANDBOX_RUNTIMES"
+PYTHON_VARIABLE = "TRINITY_ENVIRONMENT_SANDBOX_HARBOR"
+_WORKER = Path(__file__).with_name("harbor_worker.py")
+_HAS_HARBOR = "import importlib.util, sys; sys.exit(importlib.util.find_spec('harbor') is None)"
+_CREATE_SECONDS = 115.0  # less than a reset has
+_END_SECONDS = 5.0  # to wait for an end, which goes on without
+_KILLED = 137
+
+
+def allowed() -> dict[str, dict[str, Any]]:
+    """The runtimes that the operator allows, and Harbor's options of each. Raises InvalidInput."""
+    said = os.environ.get(RUNTIMES_VARIABLE) or "{}"
+    try:
+        found = json.loads(said)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(options, dict) for options in found.values()):
+        example = '{"e2b": {}}'
+        raise InvalidInput(RUNTIMES_VARIABLE, f"is {said[:100]!r}, must be an object of options by runtime: {example}")
+    return found
+
+
+def options_of(runtime: str) -> dict[str, Any]:
+    """Harbor's options of a runtime. Raises InvalidInput unless the operator allows the runtime."""
+    if runtime not in (found := allowed()):
+        what = f"is {runtime[:100]!r}, must be bubblewrap, docker or a runtime of Harbor's that the operator of the "
+        what += f"environment service allows by {RUNTIMES_VARIABLE} ({', '.join(sorted(found)) or 'none'})"
+        raise InvalidInput("args.backend", what)
+    return found[runtime]
+
+
+class HarborSandbox(Sandbox):
+    """A sandbox of a runtime of Harbor's. Its provider builds the task's image, or takes it from where it is."""
+
+    def __init__(self, limits: Limits, runtime: str, options: dict[str, Any], task: Harbor) -> None:
+        """Raises Conflict for what Harbor cannot do, and Unavailable if its provider starts none."""
+        super().__init__(limits)
+        self.name = f"trinity-{secrets.token_hex(8)}"
+        self._worker = worker()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{self.name}-"))
+        for path, file in task.context.items():
+            place = self._folder / "environment" / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(file.data)
+            place.chmod(0o755 if file.executable else 0o644)
+        (self._folder / "environment").mkdir(exist_ok=True)
+        machine = {**task.machine, "memory_mb": limits.memory_mib}
+        if task.disk_mib is not None:
+            machine["storage_mb"] = limits.disk_mib
+        try:
+            self._ask(
+                "create",
+                _CREATE_SECONDS,
+                runtime=runtime,
+                options=options,
+                folder=str(self._folder),
+                config=machine,
+                network=limits.network,
+                ttl_seconds=limits.ttl_seconds,
+            )
+        except (Conflict, Unavailable) as error:
+            self.close()
+            raise type(error)(f"{runtime} starts no sandbox: {error}") from None
+
+    def _run(self, argv: list[str], seconds: float, stdin: bytes, cwd: str, env: dict[str, str], alone: bool) -> Output:
+        """An empty `cwd` is the image's folder."""
+        most, begun = self.limits.output_bytes, time.monotonic()
+        done = self._ask(
+            "run",
+            seconds + 100,
+            argv=argv,
+            seconds=seconds,
+            stdin=base64.b64encode(stdin).decode(),
+            cwd=cwd,
+            env=env,
+            alone=alone,
+            output_bytes=most,
+        )
+        try:
+            output = base64.b64decode(done["output"], validate=True)
+        except ValueError:
+            raise Unavailable(
+                f"the sandbox answers nonsense: {done['output'][:100]!r} {done['problem'][:200]}"
+            ) from None
+        ended = "time" if done["code"] == _KILLED and time.monotonic() - begun >= seconds else ""
+        return Output(done["code"], output[:most].decode(errors="replace"), len(output) > most, ended)
+
+    def close(self) -> None:
+        with contextlib.suppress(Unavailable):  # where the provider is slow, the process goes on to wait for it
+            self._ask("end", _END_SECONDS)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _ask(self, do: str, wait_seconds: float, **about: Any) -> dict[str, Any]:
+        return self._worker.ask(wait_seconds, do=do, name=self.name, **about)
+
+
+class Worker:
+    """The process that holds all sandboxes, and who waits for its answers."""
+
+    def __init__(self, python: str) -> None:
+        line = [python, "-P", "-u", str(_WORKER)]  # -P: our harbor.py is not to be Harbor
+        self._process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._waiting: dict[int, Future[dict[str, Any]]] = {}
+        self._ids, self._lock = count(), threading.Lock()
+        threading.Thread(target=self._read, name="harbor-worker", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, wait_seconds: float, **request: Any) -> dict[str, Any]:
+        """The answer to a request. Raises Conflict where it can never be done, else Unavailable."""
+        answer: Future[dict[str, Any]] = Future()
+        number = next(self._ids)
+        line = json.dumps({"id": number, **request}).encode() + b"\n"
+        assert self._process.stdin is not None
+        try:
+            with self._lock:
+                self._waiting[number] = answer
+                self._process.stdin.write(line)
+                self._process.stdin.flush()
+            said = answer.result(wait_seconds)
+        except TimeoutError:
+            raise Unavailable(f"no answer in {wait_seconds:g} s") from None
+        except OSError:
+            raise Unavailable(_GONE) from None
+        finally:
+            self._waiting.pop(number, None)
+        if "problem" in said:
+            raise (Conflict if said["lasting"] else Unavailable)(said["problem"])
+        done: dict[str, Any] = said["done"]
+        return done
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            said = json.loads(line)
+            if (answer := self._waiting.get(said["id"])) is not None:
+                answer.set_result(said)
+        self._process.wait()
+        gone = {"problem": _GONE, "lasting": False}
+        for answer in list(self._waiting.values()):
+            answer.set_result(gone)
+
+
+_GONE = "the process that runs Harbor ended, and its sandboxes with it"
+_lock = threading.Lock()
+_running: list[Worker] = []
+
+
+def worker() -> Worker:
+    """The process of this service, started where there is none. Raises Conflict where no interpreter has Harbor."""
+    with _lock:
+        if not _running or not _running[0].is_running:
+            python = os.environ.get(PYTHON_VARIABLE) or sys.executable
+            _require_harbor(python)
+            _running[:] = [Worker(python)]
+        return _running[0]
+
+
+@functools.cache
+def _require_harbor(python: str) -> None:
+    try:
+        has_harbor = not subprocess.run([python, "-P", "-c", _HAS_HARBOR], capture_output=True, timeout=60).returncode
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Conflict(f"{PYTHON_VARIABLE} is {python}, which does not start: {error}") from None
+    if not has_harbor:
+        how = "python3.12 -m venv harbor && harbor/bin/pip install 'harbor[e2b]'"
+        raise Conflict(f"{python} has no Harbor: {how}, and {PYTHON_VARIABLE}=$PWD/harbor/bin/python")

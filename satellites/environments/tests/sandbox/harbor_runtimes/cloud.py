@@ -1,0 +1,81 @@
+"""A provider of sandboxes on this machine, as a runtime of Harbor's: each is a sandbox by bubblewrap.
+
+A file in `folder` stands for each sandbox that the provider holds, whoever has forgotten it.
+"""
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+from harbor.environments.base import BaseEnvironment, ExecResult, SandboxBuildFailedError
+from harbor.environments.capabilities import EnvironmentCapabilities
+
+from trinity.environments.sandbox.limits import Limits
+from trinity.environments.sandbox.sandbox import BubblewrapSandbox
+
+_random = random.Random(7)
+
+
+class Cloud(BaseEnvironment):
+    """fails: the share of starts that fail after the sandbox was made, and of ends. empty: no process is started."""
+
+    def __init__(self, *args: Any, folder: str, fails: float = 0.0, empty: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._fails, self._empty = fails, empty
+        self._file = Path(folder) / self.session_id
+        self._machine: BubblewrapSandbox | None = None
+
+    @staticmethod
+    def type() -> str:
+        return "cloud"
+
+    @property
+    def capabilities(self) -> EnvironmentCapabilities:
+        return EnvironmentCapabilities(disable_internet=True)
+
+    def _validate_definition(self) -> None: ...
+
+    async def start(self, force_build: bool) -> None:
+        dockerfile = self.environment_dir / "Dockerfile"
+        if dockerfile.exists() and "broken" in dockerfile.read_text():
+            raise SandboxBuildFailedError("the Dockerfile has no FROM")
+        self._file.write_text(str(os.getpid()))
+        if _random.random() < self._fails:
+            raise RuntimeError("503: no capacity")
+        if not self._empty:
+            self._machine = BubblewrapSandbox(Limits(ttl_seconds=120), ["/app", "/tests", "/logs"])
+
+    async def stop(self, delete: bool) -> None:
+        if _random.random() < self._fails:
+            raise RuntimeError("502: try again")
+        if self._machine is not None:
+            self._machine.close()
+            self._machine = None
+        self._file.unlink(missing_ok=True)
+
+    async def exec(
+        self,
+        command: str,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_sec: int | None = None,
+        user: str | int | None = None,
+    ) -> ExecResult:
+        if self._machine is None:
+            return ExecResult(stdout="nonsense, which is not base64", return_code=0)
+        done = self._machine.run(["bash", "-c", command], cwd=cwd or "/app", env=env, seconds=timeout_sec)
+        return ExecResult(stdout=done.text, return_code=done.code)
+
+    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
+        assert self._machine is not None
+        self._machine.run(["bash", "-c", f"cat > {target_path}"], stdin=Path(source_path).read_bytes(), cwd="/")
+
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        raise NotImplementedError
+
+    async def download_file(self, source_path: str, target_path: Path | str) -> None:
+        raise NotImplementedError
+
+    async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
+        raise NotImplementedError

@@ -1,0 +1,244 @@
+"""Sandboxes by runtimes of Harbor's, on a provider of this machine (harbor_runtimes/cloud.py).
+
+They run on a stand-in for Harbor's package, and on Harbor itself where `make hubs` has installed it.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trinity.environments.arguments import Arguments
+from trinity.environments.sandbox import environment, runtimes
+from trinity.environments.sandbox.environment import Shell
+from trinity.environments.sandbox.harbor import Harbor
+from trinity.environments.sandbox.limits import Limits
+from trinity.environments.sandbox.sandbox import problem
+from trinity.runtime.errors import Conflict, InvalidInput, Unavailable
+
+pytestmark = [pytest.mark.skipif(bool(problem()), reason=f"no sandbox: {problem()}")]
+
+HERE = Path(__file__).parent / "harbor_runtimes"
+INSTALLED = Path(__file__).parents[4] / "build/hubs/harbor/bin/python"
+CLOUD = "cloud:Cloud"
+ROW = {
+    "instruction": "Write 42 to answer.",
+    "tests": [{"path": "test.sh", "text": "echo $(( $(cat answer) == 42 )) > /logs/verifier/reward.txt"}],
+    "environment": [{"path": "Dockerfile", "text": "FROM debian\nRUN true\n"}],
+    "config": {"environment": {"memory_mb": 256}},
+}
+Allow = Callable[..., None]
+
+
+@pytest.fixture(params=["a stand-in", "Harbor"])
+def provider(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder with a file for each sandbox that the provider holds."""
+    real = request.param == "Harbor"
+    if real and not INSTALLED.exists():
+        pytest.skip("make hubs installs Harbor, where there is a Python 3.12")
+    paths = [HERE] if real else [HERE, HERE / "package", *sys.path]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
+    monkeypatch.setenv(runtimes.PYTHON_VARIABLE, str(INSTALLED if real else sys.executable))
+    monkeypatch.setattr(runtimes, "_running", [])
+    runtimes._require_harbor.cache_clear()
+    (tmp_path / "cloud").mkdir()
+    yield tmp_path / "cloud"
+    for one in runtimes._running:
+        os.kill(one.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def allow(provider: Path, monkeypatch: pytest.MonkeyPatch) -> Allow:
+    def allow(**options: Any) -> None:
+        allowed = {CLOUD: {"folder": str(provider), **options}, "e2b": {}}
+        monkeypatch.setenv(runtimes.RUNTIMES_VARIABLE, json.dumps(allowed))
+
+    allow()
+    return allow
+
+
+@contextlib.contextmanager
+def begun(row: dict[str, Any] = ROW, **args: Any) -> Iterator[Shell]:
+    game = Shell()
+    try:
+        game.reset(row, {"backend": CLOUD, **args}, 0)
+        yield game
+    finally:
+        game.close()
+
+
+def sandbox(**limits: Any) -> runtimes.HarborSandbox:
+    task = Harbor.read(Arguments(ROW, "task"), builds=True)
+    return runtimes.HarborSandbox(Limits(**limits), CLOUD, runtimes.options_of(CLOUD), task)
+
+
+def call(name: str, **arguments: str) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def held(provider: Path) -> list[str]:
+    return sorted(file.name for file in provider.iterdir())
+
+
+def until_empty(provider: Path, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while held(provider) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert held(provider) == []
+
+
+@pytest.mark.core
+def test_a_task_is_played_and_judged_and_its_sandbox_ends(provider: Path, allow: Allow) -> None:
+    with begun() as game:
+        assert len(held(provider)) == 1
+        assert "3\n" in game.step(call("run", command="echo $((1 + 2)); echo oops >&2; exit 4")).text
+        game.step(call("write_file", path="answer", content="42"))
+        end = game.step(call("submit"))
+    assert end.done and end.reward == 1.0
+    until_empty(provider)
+
+
+@pytest.mark.core
+def test_output_is_cut_and_long_commands_end(provider: Path, allow: Allow) -> None:
+    one = sandbox(output_bytes=1000)
+    with contextlib.closing(one):
+        flood = one.run(["bash", "-c", "head -c 3000000 /dev/zero | tr '\\0' x"])
+        assert (flood.code, len(flood.text), flood.cut) == (0, 1000, True)
+        assert one.run(["sleep", "30"], seconds=0.5).ended == "time"
+        assert one.run(["cat"], stdin=b"\xff given").text == "\ufffd given"
+        assert one.run(["bash", "-c", "exit 7"]).code == 7
+
+
+@pytest.mark.core
+def test_nothing_of_the_policy_runs_beside_the_tests(provider: Path, allow: Allow) -> None:
+    one = sandbox()
+    with contextlib.closing(one):
+        one.run(["bash", "-c", "setsid bash -c 'while true; do date +%s.%N > /app/alive; sleep 0.05; done' &"])
+        one.run(["bash", "-c", "until [ -e /app/alive ]; do sleep 0.05; done"])
+        one.run(["true"], alone=True)
+        left = one.run(["bash", "-c", "rm /app/alive; sleep 0.5; ls /app"])
+        assert left.text == ""
+
+
+@pytest.mark.extended
+def test_a_thousand_creations_of_which_a_tenth_fails_leave_nothing(
+    provider: Path, allow: Allow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allow(fails=0.1, empty=True)
+    outcomes: list[str] = []
+
+    def one(number: int) -> None:
+        try:
+            with contextlib.closing(sandbox()):
+                outcomes.append("made")
+        except Unavailable as error:
+            outcomes.append(str(error))
+
+    with ThreadPoolExecutor(32) as pool:
+        list(pool.map(one, range(1000)))
+    assert len(outcomes) == 1000 and outcomes.count("made") > 980
+    assert set(outcomes) <= {"made", f"{CLOUD} starts no sandbox: 503: no capacity"}
+    until_empty(provider)
+
+
+@pytest.mark.core
+def test_a_sandbox_ends_after_its_time(provider: Path, allow: Allow) -> None:
+    one, other = sandbox(ttl_seconds=2), sandbox()
+    end = time.monotonic() + 20
+    while len(held(provider)) == 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    assert held(provider) == [other.name]
+    with pytest.raises(Unavailable, match="its time to live is over"):
+        one.run(["true"])
+    other.close()
+
+
+SERVICE = """
+import sys
+sys.path.insert(0, {here!r})
+from test_harbor_runtimes import sandbox
+kept = [sandbox(), sandbox()]
+print("made", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.core
+def test_sandboxes_end_with_a_killed_service(provider: Path, allow: Allow) -> None:
+    line = [sys.executable, "-c", SERVICE.format(here=str(Path(__file__).parent))]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None
+        assert service.stdout.readline() == "made\n"
+        assert len(held(provider)) == 2
+        service.kill()
+        until_empty(provider)
+
+
+@pytest.mark.core
+def test_after_the_death_of_harbors_process_another_is_started(provider: Path, allow: Allow) -> None:
+    one = sandbox()
+    os.kill(runtimes.worker().pid, signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="the process that runs Harbor ended"):
+            one.run(["true"])
+    one.close()
+    with contextlib.closing(sandbox()) as other:
+        assert other.run(["echo", "again"]).text == "again\n"
+
+
+@pytest.mark.core
+def test_a_provider_that_answers_nonsense_is_unavailable(provider: Path, allow: Allow) -> None:
+    allow(empty=True)
+    with contextlib.closing(sandbox()) as one, pytest.raises(Unavailable, match="answers nonsense"):
+        one.run(["true"])
+
+
+@pytest.mark.core
+def test_what_cannot_be_done_is_refused_in_one_sentence(
+    provider: Path, allow: Allow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        pytest.raises(InvalidInput, match=r"must be bubblewrap, docker or a runtime .*cloud:Cloud, e2b\)"),
+        begun(backend="modal"),
+    ):
+        pass
+    with pytest.raises(Conflict, match=r"e2b starts no sandbox: .*(E2B_API_KEY|extra)"), begun(backend="e2b"):
+        pass
+    broken = {**ROW, "environment": [{"path": "Dockerfile", "text": "broken"}]}
+    with pytest.raises(Conflict, match="no FROM"), begun(broken):
+        pass
+    assert held(provider) == []
+    monkeypatch.setenv(runtimes.RUNTIMES_VARIABLE, "e2b")
+    with pytest.raises(InvalidInput, match="must be an object of options by runtime"), begun():
+        pass
+
+
+@pytest.mark.core
+def test_an_interpreter_without_harbor_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtimes, "_running", [])
+    monkeypatch.setenv(runtimes.RUNTIMES_VARIABLE, '{"e2b": {}}')
+    runtimes._require_harbor.cache_clear()
+    with pytest.raises(Conflict, match=r"has no Harbor: .*pip install 'harbor\[e2b\]'"), begun(backend="e2b"):
+        pass
+    monkeypatch.setenv(runtimes.PYTHON_VARIABLE, str(tmp_path / "gone"))
+    with pytest.raises(Conflict, match="does not start"), begun(backend="e2b"):
+        pass
+
+
+@pytest.mark.core
+def test_a_machine_without_namespaces_offers_sandboxes_where_they_are_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(environment, "problem", lambda: "bubblewrap makes no namespaces here")
+    assert Shell.unplayable() == "bubblewrap makes no namespaces here"
+    monkeypatch.setenv(runtimes.RUNTIMES_VARIABLE, '{"e2b": {}}')
+    assert Shell.unplayable() == ""
