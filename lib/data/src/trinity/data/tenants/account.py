@@ -1,4 +1,4 @@
-"""What each tenant used of the devices: requests and seconds by kind. A file of each process, for `trinity cost`.
+"""Counts requests and device-seconds of each tenant by kind. Each process has a file of them, for `trinity cost`.
 
 {"alice": {"forward_backward": {"requests": 12, "seconds": 3.5}, "sample": {"requests": 4, "seconds": 0.25}}}
 """

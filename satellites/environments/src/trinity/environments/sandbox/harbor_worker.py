@@ -1,8 +1,8 @@
-"""Sandboxes of Harbor's runtimes. A program for an interpreter of its own: Harbor needs Python 3.12 and brings much.
+"""Runs sandboxes of Harbor's runtimes. A separate interpreter runs this program, since Harbor needs Python 3.12.
 
 runtimes.py writes requests as lines of JSON to its input, and reads answers with the same `id` from its output. At the
-end of its input, as at the death of the service, it ends all sandboxes. Those that outlive even this program end by the
-time to live that Harbor asks of each provider.
+end of its input, as at the death of the service, it ends all sandboxes. A sandbox that outlives this program ends by
+the time to live that Harbor asks of each provider.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ exit 1"""
 
 
 class Wrong(Exception):
-    """What is asked for can never be done."""
+    """Harbor can never do this: the task or the configuration is wrong."""
 
 
 class Sandboxes:

@@ -1,6 +1,6 @@
 """A sandbox on another machine, by a runtime of Harbor's: Daytona, E2B, Modal, Kubernetes and others.
 
-Harbor runs in a process of its own (harbor_worker.py). One process serves all sandboxes of a service.
+Harbor runs in a separate process (harbor_worker.py), which serves all sandboxes of a service.
 """
 
 import base64
@@ -30,7 +30,7 @@ PYTHON_VARIABLE = "TRINITY_ENVIRONMENT_SANDBOX_HARBOR"
 _WORKER = Path(__file__).with_name("harbor_worker.py")
 _HAS_HARBOR = "import importlib.util, sys; sys.exit(importlib.util.find_spec('harbor') is None)"
 _CREATE_SECONDS = 115.0  # less than a reset has
-_END_SECONDS = 5.0  # to wait for an end, which goes on without
+_END_SECONDS = 5.0  # the process continues to end a sandbox afterwards
 _KILLED = 137
 
 
@@ -113,7 +113,7 @@ class HarborSandbox(Sandbox):
         return Output(done["code"], output[:most].decode(errors="replace"), len(output) > most, ended)
 
     def close(self) -> None:
-        with contextlib.suppress(Unavailable):  # where the provider is slow, the process goes on to wait for it
+        with contextlib.suppress(Unavailable):  # the process continues, where the provider is slow
             self._ask("end", _END_SECONDS)
         shutil.rmtree(self._folder, ignore_errors=True)
 
