@@ -103,3 +103,10 @@ async def test_an_argument_that_this_vllm_lacks_is_refused_before_the_start(quic
     options = EngineOptions(str(quickstart_model), "cpu", 512, engine_args={"no_such": 1})
     with pytest.raises(InvalidInput, match="no_such, which this vLLM does not know"):
         config_of(options)
+
+
+@pytest.mark.parametrize(("top", "most"), [(0, 20), (16, 20), (64, 64)])
+async def test_an_engine_gives_a_teachers_tokens_and_no_fewer_than_clients_may_ask_for(
+    quickstart_model: Path, top: int, most: int
+) -> None:
+    assert config_of(EngineOptions(str(quickstart_model), "cpu", 512, top=top)).model_config.max_logprobs == most

@@ -27,6 +27,7 @@ log = structlog.get_logger(__name__)
 
 _WORKER = "trinity.explorer.engine.worker.WorkerExtension"
 _SCHEDULER = "trinity.explorer.engine.scheduler.make_scheduler"
+_MOST_LOGPROBS = 20  # vLLM's max_logprobs by default, and the most that OpenAI's API gives
 _RANKS = (8, 16, 32, 64, 128, 256, 320, MOST_RANK)  # that vLLM takes as max_lora_rank
 
 
@@ -167,7 +168,7 @@ def _arguments_of(options: EngineOptions) -> dict[str, Any]:
         arguments |= {"enable_lora": True, "max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": rank}
     if options.routes:
         arguments |= _routes(options)
-    if options.top:
+    if options.top > _MOST_LOGPROBS:
         arguments["max_logprobs"] = options.top
     if options.rope:
         from transformers import AutoConfig
