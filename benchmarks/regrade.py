@@ -4,9 +4,10 @@
 
 For each seed: a clean run; a fork of it at the step of the bug, whose reward also pays wrong answers that end in 7; and
 a regrade of that fork, which trains `reuse` of its steps again with the right reward, and then samples `sampled` steps.
-All evaluate with the right reward. Seconds of sampling are those of the explorer's device for groups that were trained,
-dropped or left over, without starts and evaluations (`trinity cost`); tokens are those of the steps that were sampled,
-and do not depend on what else the machine does. Runs that FOLDER holds already are not repeated.
+A control samples as many steps from the step of the bug on, and trains nothing again. All evaluate with the right
+reward. Seconds of sampling are those of the explorer's device for groups that were trained, dropped or left over,
+without starts and evaluations (`trinity cost`); tokens are those of the steps that were sampled, and do not depend on
+what else the machine does. Runs that FOLDER holds already are not repeated.
 """
 
 import argparse
@@ -70,7 +71,9 @@ def measure(runs: Runs, seed: int, steps: int, bug: int, reuse: int, sampled: in
     last = f"buffer.total_steps={bug + reuse + sampled}"
     given = ["--from", str(bug), "--reuse", str(reuse), "--reward", "accuracy_reward"]
     regraded = runs.derived(f"regraded{seed}-{reuse}-{sampled}", "regrade", str(buggy), last, *given)
-    right, wrong, again = (list(accuracies(job).items())[-1] for job in (clean, buggy, regraded))
+    control = runs.derived(f"sampled{seed}-{sampled}", "fork", str(clean), "--at", str(bug),
+                           f"buffer.total_steps={bug + sampled}")  # fmt: skip
+    right, wrong, again, alone = (list(accuracies(job).items())[-1] for job in (clean, buggy, regraded, control))
     seconds = {job: sampling_seconds(runs, job) for job in (clean, buggy, regraded)}
     share, part = again[1] / right[1], seconds[regraded] / seconds[clean]
     tokens = sampled_tokens(regraded) / sampled_tokens(clean)
@@ -78,6 +81,7 @@ def measure(runs: Runs, seed: int, steps: int, bug: int, reuse: int, sampled: in
         (f"accuracy of the clean run, step {right[0]}", right[1], "-"),
         (f"with the bug, step {wrong[0]}", wrong[1], "-"),
         (f"regraded, step {again[0]}, of the clean run's", share, at_least(share, LEAST_ACCURACY)),
+        (f"only sampled, step {alone[0]}, of the clean run's", alone[1] / right[1], "-"),
         ("sampled tokens, of the clean run's", tokens, at_most(tokens, MOST_SAMPLING)),
         (f"seconds of sampling, {seconds[regraded]:.1f} of {seconds[clean]:.1f}", part, at_most(part, MOST_SAMPLING)),
     ):
