@@ -12,7 +12,7 @@ from trinity.data.tenants.log import Command, Kind, Result, canonical
 from trinity.data.tenants.wire import Datum, Forward, write_forward
 from trinity.runtime.errors import DataLoss
 from trinity.trainer.tenants.executor import Executor
-from trinity.trainer.tenants.model import SharedModel
+from trinity.trainer.tenants.model import SharedModel, finished
 from trinity.trainer.tenants.states import States
 from trinity.weights.adapters import read_adapters
 from trinity.weights.saved_adapters import canary_of, folder_of
@@ -117,6 +117,33 @@ def test_tenants_go_on_where_each_of_them_was(shared: str, tmp_path: Path) -> No
     assert (again.position, again.executed, again.commands) == (2, {"b": other[-1].position}, 1 + len(other))
     found += [again.execute(one) for one in mine[1:]]
     assert {one.request_id: one for one in found if one is not None} == whole
+
+
+def test_a_pass_is_the_same_with_other_tenants_between_its_parts(shared: str, tmp_path: Path) -> None:
+    def create(model: str, at: int) -> Command:
+        lora = canonical({"lora_config": {"rank": 4, **_LORA}})
+        return Command(Kind.CREATE_MODEL, model, model, 0, lora, 0.0, at)
+
+    def forward(model: str, at: int, sequences: int) -> Command:
+        tokens = np.arange(40)
+        data = (Datum(tokens, {"target_tokens": tokens, "weights": np.ones(40, np.float32)}),) * sequences
+        body = write_forward(Forward(model, 1, data, "cross_entropy", {}, True))
+        return Command(Kind.FORWARD_BACKWARD, model, model, at, body, 0.0, at)
+
+    def step(model: str, at: int) -> Command:
+        return Command(Kind.OPTIM_STEP, model, model, at, canonical({"adam_params": _ADAM}), 0.0, at)
+
+    long, after = forward("a", 2, 3), [step("a", 7), forward("a", 8, 1)]
+    others = [create("b", 3), forward("b", 4, 1), step("b", 5), forward("b", 6, 1)]
+    whole = _results(_executor(shared, tmp_path / "whole"), [create("a", 1), long, *others, *after])
+    executor = _executor(shared, tmp_path)
+    first = executor.execute(create("a", 1))
+    work, between = executor.work([long]), list[Result | None]()
+    next(work)
+    between += [executor.execute(command) for command in others[:2]]
+    next(work)
+    between += [executor.execute(command) for command in others[2:]]
+    assert [first, *finished(work), *between, *(executor.execute(command) for command in after)] == whole
 
 
 def _save_sampler(seq_id: int, at: int, path: str | None, *, time: float = 0.0, ttl: int | None = None) -> Command:

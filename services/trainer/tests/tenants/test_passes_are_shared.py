@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from trinity.data.tenants.log import Command, Kind, Result, canonical
 from trinity.data.tenants.wire import Datum, Forward, read_forward, read_output, write_forward
 from trinity.trainer.tenants.executor import Executor
-from trinity.trainer.tenants.model import AdapterShape, SharedModel
+from trinity.trainer.tenants.model import AdapterShape, SharedModel, Tenant, finished
 from trinity.trainer.tenants.states import States
 
 pytestmark = pytest.mark.core
@@ -105,7 +104,7 @@ def test_passes_of_all_are_one(executor: Made, monkeypatch: pytest.MonkeyPatch) 
 
     def counted(self: SharedModel, passes: Any) -> Any:
         at_once.append(len(passes))
-        return computed(self, passes)
+        return (yield from computed(self, passes))
 
     monkeypatch.setattr(SharedModel, "run_together", counted)
     monkeypatch.setattr(SharedModel, "run", None)  # no pass is computed alone
@@ -118,33 +117,32 @@ def test_passes_of_all_are_one(executor: Made, monkeypatch: pytest.MonkeyPatch) 
 def test_seconds_of_a_shared_pass_are_divided_by_tokens(
     executor: Made, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    """The parts add up to the whole: a second for each reading of the clock, and 60 for the pass."""
+    """The parts add up to the whole: 60 seconds of the pass, and one of each step."""
     script = Script().create()
     for model in RANKS:
         script.forward(model, 1)
         script.step(model)
-    made, clock = executor("together"), SimpleNamespace(now=0.0)
-
-    def perf_counter() -> float:
-        clock.now += 1
-        return float(clock.now)
-
+    made, at = executor("together"), [0.0]
+    made.clock = lambda: at[0]
     made.execute_all(script.commands[: len(RANKS)])
-    computed = SharedModel.run_together
+    computed, stepped = SharedModel.run_together, Tenant.step
 
     def slow(self: SharedModel, passes: Any) -> Any:
-        clock.now += 60
-        return None if fails else computed(self, passes)
+        at[0] += 60
+        return None if fails else (yield from computed(self, passes))
+
+    def step(self: Tenant, *settings: Any) -> float:
+        at[0] += 1
+        return stepped(self, *settings)
 
     monkeypatch.setattr(SharedModel, "run_together", slow)
-    monkeypatch.setattr("trinity.trainer.tenants.executor.time", SimpleNamespace(perf_counter=perf_counter))
+    monkeypatch.setattr(Tenant, "step", step)
     rest = script.commands[len(RANKS) :]
     seconds = [result.seconds for result in made.execute_all(rest) if result is not None]
-    own = 4.0 if fails else 0.0  # of passes that are computed again
     tokens = [sum(len(one.tokens) for one in read_forward(command.body).data) for command in rest[::2]]
-    assert [one - own / 4 for one in seconds[::2]] == pytest.approx([61 * n / sum(tokens) for n in tokens])
+    assert seconds[::2] == pytest.approx([60 * own / sum(tokens) for own in tokens])
     assert seconds[1::2] == [1.0] * len(RANKS)
-    assert sum(seconds) == pytest.approx(61 + own + len(RANKS))
+    assert sum(seconds) == pytest.approx(at[0])
 
 
 @pytest.mark.parametrize("broken", ["loss", "weights"])
@@ -174,7 +172,7 @@ def test_bfloat16_loses_no_small_update(quickstart_model: Path) -> None:
     inputs = {"target_tokens": tokens, "weights": np.ones(8, np.float32)}
     before = tenant.state(gradients=False)
     for _ in range(2):
-        model.run(tenant, Forward("a", 1, (Datum(tokens, inputs),), "cross_entropy", {}, True))
+        finished(model.run(tenant, Forward("a", 1, (Datum(tokens, inputs),), "cross_entropy", {}, True)))
         tenant.step(1e-6, (0.9, 0.95), 1e-8, 0.0, 0.0)
     changed = [float((tensor != before[name]).float().mean()) for name, tensor in tenant.state(gradients=False).items()
                if name.startswith("weights.")]  # fmt: skip

@@ -11,12 +11,12 @@ PASS, STEP = Kind.FORWARD_BACKWARD, Kind.OPTIM_STEP
 
 
 class Waiting:
-    """A queue whose commands take given seconds. `order`: tenants of the commands executed, `at`: the time."""
+    """A queue whose commands take given seconds. `order`: tenants of the commands executed."""
 
     def __init__(self, seconds: dict[str, float], **limits: int) -> None:
         self.queue = FairQueue(0, {}, **limits)
         self.seconds, self.order, self.positions = seconds, list[str](), list[int]()
-        self.at, self.last = 0.0, 0
+        self.last = 0
 
     def add(self, tenant: str, count: int = 1, kind: Kind = PASS, model: str = "", size: int = 8) -> None:
         for _ in range(count):
@@ -27,11 +27,12 @@ class Waiting:
         """Takes and executes so often, and returns the tenants."""
         begin = len(self.order)
         for _ in range(times):
-            for command in self.queue.take():
+            taken = self.queue.take()
+            for command in taken:
                 self.order.append(command.tenant)
                 self.positions.append(command.position)
-                self.at += self.seconds[command.tenant]
-                self.queue.executed(command.tenant, self.seconds[command.tenant])
+                self.queue.charge(command.tenant, self.seconds[command.tenant])
+            self.queue.end(taken)
         return self.order[begin:]
 
 
@@ -56,6 +57,26 @@ def test_a_light_tenant_waits_for_one_command() -> None:
         made.add("light")
         made.add("light", kind=STEP)
         assert made.execute(20) == ["light"] * 2 + ["noisy"] * 18
+
+
+def test_a_long_pass_is_interrupted_for_who_has_used_less() -> None:
+    made = Waiting({"noisy": 20.0, "light": 0.5, "other": 0.5})
+    made.add("noisy", 3)
+    made.execute()
+    begun = made.queue.take()
+    assert not made.queue, "a tenant's commands wait for its own"
+    assert not made.queue.is_behind("noisy")
+    made.add("light", 20)
+    made.add("other")
+    assert made.queue.reached() == (1, 2.0)
+    made.queue.charge("noisy", 0.5)
+    assert made.queue.is_behind("noisy")
+    assert made.execute(3) == ["light", "other", "light"]
+    while made.queue.is_behind("noisy"):
+        assert made.execute() == ["light"]
+    assert 5 < made.order.count("light") * 0.5 < 7, "up to as much as the other one, and 5 seconds ahead"
+    made.queue.end(begun)
+    assert made.queue.reached() == (2, 3.0)
 
 
 def test_idle_tenants_save_up_five_seconds() -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from trinity.data.tenants.log import (
 from trinity.data.tenants.wire import read_forward, write_output
 from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound
 from trinity.runtime.names import token
-from trinity.trainer.tenants.model import AdapterShape, SharedModel, Tenant
+from trinity.trainer.tenants.model import AdapterShape, Parts, SharedModel, Tenant, Value, finished
 from trinity.trainer.tenants.queue import OF_ONE_MODEL
 from trinity.trainer.tenants.states import Snapshot, States
 
@@ -52,9 +52,11 @@ class Executor:
     account: sums of the seconds in the results up to it.
     """
 
-    def __init__(self, model: SharedModel, states: States, *, shares: bool = False) -> None:
-        """shares: compute passes of several models at once."""
-        self.shares = shares
+    def __init__(
+        self, model: SharedModel, states: States, *, shares: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """shares: compute passes of several models at once. clock: of the seconds of commands."""
+        self.shares, self.clock = shares, clock
         self._model = model
         self._states = states
         self._tenants: dict[str, Tenant] = {}
@@ -99,6 +101,10 @@ class Executor:
 
         Each model's commands are executed in their order, so that only rounding differs from `execute` for each.
         """
+        return finished(self.work(commands))
+
+    def work(self, commands: Sequence[Command]) -> Parts[list[Result | None]]:
+        """Executes commands as `execute_all`. Yields within passes; commands of other tenants may be executed then."""
         results: dict[int, Result | None] = {}
         for independent in _independent(commands):
             waiting: dict[str, deque[Command]] = defaultdict(deque)
@@ -108,32 +114,31 @@ class Executor:
                 for model, queue in list(waiting.items()):
                     while queue and queue[0].kind is not Kind.FORWARD_BACKWARD:
                         command = queue.popleft()
-                        results[command.position] = self._result(command)
+                        results[command.position] = yield from self._result(command)
                     if not queue:
                         del waiting[model]
                 passes = [queue.popleft() for queue in waiting.values()]
-                results |= self._together(passes)
-                alone = [command for command in passes if command.position not in results]
-                results |= {command.position: self._result(command) for command in alone}
+                results |= yield from self._together(passes)
+                for command in passes:
+                    if command.position not in results:
+                        results[command.position] = yield from self._result(command)
         self.executed |= {command.tenant: command.position for command in commands}
         self.commands += len(commands)
         return [results[command.position] for command in commands]
 
-    def _together(self, commands: list[Command]) -> dict[int, Result | None]:
+    def _together(self, commands: list[Command]) -> Parts[dict[int, Result | None]]:
         """Returns the results of passes of several models, by position; none of those that must be executed alone."""
         found: dict[int, Result | None] = {}
         if len(commands) < 2:
             return found
-        begin = time.perf_counter()
         read = [(command, read_forward(command.body)) for command in commands if command.model in self._tenants]
         for backward in (False, True):
             chosen = [(command, forward) for command, forward in read if forward.backward == backward]
             if len(chosen) < 2:
                 continue
-            computed = self._model.run_together([(self._tenants[one.model], forward) for one, forward in chosen])
+            shared = [(self._tenants[one.model], forward) for one, forward in chosen]
+            computed, seconds = yield from self._timed(self._model.run_together(shared))
             bodies = [write_output(logprobs, {"loss:sum": loss}) for logprobs, loss in computed or []]
-            now = time.perf_counter()
-            seconds, begin = now - begin, now
             tokens = [sum(len(datum.tokens) for datum in forward.data) for _, forward in chosen]
             shares = {one.position: seconds * of / sum(tokens) for (one, _), of in zip(chosen, tokens, strict=True)}
             if computed is None:
@@ -150,19 +155,30 @@ class Executor:
         """
         return self.execute_all([command])[0]
 
-    def _result(self, command: Command) -> Result | None:
+    def _result(self, command: Command) -> Parts[Result | None]:
         if command.kind is Kind.END:
             for model_id in [one for one in self._tenants if is_of(command.model, one)]:
                 self._model.remove(self._tenants.pop(model_id))
                 self._forget_unnamed(model_id, 0)
             return None
-        begin = time.perf_counter()
-        result = self._done(command)
-        return replace(result, seconds=time.perf_counter() - begin + self._lost.pop(command.position, 0.0))
+        result, seconds = yield from self._timed(self._done(command))
+        return replace(result, seconds=seconds + self._lost.pop(command.position, 0.0))
 
-    def _done(self, command: Command) -> Result:
+    def _timed(self, parts: Parts[Value]) -> Parts[tuple[Value, float]]:
+        """Returns the value of a pass and its seconds, without those between its parts."""
+        seconds = 0.0
+        while True:
+            begin = self.clock()
+            try:
+                next(parts)
+            except StopIteration as ended:
+                return ended.value, seconds + self.clock() - begin
+            seconds += self.clock() - begin
+            yield
+
+    def _done(self, command: Command) -> Parts[Result]:
         try:
-            kind, body = self._answer(command)
+            kind, body = yield from self._answer(command)
         except (AlreadyExists, InvalidInput, NotFound) as error:  # any other, such as a lost file, ends the executor
             return failed(command.request_id, str(error), command.position, by_user=True)
         except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
@@ -173,10 +189,10 @@ class Executor:
             return failed(command.request_id, problem, command.position, by_user=False)
         return Result(command.request_id, kind, body, command.position)
 
-    def _answer(self, command: Command) -> tuple[str, bytes]:
+    def _answer(self, command: Command) -> Parts[tuple[str, bytes]]:
         if command.kind is Kind.FORWARD_BACKWARD:
             forward = read_forward(command.body)
-            logprobs, loss = self._model.run(self._tenant(command.model), forward)
+            logprobs, loss = yield from self._model.run(self._tenant(command.model), forward)
             return command.kind, write_output(logprobs, {"loss:sum": loss})
         values = command.values
         if command.kind is Kind.CREATE_MODEL:

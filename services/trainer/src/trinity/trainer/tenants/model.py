@@ -1,11 +1,11 @@
 """One base model with the adapters of several tenants. A tenant's gradient and optimizer state are its own."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +37,9 @@ _PROBES, _PROBE_TOKENS = 2, 16
 _ALLOWED = {torch.float32: (1e-3, 1e-2), torch.bfloat16: (0.25, 2.5)}
 
 Tensors = dict[str, torch.Tensor]
+Output = tuple[list[np.ndarray], float]  # log-probabilities of each sequence, and the loss
+Value = TypeVar("Value")
+Parts = Generator[None, None, Value]
 
 
 @dataclass(frozen=True)
@@ -145,25 +148,25 @@ class SharedModel:
     def remove(self, tenant: Tenant) -> None:
         remove_adapter(self._policy.model, tenant.name)
 
-    def run(self, tenant: Tenant, forward: Forward) -> tuple[list[np.ndarray], float]:
+    def run(self, tenant: Tenant, forward: Forward) -> Parts[Output]:
         """Returns the log-probabilities of the targets of each sequence, float32, and the loss.
 
-        With forward.backward the gradient is added to the tenant's once all of it is computed, so that a pass that
-        fails leaves it unchanged.
+        Yields after each part of the sequences; passes of other tenants may run then. With forward.backward the
+        gradient is added to the tenant's once all of it is computed, so that a pass that fails leaves it unchanged.
         """
-        found, gradients = self._together([(tenant, forward)])
+        found, gradients = yield from self._together([(tenant, forward)])
         if gradients:
             tenant.add_gradient(gradients[0])
         return found[0]
 
-    def run_together(self, passes: Sequence[tuple[Tenant, Forward]]) -> list[tuple[list[np.ndarray], float]] | None:
+    def run_together(self, passes: Sequence[tuple[Tenant, Forward]]) -> Parts[list[Output] | None]:
         """Computes passes of different tenants as one: the sequences of all are rows of the same batches.
 
-        All are with gradients, or all without. Returns what `run` would for each, but for rounding. Returns None, and
-        changes nothing, if it fails or if a value is not finite: such a row can spoil those of other tenants.
+        All are with gradients, or all without. Yields and returns what `run` would for each, but for rounding. Returns
+        None, and changes nothing, if it fails or if a value is not finite: such a row can spoil those of other tenants.
         """
         try:
-            found, gradients = self._together(passes)
+            found, gradients = yield from self._together(passes)
         except (RuntimeError, ValueError):
             return None
         sums = [loss for _, loss in found] + [float(norm) for norm in _norms(gradients)]
@@ -175,14 +178,16 @@ class SharedModel:
 
     def _together(
         self, passes: Sequence[tuple[Tenant, Forward]]
-    ) -> tuple[list[tuple[list[np.ndarray], float]], list[list[torch.Tensor]]]:
+    ) -> Parts[tuple[list[Output], list[list[torch.Tensor]]]]:
         """The results of passes of different tenants; and the gradient of each, if they are with gradients."""
-        found: list[tuple[list[np.ndarray], float]] = [([], 0.0) for _ in passes]
+        found: list[Output] = [([], 0.0) for _ in passes]
         backward = passes[0][1].backward
         total: dict[int, list[torch.Tensor]] = {}
         owners = [index for index, (_, forward) in enumerate(passes) for _ in forward.data]
         at = 0
         for data in self._parts([datum for _, forward in passes for datum in forward.data]):
+            if at:
+                yield
             owned, at = owners[at : at + len(data)], at + len(data)
             rows = [passes[index][0].name for index in owned]
             parameters = {index: list(passes[index][0].parameters.values()) for index in dict.fromkeys(owned)}
@@ -224,7 +229,7 @@ class SharedModel:
         probes = [np.array(row[:_PROBE_TOKENS]) for row in tokens]
         ones = np.ones(_PROBE_TOKENS - 1, np.float32)
         data = tuple(Datum(row[:-1], {"target_tokens": row[1:], "weights": ones}) for row in probes)
-        found, _ = self.run(tenant, Forward("", 0, data, "cross_entropy", {}, backward=False))
+        found, _ = finished(self.run(tenant, Forward("", 0, data, "cross_entropy", {}, backward=False)))
         if not all(np.isfinite(row).all() for row in found):
             raise InvalidInput("weights", "give log-probabilities that are not finite; load a state from before")
         pairs = zip(probes, found, strict=True)
@@ -255,6 +260,16 @@ class SharedModel:
         for row, datum in enumerate(data):
             values[row, : len(datum.tokens)] = datum.inputs[name]
         return torch.from_numpy(values).to(self._device)
+
+
+def finished(parts: Parts[Value]) -> Value:
+    """Runs all parts of a pass without a pause."""
+    try:
+        while True:
+            next(parts)
+    except StopIteration as ended:
+        value: Value = ended.value
+        return value
 
 
 def _rows(data: list[Datum], logprobs: torch.Tensor) -> list[np.ndarray]:

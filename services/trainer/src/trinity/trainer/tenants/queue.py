@@ -16,11 +16,13 @@ from trinity.data.tenants.log import Command, Kind
 
 _WITHOUT_EFFECT = (Kind.SESSION, Kind.SAMPLER, Kind.REFUSED)  # here: the gateway knows them
 _AHEAD_SECONDS = 5.0  # c
+_MOST_BEGUN = 16
 OF_ONE_MODEL = (Kind.FORWARD_BACKWARD, Kind.OPTIM_STEP)  # neither reads nor changes another model
 
 
 class FairQueue:
-    """add, for each command of the log; take -> executed, by the only executor."""
+    """add, for each command of the log; take -> charge -> end, by the only executor, which may take commands of other
+    tenants before the end of some."""
 
     def __init__(self, position: int, executed: Mapping[str, int], most: int = 1, most_bytes: int = 0) -> None:
         """position: every command up to it is executed. executed: a tenant's commands up to which are, too.
@@ -30,10 +32,12 @@ class FairQueue:
         self._waiting: dict[str, deque[Command]] = {}
         self._tags: dict[str, float] = {}  # F by tenant, seconds
         self._virtual = 0.0
+        self._taken: dict[str, Command] = {}  # the first one of a tenant that has not ended
         self.bytes = 0
 
     def __bool__(self) -> bool:
-        return bool(self._waiting)
+        """Returns True if `take` has a command."""
+        return bool(self._order())
 
     def add(self, command: Command) -> None:
         """Appends the next command of the log, unless it is executed or has no effect."""
@@ -47,32 +51,53 @@ class FairQueue:
 
         They are steps and passes, one pass of each model. Those of a tenant are next to each other, in their order.
         """
-        begin = self._virtual - _AHEAD_SECONDS
-        tags = {tenant: max(begin, self._tags.get(tenant, begin)) for tenant in self._waiting}
-        order = sorted(tags, key=lambda tenant: (tags[tenant], self._waiting[tenant][0].position))
         taken: list[Command] = []
-        for tenant in order:
+        for tag, _, tenant in self._order():
             queue = self._waiting[tenant]
             while queue and self._fits(queue[0], taken):
+                self._virtual = self._virtual if taken else max(self._virtual, tag)
                 taken.append(queue.popleft())
-                self._tags[tenant] = tags[tenant]
+                self._tags[tenant] = tag
+                self._taken.setdefault(tenant, taken[-1])
             if not queue:
                 del self._waiting[tenant]
-        self._virtual = max(self._virtual, tags[order[0]])
         self.bytes -= sum(len(command.body) for command in taken)
         return taken
 
-    def executed(self, tenant: str, seconds: float) -> None:
-        """Charges a tenant for a command that was taken."""
+    def charge(self, tenant: str, seconds: float) -> None:
+        """Adds seconds of commands that were taken."""
         self._tags[tenant] += seconds
 
+    def is_behind(self, tenant: str) -> bool:
+        """Returns True if a command of another tenant should go before the rest of one of this tenant, which is taken.
+
+        False if so many tenants' commands have begun that their gradients may take much memory.
+        """
+        order = self._order()
+        return bool(order) and order[0][0] < self._tags[tenant] and len(self._taken) < _MOST_BEGUN
+
+    def end(self, taken: list[Command]) -> None:
+        """Counts commands as executed."""
+        for command in taken:
+            self._taken.pop(command.tenant, None)
+
     def reached(self) -> tuple[int, float]:
-        """Returns the position up to which every command is executed, if those that were taken are; and a time, seconds
-        since 1970, from which on all others were accepted."""
-        if not self._waiting:
+        """Returns the position up to which every command is executed; and a time, seconds since 1970, from which on all
+        others were accepted."""
+        first = [*self._taken.values(), *(queue[0] for queue in self._waiting.values())]
+        if not first:
             return self._read, self._time
-        oldest = min((queue[0] for queue in self._waiting.values()), key=lambda command: command.position)
+        oldest = min(first, key=lambda command: command.position)
         return oldest.position - 1, oldest.time
+
+    def _order(self) -> list[tuple[float, int, str]]:
+        """Returns tag, position and tenant of the commands that may be next, the next one first."""
+        begin = self._virtual - _AHEAD_SECONDS
+        return sorted(
+            (max(begin, self._tags.get(tenant, begin)), queue[0].position, tenant)
+            for tenant, queue in self._waiting.items()
+            if tenant not in self._taken
+        )
 
     def _fits(self, command: Command, taken: list[Command]) -> bool:
         if not taken:

@@ -1,6 +1,7 @@
 """Wiring of the executor: follows the log of commands, executes each one, and appends its result."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 
 import grpc.aio
@@ -8,7 +9,7 @@ import structlog
 import torch
 
 from trinity.data.tenants import account
-from trinity.data.tenants.log import Command, CommandLog, Result, Told
+from trinity.data.tenants.log import Command, CommandLog, Told
 from trinity.runtime import waits
 from trinity.runtime.broker import connect
 from trinity.runtime.devices import choose
@@ -19,6 +20,7 @@ from trinity.trainer.tenants.model import SharedModel
 from trinity.trainer.tenants.queue import FairQueue
 from trinity.trainer.tenants.settings import TenantsSettings
 from trinity.trainer.tenants.states import States
+from trinity.trainer.tenants.turns import Executed, turn
 
 log = structlog.get_logger(__name__)
 
@@ -39,6 +41,8 @@ class TenantsService:
         self._settings = settings
         self.run_id = settings.run
         self._ending, self._came = asyncio.Event(), asyncio.Event()
+        self._coming: deque[Command] = deque()
+        self._waiting_bytes = 0
 
     def register(self, server: grpc.aio.Server) -> list[str]:
         return []
@@ -50,61 +54,74 @@ class TenantsService:
             commands = CommandLog(broker, RunNames(settings.run))
             await commands.open(int(settings.log_gib * 2**30), settings.result_hours * 3600)
             executor.results, told = await commands.told(executor.results)
-            most, most_bytes = (_SHARED, settings.micro_tokens * _TOKEN_BYTES) if executor.shares else (1, 0)
-            queue = FairQueue(executor.position, executor.executed, most, most_bytes)
             ready.set()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(account.keep(executor.account, account.path_of(settings.folder, self.name)))
-                tasks.create_task(self._read(commands.follow(executor.position), queue))
-                tasks.create_task(self._work(executor, commands, queue, told))
+                tasks.create_task(self._read(commands.follow(executor.position)))
+                tasks.create_task(self._work(executor, commands, told))
 
-    async def _read(self, commands: AsyncIterator[Command], queue: FairQueue) -> None:
+    async def _read(self, commands: AsyncIterator[Command]) -> None:
         """Lets commands wait for ever. While too many do, further ones stay in the log."""
         async for command in commands:
-            queue.add(command)
+            self._coming.append(command)
+            self._waiting_bytes += len(command.body)
             self._came.set()
-            while queue.bytes > _HELD_BYTES:
+            while self._waiting_bytes > _HELD_BYTES:
                 await asyncio.sleep(_FULL_SECONDS)
 
-    async def _work(self, executor: Executor, commands: CommandLog, queue: FairQueue, told: dict[int, Told]) -> None:
+    async def _work(self, executor: Executor, commands: CommandLog, told: dict[int, Told]) -> None:
         """Executes commands for ever. The result of one that is `told` is not stored again, and its seconds count."""
-        last_snapshot = executor.commands
+        settings, last_snapshot = self._settings, executor.commands
+        most, most_bytes = (_SHARED, settings.micro_tokens * _TOKEN_BYTES) if executor.shares else (1, 0)
+        queue = FairQueue(executor.position, executor.executed, most, most_bytes)
         while True:
             await self._next(executor, queue)
-            several = queue.take()
-            found = await asyncio.to_thread(self._execute, executor, several)
-            for command, result in zip(several, found, strict=True):
-                if result is None:
-                    continue
-                known = told.pop(command.position, None)
-                if known is None:
-                    executor.results = await commands.add_result(result, command, executor.results)
-                queue.executed(command.tenant, result.seconds)
-                executor.account.add(command.tenant, command.kind, (known or result).seconds)
-            if not told and executor.commands - last_snapshot >= self._settings.snapshot_commands:
+            for_turn = turn(executor, queue)
+            while (executed := await asyncio.to_thread(next, for_turn, None)) is not None:
+                await self._tell(executed, executor, commands, told)
+                self._take_over(queue)
+                await self._unless_ending()
+            if not told and executor.commands - last_snapshot >= settings.snapshot_commands:
                 await asyncio.to_thread(executor.snapshot, *queue.reached())
                 last_snapshot = executor.commands
 
+    async def _tell(self, executed: Executed, executor: Executor, commands: CommandLog, told: dict[int, Told]) -> None:
+        for command, result in executed:
+            COMMANDS.labels(command.kind).inc()
+            if result is None:
+                continue
+            SECONDS.labels(command.tenant).inc(result.seconds)
+            known = told.pop(command.position, None)
+            if known is None:
+                executor.results = await commands.add_result(result, command, executor.results)
+            executor.account.add(command.tenant, command.kind, (known or result).seconds)
+
     async def _next(self, executor: Executor, queue: FairQueue) -> None:
         """Waits for a command, and then a moment for those of other tenants with which it may share a pass."""
+        self._take_over(queue)
         waits = not queue
         while not queue:
             self._came.clear()
             await self._came.wait()
+            self._take_over(queue)
         if waits and executor.shares:
             await asyncio.sleep(_GATHERED_SECONDS)
+            self._take_over(queue)
+        await self._unless_ending()
+
+    def _take_over(self, queue: FairQueue) -> None:
+        """Adds what has come to the queue, which another thread uses during a turn."""
+        while self._coming:
+            queue.add(self._coming.popleft())
+        self._waiting_bytes = queue.bytes
+
+    async def _unless_ending(self) -> None:
+        """Waits for ever if the host ends the process."""
         if self._ending.is_set():
-            await asyncio.Event().wait()  # the host ends the process
+            await asyncio.Event().wait()
 
     async def drain(self, grace_seconds: float) -> None:
         self._ending.set()
-
-    def _execute(self, executor: Executor, several: list[Command]) -> list[Result | None]:
-        found = executor.execute_all(several)
-        for command, result in zip(several, found, strict=True):
-            COMMANDS.labels(command.kind).inc()
-            SECONDS.labels(command.tenant).inc(0.0 if result is None else result.seconds)
-        return found
 
     def _load(self) -> Executor:
         settings = self._settings

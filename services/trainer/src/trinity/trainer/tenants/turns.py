@@ -1,0 +1,37 @@
+"""Executes the commands of a queue; those of a tenant that has used less go between the parts of another one's pass."""
+
+from collections.abc import Iterator
+
+from trinity.data.tenants.log import Command, Result
+from trinity.trainer.tenants.executor import Executor
+from trinity.trainer.tenants.queue import FairQueue
+
+Executed = list[tuple[Command, Result | None]]
+
+
+def turn(executor: Executor, queue: FairQueue) -> Iterator[Executed]:
+    """Executes the next commands. Yields often: no commands after a part of a pass, else those that are executed.
+
+    Commands may be added to the queue, and results must be stored, before the iterator goes on.
+    """
+    several = queue.take()
+    leading, charged = several[0].tenant, 0.0
+    work = executor.work(several)
+    while True:
+        begin = executor.clock()
+        try:
+            next(work)
+        except StopIteration as ended:
+            results: list[Result | None] = ended.value
+            break
+        seconds = executor.clock() - begin
+        charged += seconds
+        queue.charge(leading, seconds)
+        yield []
+        while queue.is_behind(leading):
+            yield from turn(executor, queue)
+    queue.charge(leading, -charged)
+    for command, result in zip(several, results, strict=True):
+        queue.charge(command.tenant, 0.0 if result is None else result.seconds)
+    queue.end(several)
+    yield list(zip(several, results, strict=True))
