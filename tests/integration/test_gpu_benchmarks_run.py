@@ -27,6 +27,7 @@ TABLES = {
     "trainer.py sequence-16k": ("sequence-16k", "tokens/s"),
     "trainer.py --size 7B-A1B 4096": ("4096", "6N", "tokens/s"),
     "tenants.py": ("one after the other", "at once", "8"),
+    "noisy_tenant.py": ("x 1", "x 8", "with pauses alone", "lost"),
     "vision.py": ("rollout", "trainer", "language", "images, tokens/s", "ratio"),
     "e2e_learns.py": ("16 = 16 + 0 + 0", "16 of 16", "15 of 15", "KL of engine and trainer", "of limit"),
     "real_model.py": ("seed-1, templates it never saw", "what it took", "GPU minutes", "limit"),
