@@ -59,7 +59,6 @@ class ExplorerBuilder:
             reward=self._explorer.reward_bound,
             logprob=self._explorer.logprob_bound,
             mixture=mixture_of(path),
-            teacher_top=self._plan.algorithm.teacher_top,
         )
 
     def bounds(self) -> Bounds:
