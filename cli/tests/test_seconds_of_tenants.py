@@ -30,7 +30,7 @@ def _use(folder: Path) -> None:
     for process, account in (("tenants", trained), ("sampler", sampled)):
         path = path_of(folder / "tenants", process)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(account.uses))
+        path.write_text(json.dumps(vars(account)))
 
 
 def test_seconds_of_all_tenants_and_of_one(tmp_path: Path, yaml: Path) -> None:

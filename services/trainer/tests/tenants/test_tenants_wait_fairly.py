@@ -108,6 +108,7 @@ def test_what_is_reached_is_before_the_oldest_that_waits() -> None:
     made = Waiting({"alice": 1.0, "bob": 1.0})
     made.add("alice", 3)
     made.add("bob", 2)
+    assert made.queue.counts() == {"alice": 3, "bob": 2}
     assert made.queue.reached() == (0, 1.0)
     made.execute(4)
     assert made.queue.reached() == (2, 3.0)

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from trinity.commands import AsJson, command, group
-from trinity.data.tenants.account import SAMPLE
 from trinity.reading.accounts import tenants
 from trinity.reading.accounts.cost import collect
 from trinity.reading.accounts.fates import Facts
@@ -55,13 +54,12 @@ def render_tenants(found: Facts, tenant: str = "") -> str:
             "share": lambda row: f"{row[1]['seconds'] / whole:.1%}",
         }
         return table(rows, columns)
-    sampled = {name: one["uses"].get(SAMPLE, {"seconds": 0.0})["seconds"] for name, one in found["tenants"].items()}
     return table(
         list(found["tenants"].items()),
         {
             "seconds of devices": lambda row: row[0],
-            "commands": lambda row: f"{row[1]['device_seconds'] - sampled[row[0]]:.1f}",
-            "samples": lambda row: f"{sampled[row[0]]:.1f}",
+            "commands": lambda row: f"{row[1]['device_seconds'] - row[1]['sampled_seconds']:.1f}",
+            "samples": lambda row: f"{row[1]['sampled_seconds']:.1f}",
             "all": lambda row: f"{row[1]['device_seconds']:.1f}",
             "share": lambda row: f"{row[1]['device_seconds'] / whole:.1%}",
         },

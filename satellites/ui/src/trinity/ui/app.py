@@ -45,6 +45,7 @@ from trinity.ui import (
     pictures,
     samples,
     screens,
+    tenants,
     texts,
     tokens,
     waste,
@@ -77,6 +78,9 @@ class Pages:
 
     async def runs(self, request: Request) -> Response:
         return self._page(request, "runs.html", await screens.runs(self.places))
+
+    async def tenants(self, request: Request) -> Response:
+        return self._page(request, "tenants.html", await tenants.used(self.places))
 
     async def lineage(self, request: Request) -> Response:
         return self._page(request, "lineage.html", await lineage.tree(self.places))
@@ -253,6 +257,7 @@ def make_app(places: Places, key: str, cookie: str = "trinity_ui", writes: bool 
         routes=[
             get("/", pages.runs),
             get("/lineage", pages.lineage),
+            get("/tenants", pages.tenants),
             get(f"{run}/go", pages.go),
             get(run + "/picture/{name}", pages.picture),
             get(run + "/curves", pages.curves),

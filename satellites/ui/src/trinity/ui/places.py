@@ -29,6 +29,11 @@ class Places:
         self._sources: dict[str, Source] = {}
         self.unreadable: list[Unreadable] = []
 
+    @property
+    def root(self) -> Path | None:
+        """The folder of all runs that are shown; None if one run is."""
+        return (self._root or jobs_root()).absolute() if self._place is None else None
+
     def find(self) -> dict[str, Source]:
         """Returns the stages by their key in addresses, newest run first. Reads the folders again."""
         if isinstance(self._place, AnnouncedRun):

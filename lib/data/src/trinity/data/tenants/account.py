@@ -1,6 +1,6 @@
-"""Counts requests and device-seconds of each tenant by kind. Each process has a file of them, for `trinity cost`.
+"""Counts requests and device-seconds of each tenant by kind, and commands that wait. Each process has a file of them.
 
-{"alice": {"forward_backward": {"requests": 12, "seconds": 3.5}, "sample": {"requests": 4, "seconds": 0.25}}}
+{"uses": {"alice": {"forward_backward": {"requests": 12, "seconds": 3.5}}}, "waiting": {"alice": 2}}
 """
 
 import asyncio
@@ -27,10 +27,11 @@ def path_of(folder: Path, process: str) -> Path:
 
 
 class Account:
-    """Sums. `uses` is what the file holds."""
+    """Sums, and the number of commands that wait now, by tenant."""
 
     def __init__(self, uses: Uses | None = None) -> None:
         self.uses: Uses = uses or {}
+        self.waiting: dict[str, int] = {}
 
     def add(self, tenant: str, kind: str, seconds: float, requests: int = 1) -> None:
         use = self.uses.setdefault(tenant, {}).setdefault(kind, {"requests": 0, "seconds": 0.0})
@@ -38,14 +39,15 @@ class Account:
         use["seconds"] += seconds
 
 
-def read(folder: Path) -> Account:
-    """Returns the sums of all processes; empty before the first."""
+def read(*paths: Path) -> Account:
+    """Returns the sums of several processes; empty before the first."""
     found = Account()
-    for path in sorted(path_of(folder, "x").parent.glob("*.json")):
-        values: Mapping[str, Any] = files.read_json(path) or {}
-        for tenant, kinds in values.items():
+    for path in paths:
+        values: Mapping[str, Any] = files.read_json(path) or {"uses": {}, "waiting": {}}
+        for tenant, kinds in values["uses"].items():
             for kind, use in kinds.items():
                 found.add(tenant, kind, use["seconds"], use["requests"])
+        found.waiting |= values["waiting"]
     return found
 
 
@@ -56,7 +58,7 @@ async def keep(account: Account, path: Path) -> None:
         try:
             await asyncio.sleep(_WRITE_SECONDS)
         finally:
-            content = json.dumps(account.uses, sort_keys=True).encode()
+            content = json.dumps(vars(account), sort_keys=True).encode()
             if content != written:
                 written = _write(path, content)
 

@@ -1,4 +1,4 @@
-"""Device-seconds of the tenants of `trinity tinker`, for `trinity cost --tenant` (docs/tinker.md)."""
+"""Device-seconds of the tenants of `trinity tinker`, for `trinity cost --tenant` and the pages (docs/tinker.md)."""
 
 from pathlib import Path
 
@@ -18,15 +18,26 @@ def folder_of_service(config: Path | None, job: Path | None) -> Path | None:
     return job if job is not None and (job / "tenants").is_dir() else None
 
 
+def services(root: Path) -> list[Path]:
+    """Returns the folders of services below the folder of runs whose tenants have used a device."""
+    return sorted({path.parents[2] for path in root.glob("tinker/*/tenants/accounts/*.json")})
+
+
 def collect(folder: Path, tenant: str = "") -> Facts:
     """Returns requests and seconds of each tenant by kind, or of the given one. Raises RunError without any."""
-    uses = account.read(folder / "tenants").uses
+    found = account.read(*(account.path_of(folder / "tenants", process) for process in ("tenants", "sampler")))
+    uses = found.uses
     if not uses:
         raise RunError(f"{folder} has no account: no tenant has used a device yet", code=2)
     if tenant and tenant not in uses:
         raise RunError(f"--tenant {tenant}: used no device; {', '.join(sorted(uses))} did", code=2)
     tenants = {
-        name: {"device_seconds": sum(use["seconds"] for use in kinds.values()), "uses": kinds}
+        name: {
+            "device_seconds": sum(use["seconds"] for use in kinds.values()),
+            "sampled_seconds": kinds.get(account.SAMPLE, {"seconds": 0.0})["seconds"],
+            "waiting": found.waiting.get(name, 0),
+            "uses": kinds,
+        }
         for name, kinds in uses.items()
         if tenant in ("", name)
     }

@@ -13,7 +13,7 @@ from trinity.explorer.sampler.servicer import SamplerServicer
 from trinity.explorer.sampler.settings import SamplerSettings
 from trinity.explorer.sampler.versions import Versions
 from trinity.explorer.types import EngineOptions
-from trinity.runtime import files, process, waits
+from trinity.runtime import process, waits
 from trinity.runtime.devices import choose
 from trinity.runtime.errors import InvalidInput
 from trinity.weights.saved_adapters import FOLDER
@@ -44,7 +44,7 @@ class SamplerService:
         with closing(engine):
             versions = Versions(engine, settings.folder / FOLDER, settings.most_adapters)
             path = account.path_of(settings.folder, self.name)
-            used = account.Account(files.read_json(path))
+            used = account.read(path)
             self._servicer.serve(versions, Seconds(used))
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(account.keep(used, path))

@@ -64,6 +64,10 @@ class FairQueue:
         self.bytes -= sum(len(command.body) for command in taken)
         return taken
 
+    def counts(self) -> dict[str, int]:
+        """Returns how many commands of each tenant wait."""
+        return {tenant: len(queue) for tenant, queue in self._waiting.items()}
+
     def charge(self, tenant: str, seconds: float) -> None:
         """Adds seconds of commands that were taken."""
         self._tags[tenant] += seconds

@@ -79,7 +79,7 @@ class TenantsService:
             for_turn = turn(executor, queue)
             while (executed := await asyncio.to_thread(next, for_turn, None)) is not None:
                 await self._tell(executed, executor, commands, told)
-                self._take_over(queue)
+                self._take_over(executor, queue)
                 await self._unless_ending()
             if not told and executor.commands - last_snapshot >= settings.snapshot_commands:
                 await asyncio.to_thread(executor.snapshot, *queue.reached())
@@ -98,22 +98,22 @@ class TenantsService:
 
     async def _next(self, executor: Executor, queue: FairQueue) -> None:
         """Waits for a command, and then a moment for those of other tenants with which it may share a pass."""
-        self._take_over(queue)
+        self._take_over(executor, queue)
         waits = not queue
         while not queue:
             self._came.clear()
             await self._came.wait()
-            self._take_over(queue)
+            self._take_over(executor, queue)
         if waits and executor.shares:
             await asyncio.sleep(_GATHERED_SECONDS)
-            self._take_over(queue)
+            self._take_over(executor, queue)
         await self._unless_ending()
 
-    def _take_over(self, queue: FairQueue) -> None:
+    def _take_over(self, executor: Executor, queue: FairQueue) -> None:
         """Adds what has come to the queue, which another thread uses during a turn."""
         while self._coming:
             queue.add(self._coming.popleft())
-        self._waiting_bytes = queue.bytes
+        self._waiting_bytes, executor.account.waiting = queue.bytes, queue.counts()
 
     async def _unless_ending(self) -> None:
         """Waits for ever if the host ends the process."""
