@@ -1,7 +1,7 @@
 """Make the YAMLs of examples/algorithms for examples/generate.py: one for every algorithm_type, from its declaration.
 
-All follow one template on the quickstart's tiny model and sums, so that only the algorithms differ. `cpt`, `dpo` and a
-teacher need more rows than the quickstart's. This command writes them:
+All follow one template on the quickstart's tiny model and sums, so that only the algorithms differ. `cpt`, `dpo` and
+teachers need more rows than the quickstart's. This command writes them:
 
     python examples/algorithms/make.py --data FOLDER
 """
@@ -119,9 +119,10 @@ def files() -> dict[Path, str]:
 
 
 def write_data(folder: Path, seed: int = 0) -> None:
-    """Writes pairs.jsonl, texts.jsonl and teacher.jsonl into the folder of the quickstart's train.jsonl.
+    """Writes pairs.jsonl, texts.jsonl, teacher.jsonl and told.jsonl into the folder of the quickstart's train.jsonl.
 
-    Pairs prefer the right answer to a wrong answer; the teacher's answers all show their work.
+    Pairs prefer the right answer to a wrong answer; the teacher's answers all show their work; told has the rows of
+    train, and the teacher's with the answer after the question.
     """
     rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
     random_number = random.Random(seed)
@@ -133,7 +134,8 @@ def write_data(folder: Path, seed: int = 0) -> None:
         pairs.append({"question": row["question"], "chosen": row["answer"], "rejected": rejected})
         texts.append({"text": f"{row['question']}\n{row['answer']}"})
     worked = [row for row in rows if "=" in row["answer"].partition(",")[2]]
-    for name, made in (("pairs", pairs), ("texts", texts), ("teacher", worked)):
+    told = [*rows, *({**row, "question": f"{row['question']}\n\n{row['answer']}"} for row in worked)]
+    for name, made in (("pairs", pairs), ("texts", texts), ("teacher", worked), ("told", told)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
 
 

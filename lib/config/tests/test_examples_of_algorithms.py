@@ -49,3 +49,5 @@ def test_the_rows_it_writes_are_those_that_the_yamls_read(tmp_path: Path, maker:
     assert "#### 15" not in json.loads(pair["rejected_json"])[-1]["content"]
     assert reader("text", FormatConfig(), first["texts"])(first["texts"], 0)["text"].startswith("7+8\n")
     assert first["teacher"] == row
+    told = [json.loads(line) for line in (tmp_path / "told.jsonl").read_text().splitlines()]
+    assert told == [row, {**row, "question": "7+8\n\n7+8=15, 0+0+1=1\n#### 15"}], "as the teacher reads it"
