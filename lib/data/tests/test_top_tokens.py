@@ -9,8 +9,9 @@ import pytest
 from support.fakes.data.experience import make_group, make_task
 from trinity.api.common.v1 import experience_pb2
 from trinity.data.experience import UNLIMITED, Group, Limits
-from trinity.data.top_tokens import MOST_TOP_TOKENS, TopTokens
+from trinity.data.top_tokens import TopTokens
 from trinity.data.wire import decode_outcome, encode_outcome
+from trinity.plugins.arguments import MOST_TOP_TOKENS
 from trinity.runtime.errors import InvalidInput
 
 pytestmark = pytest.mark.core

@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveFraction = Annotated[float, Field(gt=0, le=1)]
+MOST_TOP_TOKENS = 256  # of a teacher's in a place; each takes 8 bytes in the log
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trinity.plugins.arguments import MOST_TOP_TOKENS
 from trinity.runtime.errors import InvalidInput
 
-MOST_TOP_TOKENS = 256  # of a place; they take 8 bytes each in the log
 _ROUNDING = 1e-3  # of the sum of a place's probabilities
 
 

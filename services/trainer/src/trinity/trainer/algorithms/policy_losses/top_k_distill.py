@@ -6,8 +6,8 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from trinity.data.top_tokens import MOST_TOP_TOKENS
 from trinity.plugins import Fraction, algorithm, policy_loss
+from trinity.plugins.arguments import MOST_TOP_TOKENS
 from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
 from trinity.trainer.algorithms.inputs import LossInputs
 
