@@ -107,7 +107,11 @@ def test_a_machine_that_dies_ends_its_episode_and_the_next_gets_another() -> Non
 def test_closing_frees_a_thread_that_waits_for_a_stuck_machine() -> None:
     environment = ScienceWorld()
     environment.reset(TASK, {}, 0)
-    psutil.Process(environment.simulator._process.pid).suspend()
+    machine = psutil.Process(environment.simulator._process.pid)
+    machine.suspend()
+    until = time.monotonic() + 20
+    while machine.status() != psutil.STATUS_STOPPED and time.monotonic() < until:  # it may answer before
+        time.sleep(0.01)
     with ThreadPoolExecutor(1) as thread:
         stuck = thread.submit(environment.step, write("look around"))
         deadline = time.monotonic() + 20

@@ -137,6 +137,7 @@ async def test_tasks_of_both_come_in_the_mixtures_order_whenever_the_buffer_is_k
                 accidents = asyncio.create_task(accident())
                 await live.train(first, last)
                 await accidents
+            await asyncio.to_thread(live.run.buffer.wait_serving, 60)
         mixture, total = live.mixture(), steps * groups
         expected = [mixture.train_task_later(position, position + 1, 0)().task_id for position in range(total)]
         tasks = await live.fed(total)
