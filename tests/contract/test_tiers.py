@@ -3,9 +3,11 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from support.plugin import tiers
 from support.plugin.quarantine import QUARANTINED
 from support.plugin.tiers import FIFTHS, group_of, grown, slowness, split_evenly, those_that_fit
 
@@ -75,6 +77,16 @@ def test_a_run_of_the_core_measures_the_machine() -> None:
     took = {("core", "one.py"): 900.0, ("core", "other.py"): 500.0, ("extended", "third.py"): 7.0}
     assert slowness(took, known) == pytest.approx(2.0)
     assert slowness({("core", "one.py"): 900.0}, known) is None
+
+
+def test_the_summary_of_a_run_keeps_how_slow_the_machine_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "SLOWNESS", tmp_path / "build/slowness")
+    monkeypatch.setattr(tiers, "read_durations", lambda: {"core": {"one.py": 700.0}})
+    times = tiers.FileTimes(SimpleNamespace(option=SimpleNamespace(write_durations=False)))  # type: ignore[arg-type]
+    report = SimpleNamespace(user_properties=[("tier", "core")], nodeid="one.py::test_it", duration=1400.0)
+    times.pytest_runtest_logreport(report)  # type: ignore[arg-type]
+    times.pytest_terminal_summary(SimpleNamespace(section=lambda _: None, write_line=lambda _: None))
+    assert float((tmp_path / "build/slowness").read_text()) == 2.0
 
 
 def test_a_file_that_takes_a_third_longer_is_named() -> None:

@@ -15,8 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
+from support.servers.service import ServiceProcess
+from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.environments.arguments import Arguments
 from trinity.environments.sandbox import environment, runtimes
 from trinity.environments.sandbox.environment import Shell
@@ -89,7 +93,7 @@ def held(provider: Path) -> list[str]:
     return sorted(file.name for file in provider.iterdir())
 
 
-def until_empty(provider: Path, seconds: float = 30) -> None:
+def until_empty(provider: Path, seconds: float = 90) -> None:
     end = time.monotonic() + seconds
     while held(provider) and time.monotonic() < end:
         time.sleep(0.05)
@@ -162,6 +166,23 @@ def test_a_sandbox_ends_after_its_time(provider: Path, allow: Allow) -> None:
     other.close()
 
 
+@pytest.mark.core
+def test_the_service_plays_it_by_the_settings_of_its_operator(provider: Path, allow: Allow, tmp_path: Path) -> None:
+    service = ServiceProcess("environment", tmp_path).start()  # with the variables of `allow` and `provider`
+    replies = [call("write_file", path="answer", content="42"), call("submit")]
+    reset = pb.Reset(environment="sandbox", task_json=json.dumps(ROW), args_json=json.dumps({"backend": CLOUD}))
+    requests = [pb.EpisodeRequest(reset=reset)]
+    requests += [pb.EpisodeRequest(action=pb.Action(text=reply, turn=turn)) for turn, reply in enumerate(replies, 1)]
+    try:
+        with grpc.insecure_channel(service.address) as channel:
+            stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
+            answers = list(stub.Episode(iter(requests), timeout=100))
+        assert [(answer.reward, answer.done) for answer in answers] == [(0.0, False), (0.0, False), (1.0, True)]
+    finally:
+        service.kill()
+    until_empty(provider)
+
+
 SERVICE = """
 import sys
 sys.path.insert(0, {here!r})
@@ -193,6 +214,33 @@ def test_after_the_death_of_harbors_process_another_is_started(provider: Path, a
     one.close()
     with contextlib.closing(sandbox()) as other:
         assert other.run(["echo", "again"]).text == "again\n"
+
+
+@pytest.mark.core
+def test_a_sandbox_for_which_nobody_waits_any_more_is_not_made(
+    provider: Path, allow: Allow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allow(empty=True, slow=1.5)
+    monkeypatch.setattr(runtimes, "_CREATE_SECONDS", 0.8)
+    with pytest.raises(Unavailable, match=r"starts no sandbox: no answer in 0\.8 s"):
+        sandbox()
+    time.sleep(2)
+    assert held(provider) == []
+
+
+@pytest.mark.core
+def test_a_task_reads_nothing_of_the_service(provider: Path, allow: Allow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Harbor fills variables of a task from its own environment, which has the keys of providers."""
+    monkeypatch.setenv("E2B_API_KEY", "secret")
+    allow(empty=True)
+    asks = {"memory_mb": 64, "env": {"MINE": "${E2B_API_KEY}"}}
+    task = Harbor.read(Arguments({**ROW, "config": {"environment": asks}}, "task"), builds=True)
+    with contextlib.closing(runtimes.HarborSandbox(Limits(), CLOUD, runtimes.options_of(CLOUD), task)):
+        (file,) = provider.iterdir()
+        assert file.read_text() == "{}"
+    composed = {**ROW, "environment": [{"path": "docker-compose.yaml", "text": "services: {}"}]}
+    with pytest.raises(InvalidInput, match=r"has docker-compose\.yaml, which may reach this machine"), begun(composed):
+        pass
 
 
 @pytest.mark.core

@@ -3,7 +3,8 @@
 A file in `folder` stands for each sandbox that the provider holds, whoever has forgotten it.
 """
 
-import os
+import asyncio
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,14 @@ _random = random.Random(7)
 
 
 class Cloud(BaseEnvironment):
-    """fails: the share of starts that fail after the sandbox was made, and of ends. empty: no process is started."""
+    """fails: the share of starts that fail after the sandbox was made, and of ends. empty: no process is started.
+    slow: seconds of a start, before the sandbox is there."""
 
-    def __init__(self, *args: Any, folder: str, fails: float = 0.0, empty: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, folder: str, fails: float = 0.0, empty: bool = False, slow: float = 0.0, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self._fails, self._empty = fails, empty
+        self._fails, self._empty, self._slow = fails, empty, slow
         self._file = Path(folder) / self.session_id
         self._machine: BubblewrapSandbox | None = None
 
@@ -40,7 +44,8 @@ class Cloud(BaseEnvironment):
         dockerfile = self.environment_dir / "Dockerfile"
         if dockerfile.exists() and "broken" in dockerfile.read_text():
             raise SandboxBuildFailedError("the Dockerfile has no FROM")
-        self._file.write_text(str(os.getpid()))
+        await asyncio.sleep(self._slow)
+        self._file.write_text(json.dumps(self.task_env_config.env))
         if _random.random() < self._fails:
             raise RuntimeError("503: no capacity")
         if not self._empty:

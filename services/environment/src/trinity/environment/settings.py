@@ -1,8 +1,9 @@
 """Settings of the environment service. Prefix TRINITY_ENVIRONMENT_."""
 
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, Json
 from pydantic_settings import SettingsConfigDict
 
 from trinity.runtime.settings import NatsSettings
@@ -27,6 +28,10 @@ class EnvironmentSettings(NatsSettings):
     sandbox_network: bool = Field(False, description="Tasks of sandbox may ask for the network of this machine")
     sandbox_memory_mib: int = Field(4096, ge=32, description="Most memory, and most disk, of one sandbox")
     sandbox_docker: bool = Field(False, description="Tasks of sandbox may name, build and run images with docker")
+    sandbox_runtimes: Json[dict[str, dict[str, Any]]] = Field(
+        {}, description="JSON: runtimes of Harbor's that tasks of sandbox may use, each with Harbor's options of it"
+    )
+    sandbox_harbor: Path | None = Field(None, description="Interpreter that has Harbor; else the service's own")
     sandbox_leases: Path | None = Field(
         None, description="Folder of the leases of sandboxes; else trinity-sandboxes-<user> in the one of $TMPDIR"
     )

@@ -22,7 +22,7 @@ _CREATED_AT_ONCE = 8
 _TRIES = 3
 _START_SECONDS = 95.0
 _STOP_SECONDS = 30.0
-_PAUSES = (0.5, 2.0, 8.0)
+_PAUSES = (0.5, 2.0, 8.0, 30.0, 120.0)
 _GRACE_SECONDS = 10.0
 _MAX_LINE = 64 * 1024**2
 
@@ -52,14 +52,16 @@ class Sandboxes:
     def __init__(self) -> None:
         self._live: dict[str, Any] = {}
         self._first_processes: dict[str, list[str]] = {}
-        self._creating = asyncio.Semaphore(_CREATED_AT_ONCE)
+        self._creations: dict[str, asyncio.Task[Any] | None] = {}
+        self._slots = asyncio.Semaphore(_CREATED_AT_ONCE)
 
     async def create(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Starts a sandbox. A start that fails is tried again, after what it left is ended."""
         from harbor.environments.base import SandboxBuildFailedError
 
         name = asked["name"]
-        async with self._creating:
+        self._creations[name] = asyncio.current_task()
+        async with self._slots:
             for pause in (*_PAUSES[: _TRIES - 1], None):
                 runtime = self._live[name] = _make(asked)
                 try:
@@ -68,12 +70,13 @@ class Sandboxes:
                     self._first_processes[name] = (listed.stdout or "").split()
                     break
                 except Exception as error:
-                    await self.end(asked)
+                    await self._stop(name)
                     if isinstance(error, SandboxBuildFailedError):
                         raise Wrong(str(error)) from None
                     if pause is None:
                         raise
                     await asyncio.sleep(pause * (0.5 + secrets.randbelow(1000) / 1000))
+        self._creations.pop(name, None)
         asyncio.get_running_loop().call_later(asked["ttl_seconds"], lambda: asyncio.ensure_future(self.end(asked)))
         return {}
 
@@ -114,20 +117,27 @@ class Sandboxes:
         return {"code": done.return_code, "output": done.stdout or "", "problem": done.stderr or ""}
 
     async def end(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Ends a sandbox, with some patience for its provider. Returns an empty answer also where there is none."""
-        self._first_processes.pop(asked["name"], None)
-        if (runtime := self._live.pop(asked["name"], None)) is None:
-            return {}
+        """Ends a sandbox, or its creation. Returns an empty answer also where there is none."""
+        if (creation := self._creations.pop(asked["name"], None)) is not None:
+            creation.cancel()
+            await asyncio.wait({creation})
+        await self._stop(asked["name"])
+        return {}
+
+    async def _stop(self, name: str) -> None:
+        """Ends what a name has, with some patience for its provider."""
+        self._first_processes.pop(name, None)
+        if (runtime := self._live.pop(name, None)) is None:
+            return
         for pause in (*_PAUSES, None):
             try:
                 await asyncio.wait_for(runtime.stop(delete=True), _STOP_SECONDS)
                 break
             except Exception as error:
                 if pause is None:
-                    _complain(f"sandbox {asked['name']} cannot be ended, and ends by its time to live: {error!r}")
+                    _complain(f"sandbox {name} cannot be ended, and ends by its time to live: {error!r}")
                     break
                 await asyncio.sleep(pause)
-        return {}
 
     async def end_all(self) -> None:
         await asyncio.gather(*(self.end({"name": name}) for name in list(self._live)))
@@ -137,11 +147,7 @@ def _make(asked: dict[str, Any]) -> Any:
     """A runtime of Harbor's, not yet started. Raises Wrong for what Harbor does not know or cannot do."""
     from harbor.environments.factory import EnvironmentFactory
     from harbor.models.environment_type import EnvironmentType
-    from harbor.models.task.config import (
-        EnvironmentConfig,
-        NetworkMode,
-        NetworkPolicy,
-    )
+    from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
     from harbor.models.trial.paths import TrialPaths
 
     runtime, folder = asked["runtime"], Path(asked["folder"])

@@ -32,6 +32,8 @@ _HAS_HARBOR = "import importlib.util, sys; sys.exit(importlib.util.find_spec('ha
 _CREATE_SECONDS = 115.0  # less than a reset has
 _END_SECONDS = 5.0  # the process continues to end a sandbox afterwards
 _KILLED = 137
+# What a task may say of its machine. Harbor would fill `env` from the service's own environment variables.
+_OF_TASKS = ("docker_image", "workdir", "cpus", "build_timeout_sec")
 
 
 def allowed() -> dict[str, dict[str, Any]]:
@@ -60,8 +62,12 @@ class HarborSandbox(Sandbox):
     """A sandbox of a runtime of Harbor's. Its provider builds the task's image, or takes it from where it is."""
 
     def __init__(self, limits: Limits, runtime: str, options: dict[str, Any], task: Harbor) -> None:
-        """Raises Conflict for what Harbor cannot do, and Unavailable if its provider starts none."""
+        """Raises InvalidInput for a task of several containers, Conflict for what Harbor cannot do, and Unavailable if
+        its provider starts none."""
         super().__init__(limits)
+        if composed := [path for path in task.context if path.startswith("docker-compose.")]:
+            what = f"has {composed[0]}, which may reach this machine; a runtime of Harbor's takes a Dockerfile alone"
+            raise InvalidInput("task.environment", what)
         self.name = f"trinity-{secrets.token_hex(8)}"
         self._worker = worker()
         self._folder = Path(tempfile.mkdtemp(prefix=f"{self.name}-"))
@@ -71,7 +77,8 @@ class HarborSandbox(Sandbox):
             place.write_bytes(file.data)
             place.chmod(0o755 if file.executable else 0o644)
         (self._folder / "environment").mkdir(exist_ok=True)
-        machine = {**task.machine, "memory_mb": limits.memory_mib}
+        machine = {name: task.machine[name] for name in _OF_TASKS if name in task.machine}
+        machine["memory_mb"] = limits.memory_mib
         if task.disk_mib is not None:
             machine["storage_mb"] = limits.disk_mib
         try:

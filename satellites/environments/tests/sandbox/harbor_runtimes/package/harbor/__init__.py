@@ -2,6 +2,7 @@
 
 import enum
 import importlib
+import os
 import sys
 import types
 from dataclasses import dataclass
@@ -35,11 +36,15 @@ class NetworkPolicy:
 
 
 class EnvironmentConfig(dict):  # type: ignore[type-arg]
+    env: dict[str, str]
+
     @classmethod
     def model_validate(cls, given: dict[str, Any]) -> "EnvironmentConfig":
         if type(given.get("memory_mb")) is not int:
             raise ValueError("1 validation error for EnvironmentConfig: memory_mb")
-        return cls(given)
+        made = cls(given)
+        made.env = {name: os.path.expandvars(value) for name, value in given.get("env", {}).items()}
+        return made
 
 
 @dataclass
