@@ -29,7 +29,9 @@ class EnvironmentSettings(NatsSettings):
     sandbox_memory_mib: int = Field(4096, ge=32, description="Most memory, and most disk, of one sandbox")
     sandbox_docker: bool = Field(False, description="Tasks of sandbox may name, build and run images with docker")
     sandbox_runtimes: Json[dict[str, dict[str, Any]]] = Field(
-        {}, description="JSON: runtimes of Harbor's that tasks of sandbox may use, each with Harbor's options of it"
+        {},
+        validate_default=False,
+        description="JSON: runtimes of Harbor's that tasks of sandbox may use, each with Harbor's options of it",
     )
     sandbox_harbor: Path | None = Field(None, description="Interpreter that has Harbor; else the service's own")
     sandbox_leases: Path | None = Field(
