@@ -53,6 +53,21 @@ def test_the_nearest_marker_counts(tmp_path: Path) -> None:
     assert not any("::test_it" in fifth for fifth in fifths)
 
 
+def test_a_file_of_the_other_tier_is_not_imported(tmp_path: Path) -> None:
+    for tier in tiers.TIERS:
+        (tmp_path / f"test_{tier}.py").write_text(f"import pytest\npytestmark = pytest.mark.{tier}\n")
+    (tmp_path / "test_none.py").write_text("def test_it(): pass\n")
+
+    def left_out(**options: object) -> list[str]:
+        config = SimpleNamespace(option=SimpleNamespace(**{"fifth": None, "list_fifths": False, **options}))
+        found = (path for path in tmp_path.iterdir() if tiers.pytest_ignore_collect(path, config))  # type: ignore[arg-type]
+        return sorted(path.name for path in found)
+
+    assert left_out(markexpr="core") == ["test_extended.py"]
+    assert left_out(markexpr="", fifth=2) == left_out(markexpr="", list_fifths=True) == ["test_core.py"]
+    assert left_out(markexpr="") == left_out(markexpr="core and not slow") == []
+
+
 def test_fifths_are_everything_once_and_of_about_the_same_length() -> None:
     seconds = {f"file_{number}": float(number % 13 + 1) for number in range(60)}
     fifths = split_evenly(seconds, FIFTHS)

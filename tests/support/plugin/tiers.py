@@ -38,6 +38,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--write-durations", action="store_true", help="write tests/durations.json for the files that ran")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files whose tests are all in the other tier: importing them takes each worker many seconds."""
+    by_fifths = config.option.fifth or config.option.list_fifths
+    wanted = "extended" if by_fifths else config.option.markexpr
+    if wanted not in TIERS or not collection_path.match("test_*.py"):
+        return None
+    text = collection_path.read_text()
+    named = {tier for tier in TIERS if f"mark.{tier}" in text}
+    return True if named and wanted not in named else None
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(FileTimes(config), "file-times")
