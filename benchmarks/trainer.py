@@ -1,10 +1,12 @@
-"""Speed of the trainer with and without padding, and memory of a step above the model's states. On CPUs.
+"""Speed of the trainer with and without padding and shared prefixes, and memory of a step. On CPUs.
 
-    python benchmarks/trainer.py [packing] [memory] [--tiny]
+    python benchmarks/trainer.py [packing] [trees] [memory] [--tiny]
 
 packing: the same batch, lengths uniform in [1, 1024], on two ranks: a fixed number of rows padded to the longest, rows
-of similar length padded, and without padding. memory: the peak of one step over 4 x 4096 tokens with a vocabulary of
-152,064. The model's states are weights, gradients and Adam's two means in float32.
+of similar length padded, and without padding. trees: without and with shared prefixes, trees of depth three (a prompt,
+then two turns after each turn) and step-wise episodes of four turns, whose sequences repeat the turns before. memory:
+the peak of one step over 4 x 4096 tokens with a vocabulary of 152,064, above the model's states: weights, gradients and
+Adam's two means in float32.
 """
 
 import argparse
@@ -20,8 +22,9 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-PARTS = ("packing", "memory")
+PARTS = ("packing", "trees", "memory")
 LEAST_OF_PADDED = 1.7
+LEAST_OF_ALONE = 1.5
 MOST_GIB = 1.5
 MODES: dict[str, dict[str, Any]] = {
     "padded, 8 rows each": {
@@ -33,6 +36,9 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def make_model(folder: Path, hidden: int, layers: int, vocabulary: int, length: int) -> None:
+    from trinity.runtime.torch_builds import hide_unusable_companions
+
+    hide_unusable_companions()
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(
@@ -71,6 +77,58 @@ def make_batch(lengths: list[int], vocabulary: int, step: int) -> Any:
             TrainSequence(tokens, length - response, logprobs, mask, index // 8, advantage=float(rng.normal()))
         )
     return TrainBatch(step, tuple(sequences))
+
+
+def make_trees(shape: str, prompt: int, turn: int, vocabulary: int, step: int) -> Any:
+    """One group of eight rollouts of three turns. branched: two turns after each; step-wise: one sequence a turn."""
+    from trinity.trainer.data.batch import TrainBatch, TrainSequence
+
+    rng = np.random.default_rng(step)
+
+    def grown(before: np.ndarray) -> np.ndarray:
+        return np.concatenate([before, rng.integers(0, vocabulary, turn)]).astype(np.int32)
+
+    rows = [np.asarray(rng.integers(0, vocabulary, prompt), np.int32)]
+    lengths = []
+    if shape == "branched":
+        for _ in range(3):
+            rows = [grown(row) for row in rows for _ in range(2)]
+        lengths = [prompt] * len(rows)
+    else:
+        episodes = [rows * 1 for _ in range(8)]
+        for episode in episodes:
+            for _ in range(4):
+                episode.append(grown(episode[-1]))
+        lengths = [len(row) for episode in episodes for row in episode[:-1]]
+        rows = [row for episode in episodes for row in episode[1:]]
+    sequences = []
+    for row, begin in zip(rows, lengths, strict=True):
+        response = len(row) - begin
+        logprobs, mask = np.full(response, -np.log(vocabulary), np.float32), np.ones(response, bool)
+        sequences.append(TrainSequence(row, begin, logprobs, mask, 0, advantage=float(rng.normal())))
+    return TrainBatch(step, tuple(sequences))
+
+
+def time_trees(job: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of each step by shape and mode, in turns, and the tokens of the sequences and of the rows."""
+    from trinity.trainer.data.shared_prefixes import token_count
+
+    common = {"max_token_len_per_gpu": job["length"] * 8}
+    engines = {shared: make_engine(job, {**common, "shared_prompts": shared}) for shared in (False, True)}
+    found: dict[str, Any] = {}
+    for shape in ("branched", "step-wise"):
+        seconds: dict[bool, list[float]] = {False: [], True: []}
+        for step in range(1, job["steps"] + 2):
+            batch = make_trees(shape, job["prompt"], job["turn"], job["vocabulary"], step)
+            for shared, engine in engines.items():
+                begin = time.perf_counter()
+                engine.train(batch, 100)
+                if step > 1:
+                    seconds[shared].append(time.perf_counter() - begin)
+        tokens = sum(sequence.length for sequence in batch.sequences)
+        medians = [statistics.median(times) for times in seconds.values()]
+        found[shape] = [tokens, token_count(batch.sequences), *medians]
+    return found
 
 
 def time_modes(job: dict[str, Any]) -> dict[str, list[float]]:
@@ -143,6 +201,23 @@ def show_packing(args: argparse.Namespace) -> None:
     table.show()
 
 
+def show_trees(args: argparse.Namespace) -> None:
+    from buffer_table import Table, at_least
+
+    job = {"prompt": args.prompt, "turn": args.turn, "length": args.prompt + 4 * args.turn, "steps": args.steps,
+           "vocabulary": args.vocabulary}  # fmt: skip
+    found = run_ranks("trees", 1, job, args.hidden, args.layers)
+    table = Table(
+        f"trees: 8 rollouts, a prompt of {args.prompt} tokens and turns of {args.turn}, one thread",
+        ("shape", "tokens", "in rows", "tokens/s alone", "tokens/s shared", "ratio", "limit"),
+    )
+    for shape, (tokens, distinct, alone, shared) in found.items():
+        limit = at_least(alone / shared, LEAST_OF_ALONE)
+        speeds = f"{tokens / alone:,.0f}", f"{tokens / shared:,.0f}", f"{alone / shared:.2f}"
+        table.rows.append((shape, f"{tokens:,}", f"{distinct:,}", *speeds, limit))
+    table.show()
+
+
 def show_memory(args: argparse.Namespace) -> None:
     from buffer_table import Table, at_most
 
@@ -167,7 +242,7 @@ def one_rank(file: Path) -> None:
 
     torch.set_num_threads(1)
     job = json.loads(file.read_text())
-    found = time_modes(job) if job["part"] == "packing" else measure_growth(job)
+    found = {"packing": time_modes, "trees": time_trees, "memory": measure_growth}[job["part"]](job)
     if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
         (Path(job["folder"]) / "found.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
@@ -180,7 +255,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"any of {', '.join(PARTS)}; all if none is named")
     for name, value in {"sequences": 64, "longest": 1024, "steps": 3, "hidden": 128, "layers": 4, "vocabulary": 2048,
-                        "memory-length": 4096, "memory-vocabulary": 152_064, "memory-hidden": 128}.items():  # fmt: skip
+                        "prompt": 1024, "turn": 256, "memory-length": 4096, "memory-vocabulary": 152_064,
+                        "memory-hidden": 128}.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--tiny", action="store_true", help="seconds of work: shows that it runs, measures nothing")
     args = parser.parse_args()
@@ -189,7 +265,8 @@ def main() -> None:
         parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
     if args.tiny:
         args.sequences, args.longest, args.steps, args.memory_length, args.memory_vocabulary = 8, 32, 1, 64, 2048
-    for part, show in {"packing": show_packing, "memory": show_memory}.items():
+        args.prompt, args.turn = 32, 16
+    for part, show in {"packing": show_packing, "trees": show_trees, "memory": show_memory}.items():
         if part in (args.parts or PARTS):
             show(args)
 

@@ -16,7 +16,7 @@ TABLES = {
     "agents.py": ("tools.generate", "session, streamed", "limit"),
     "agents_journal.py": ("without the journal", "a wait, ms", "limit"),
     "turns.py": ("the least busy engine", "the conversation's engine"),
-    "trainer.py": ("packing", "packed", "memory", "growth"),
+    "trainer.py": ("packing", "packed", "branched", "step-wise", "memory", "growth"),
     "sync.py tls": ("pause, with mTLS and without", "ratios of the pairs"),
     "sync.py": ("pause, requests running", "bare load", "difference, 1% changed", "publish + fetch", "ratio"),
     "adapters.py": ("a swap while requests run", "MB a version", "of merged", "1 held", "8 held", "distance in nats"),

@@ -35,16 +35,20 @@ def cases(families: Iterable[Family]) -> list[Any]:
 CLOSE: Any = {"atol": 2e-4, "rtol": 2e-4}
 
 
-def sequences(twice: bool = False, longest: int = 24) -> list[TrainSequence]:
-    """Sequences of several lengths, some beyond a window; `twice`: two responses to each prompt."""
+def sequences(branched: bool = False, longest: int = 24) -> list[TrainSequence]:
+    """Sequences of several lengths, some beyond a window. branched: three responses to longer prompts, of which two
+    begin with the same half."""
     rng = np.random.default_rng(0)
-    made = []
+    made: list[TrainSequence] = []
     for group, (prompt, response) in enumerate(
         [(3, min(17, longest)), (1, 1), (9, min(12, longest)), (2, 0), (5, longest)]
     ):
+        prompt += 8 if branched else 0
         tokens = rng.integers(2, VOCABULARY - 8, prompt)
-        for _ in range(2 if twice else 1):
+        for number in range(3 if branched else 1):
             whole = np.concatenate([tokens, rng.integers(2, VOCABULARY - 8, response)]).astype(np.int32)
+            if number == 2:
+                whole[prompt : prompt + response // 2] = made[-1].token_ids[prompt : prompt + response // 2]
             nothing = np.zeros(response, np.float32)
             made.append(TrainSequence(whole, prompt, nothing, nothing == 0, group=group, temperature=1.0))
     return made
@@ -102,7 +106,7 @@ def test_padded_and_packed_batches_are_exact(family: Family, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("family", cases(one for one in FAMILIES if not one.not_packed))
-def test_shared_prompts_are_exact_or_refused(family: Family, tmp_path: Path) -> None:
+def test_shared_prefixes_are_exact_or_refused(family: Family, tmp_path: Path) -> None:
     plain = make_model(family, tmp_path).eval()
     policy = policy_of(tmp_path, packed=True)
     if family.windowed:
@@ -110,8 +114,8 @@ def test_shared_prompts_are_exact_or_refused(family: Family, tmp_path: Path) -> 
             check_shared_prompts(policy.model, True, WINDOW + 1)
         return
     check_shared_prompts(policy.model, True, 64)
-    batch = sequences(twice=True)
-    found = by_policy(policy, batch, packed=True, share_prompts=True)
+    batch = sequences(branched=True)
+    found = by_policy(policy, batch, packed=True, units=[len(batch)])
     torch.testing.assert_close(found, plainly(plain, batch), **CLOSE)
 
 

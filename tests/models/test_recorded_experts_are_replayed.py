@@ -116,16 +116,16 @@ def test_layers_that_are_computed_again_take_the_same_experts(family: Family, wh
 
 
 @pytest.mark.parametrize("family", cases(MIXTURES[:1]))
-def test_shared_prompts_and_adapters(family: Family, tmp_path: Path) -> None:
-    plain, batch = mixture(family, tmp_path), sequences(twice=True)
+def test_shared_prefixes_and_adapters(family: Family, tmp_path: Path) -> None:
+    plain, batch = mixture(family, tmp_path), sequences(branched=True)
     routes = [elsewhere(chosen_by(plain, one)) for one in batch]
-    for first, second in zip(routes[::2], routes[1::2], strict=True):  # an engine reads a shared prompt once
-        shared = min(len(first), len(second), 9)
-        second[:shared] = first[:shared]
+    for index, one in enumerate(batch):  # an engine reads a shared prompt once
+        shared = one.prompt_length - (one.response_length == 0)
+        routes[index][:shared] = routes[index - index % 3][:shared]
     other = [one for one in with_routes(batch, routes) if one.response_length > 0]
     policy = policy_of(tmp_path, packed=True)
     expected = by_policy(policy, other, packed=True)
-    torch.testing.assert_close(by_policy(policy, other, packed=True, share_prompts=True), expected, **CLOSE)
+    torch.testing.assert_close(by_policy(policy, other, packed=True, units=[len(other)]), expected, **CLOSE)
     adapters = policy_of(tmp_path, packed=True, lora_configs=[LoraConfig(lora_rank=2)])
     torch.testing.assert_close(by_policy(adapters, other, packed=True), expected, **CLOSE)
     part = collate(other, 0, packed=True)

@@ -45,8 +45,8 @@ def test_packed_rows_are_exact(family: Family, share: bool, tmp_path: Path) -> N
     plain.set_experts_implementation("eager")
     policy = policy_of(tmp_path, packed=True)
     check_shared_prompts(policy.model, True, 200)
-    batch = sequences(twice=share, longest=150)  # beyond a chunk of 64 tokens
-    expected, found = plainly(plain, batch), by_policy(policy, batch, packed=True, share_prompts=share)
+    batch = sequences(branched=share, longest=150)  # beyond a chunk of 64 tokens
+    expected, found = plainly(plain, batch), by_policy(policy, batch, packed=True, units=[len(batch)] if share else [])
     assert found.dtype is torch.float64
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
     slopes = gradients(plain, expected)
@@ -66,11 +66,11 @@ def test_ranks_that_share_sequences_are_refused(family: Family, tmp_path: Path) 
 
 @pytest.mark.core
 def test_rows_read_each_sequence_and_keep_each_token_once() -> None:
-    lengths, prompts = (3, 9, 2, 1, 4), (None, None, None, 2, 2)  # the last two read the prompt of two tokens
-    rows = rows_of(lengths, prompts, torch.device("cpu"))
+    lengths, parents = (3, 9, 2, 1, 4), (None, None, None, 2, 3)  # the last two continue what is before them
+    rows = rows_of(lengths, parents, torch.device("cpu"))
     read = [places[: int(own.nonzero().max()) + 1].tolist() for call, kept in zip(rows.places, rows.own, strict=True)
             for places, own in zip(call, kept, strict=True)]  # fmt: skip
-    expected = [[0, 1, 2], list(range(3, 12)), [12, 13], [12, 13, 14], [12, 13, *range(15, 19)]]
+    expected = [[0, 1, 2], list(range(3, 12)), [12, 13], [12, 13, 14], list(range(12, 19))]
     assert sorted(read) == sorted(expected)
     kept = torch.cat([places[own] for places, own in zip(rows.places, rows.own, strict=True)])
     assert kept[rows.order].tolist() == list(range(sum(lengths)))

@@ -174,7 +174,7 @@ OTHERS = (
         "torch: attention with its log-sum-exp",
         ("trinity.trainer.model.shared_attention",),
         "`torch.nn.attention.varlen`: these calls, their order of arguments, and log-sum-exps of [heads, tokens].",
-        ("services/trainer/tests/model/test_shared_prompts.py",),
+        ("services/trainer/tests/model/test_shared_prefixes.py",),
         (
             "torch.ops.aten:_flash_attention_forward",
             "torch.ops.aten:_flash_attention_backward",

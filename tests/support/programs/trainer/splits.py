@@ -26,16 +26,16 @@ def gradients_of(
     seconds: float = 200,
     pictures: bool = False,
     changes: dict[str, dict[str, Any]] | None = None,
-    one_prompt: bool = False,
+    trees: bool = False,
 ) -> dict[str, Arrays]:
     """For each case (settings of `trainer`): gradients by parameter, grad_norm before clipping at 0.5, and the
     recorded tokens, as in `training.recorded`.
 
     pictures: the model is the vision example's, and a few of the sequences have images. changes: keys of other sections
-    of the configuration. one_prompt: as fixed_batch. A critic's names begin with `critic.`.
+    of the configuration. trees: as fixed_batch. A critic's names begin with `critic.`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    job = {"folder": str(folder), "model": str(model), "cases": cases, "pictures": pictures, "one_prompt": one_prompt}
+    job = {"folder": str(folder), "model": str(model), "cases": cases, "pictures": pictures, "trees": trees}
     (folder / "job.json").write_text(json.dumps({**job, "changes": changes or {}}))
     run_module("support.programs.trainer.splits", folder / "job.json", ranks, seconds)
     return {name: dict(np.load(folder / f"{index}.npz")) for index, name in enumerate(cases)}
@@ -61,7 +61,7 @@ def main() -> None:
         sharding = {"dtype": "float32", "zero_stage": trainer.pop("zero_stage")}
         config["trainer"] |= {**trainer, "deepspeed": sharding}
         engine = TrainEngine(make_plan(Config.model_validate(config)), ranks, "cpu")
-        batch, record = of_experiences(fixed_batch(1, one_prompt=job["one_prompt"])), engine.token_record()
+        batch, record = of_experiences(fixed_batch(1, trees=job["trees"])), engine.token_record()
         if job["pictures"]:
             assert engine.image_rules is not None
             batch = with_pictures(batch, engine.image_rules)

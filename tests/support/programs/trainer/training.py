@@ -97,10 +97,10 @@ def wait_for(processes: list[ForkedModule], seconds: float) -> list[int]:
     return [process.wait(timeout=20) for process in processes]
 
 
-def fixed_batch(step: int, *, rewards: str = "random", one_prompt: bool = False):  # type: ignore[no-untyped-def]
+def fixed_batch(step: int, *, rewards: str = "random", trees: bool = False):  # type: ignore[no-untyped-def]
     """Ragged groups, the same for the same step: 16 sequences, one of them with an empty mask.
 
-    one_prompt: the sequences of a group have the first one's prompt, as rollouts of a task do.
+    trees: the sequences of a group have a common prompt, and two of them begin their responses with the same tokens.
     """
     import torch
 
@@ -125,13 +125,15 @@ def fixed_batch(step: int, *, rewards: str = "random", one_prompt: bool = False)
                 advantage=float(scores[index]),
             )
         )
-    if one_prompt:
-        prompts = [s.token_ids[: s.prompt_length] for s in sequences[::4]]
-        sequences = [
-            replace(s, token_ids=np.concatenate([prompts[s.group], s.token_ids[s.prompt_length :]]),
-                    prompt_length=len(prompts[s.group]))
-            for s in sequences
-        ]  # fmt: skip
+    if trees:
+        prompts, turns = rng.integers(0, 97, (4, 15)).astype(np.int32), rng.integers(0, 97, (4, 9)).astype(np.int32)
+        for index, s in enumerate(sequences):
+            parts = [turns[s.group], s.token_ids[s.prompt_length :]][-1 - (index % 4 > 1) :]
+            length = sum(map(len, parts))
+            sequences[index] = replace(
+                s, token_ids=np.concatenate([prompts[s.group], *parts]), prompt_length=15,
+                old_logprobs=np.full(length, -4.5, np.float32), mask=np.full(length, s.mask.any()),
+            )  # fmt: skip
     return TrainBatch(step=step, sequences=tuple(sequences))
 
 

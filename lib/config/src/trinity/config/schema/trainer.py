@@ -91,7 +91,7 @@ class TrainerConfig(Section):
     )
     use_remove_padding: bool = Field(True, description="Micro-batches without padding: sequences one after the other")
     shared_prompts: bool = Field(
-        False, description="Sequences with the same prompt have it once in a packed micro-batch (docs/trainer.md)"
+        False, description="Equal prompts and longer common prefixes are computed once (docs/trainer.md)"
     )
     use_dynamic_bsz: bool = Field(True, description="Micro-batches by tokens, not by rows")
     max_token_len_per_gpu: Tokens | None = Field(

@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,28 +13,26 @@ from trinity.data.images import PlacedImage
 from trinity.data.vision import ImageRules
 from trinity.trainer.data.batch import TrainSequence
 from trinity.trainer.data.images import ImageReader, Seen
-from trinity.trainer.data.shared_prompts import Row, SharedPrompts, row_of, token_count, with_equal_prompts
+from trinity.trainer.data.shared_prefixes import Row, SharedPrefixes, row_of, units_of
 from trinity.trainer.process.ranks import Ranks
 
-_LEAST_SAVED = (
-    0.1  # share of the tokens: below it the second call of the attention kernel costs more than sharing saves
-)
-_MOVED = (torch.Tensor, Seen, SharedPrompts)
+_MOVED = (torch.Tensor, Seen, SharedPrefixes)
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """B sequences with N predicted tokens; R is the length of the longest response.
+    """B sequences with M predicted tokens, N of them distinct; R is the length of the longest response.
 
     The model reads input_ids and position_ids, int64, and the images `seen`; position_ids are [3, ...] if the model
     reads images (ImageReader). Packed: one row [1, T] of segments laid end to end, without padding, attention_mask
     None; `boundaries` int32 [segments + 1] has their starts and `lengths` their lengths. A segment is a sequence, or
-    its prompt or response if the prompt is shared (`shared`). Padded: [B, L] on the right, attention_mask int64 [B, L].
+    a part of some that share prefixes (`shared`). Padded: [B, L] on the right, attention_mask int64 [B, L].
 
-    Each response token is predicted: `predicting` int64 [N] is the position before it in the flattened input_ids,
-    `targets` int64 [N] its id, `token_temperatures` float32 [N] its sampling temperature, and `flat_indices` int64 [N]
-    its index in [B, R] flattened (see `spread`). `top_ids` int64 [N, k] are a teacher's likeliest tokens in its place;
-    None if no loss reads them.
+    Each response token is predicted, a shared one once: `predicting` int64 [N] is the position before it in the
+    flattened input_ids, `targets` int64 [N] its id, `token_temperatures` float32 [N] its sampling temperature.
+    `flat_indices` int64 [M] are the indices of all in [B, R] flattened (see `spread`), and `distinct` int64 [M] those
+    of their predictions; None: N is M. `top_ids` int64 [N, k] are a teacher's likeliest tokens in its place; None if no
+    loss reads them.
 
     routes int16 [tokens, layers, chosen]: experts that the engine chose for each token of the flattened input_ids, -1
     where it is unknown; None if it is for all.
@@ -64,7 +63,8 @@ class MicroBatch:
     pairs: torch.Tensor
     peers: torch.Tensor
     seen: Seen | None = None
-    shared: SharedPrompts | None = None
+    shared: SharedPrefixes | None = None
+    distinct: torch.Tensor | None = None
     routes: torch.Tensor | None = None
     top_ids: torch.Tensor | None = None
     teacher_top: torch.Tensor | None = None
@@ -80,14 +80,15 @@ class MicroBatch:
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
         """Scatters values of the predicted tokens [N, ...] to [B, R, ...]; 0 elsewhere. Keeps the gradient."""
+        values = values if self.distinct is None else values[self.distinct]
         flat = values.new_zeros(self.mask.numel(), *values.shape[1:])
         return flat.index_put((self.flat_indices,), values).view(*self.mask.shape, *values.shape[1:])
 
     def part(self, index: int, parts: int) -> "MicroBatch":
         """Returns the `index`-th of `parts` equal parts of a packed micro-batch, padded at the end with any token.
 
-        The part predicts from its tokens. `flat_indices`, boundaries, lengths and `shared` stay those of the whole,
-        with the padding as an additional segment.
+        The part predicts from its tokens. Boundaries, lengths and `shared` stay those of the whole, with the padding as
+        an additional segment.
         """
         total = self.input_ids.shape[1]
         filling = -total % parts
@@ -95,6 +96,7 @@ class MicroBatch:
         ids, positions = pad(self.input_ids, (0, filling)), pad(self.position_ids, (0, filling))
         own = slice(index * size, (index + 1) * size)
         predicts = (self.predicting >= own.start) & (self.predicting < own.stop)
+        spread = predicts if self.distinct is None else predicts[self.distinct]
         end = self.boundaries.new_tensor([total + filling])
         return replace(
             self,
@@ -105,7 +107,8 @@ class MicroBatch:
             predicting=self.predicting[predicts] - own.start,
             targets=self.targets[predicts],
             token_temperatures=self.token_temperatures[predicts],
-            flat_indices=self.flat_indices[predicts],
+            flat_indices=self.flat_indices[spread],
+            distinct=None if self.distinct is None else (predicts.cumsum(0) - 1)[self.distinct[spread]],
             top_ids=None if self.top_ids is None else self.top_ids[predicts],
             seen=None if self.seen is None else self.seen.part(own.start, own.stop),
             routes=None if self.routes is None else pad(self.routes, (0, 0, 0, 0, 0, filling), value=-1)[own],
@@ -117,19 +120,19 @@ def collate(
     padding: int,
     packed: bool = False,
     reader: ImageReader | None = None,
-    share_prompts: bool = False,
+    units: Sequence[int] = (),
 ) -> MicroBatch:
     """Makes the tensors of some sequences; for none, of two untrained tokens, so that every rank runs the model.
 
-    padding: token id of padding. reader: for a model that reads images. share_prompts: lay out equal prompts once; it
-    requires `packed`, and a model that reads no images.
+    padding: token id of padding. reader: for a model that reads images. units: sizes of runs of consecutive sequences
+    whose common prefixes are laid out once; they require `packed`, and a model that reads no images.
     """
     if not sequences:
         nothing = np.zeros(1, np.float32)
         filler = np.full(2, padding, np.int32)
-        sequences = [TrainSequence(filler, 1, nothing, nothing.astype(bool), group=0)]
+        sequences, units = [TrainSequence(filler, 1, nothing, nothing.astype(bool), group=0)], ()
     width = max(sequence.length for sequence in sequences)
-    row = row_of(sequences, share_prompts) if packed else _padded(sequences, width)
+    row = row_of(sequences, units) if packed else _padded(sequences, width)
     size = sum(row.lengths) if packed else len(sequences) * width
     ids, positions, attention = _read(sequences, row, size, padding, reader)
     rows = (1, -1) if packed else (-1, width)
@@ -148,28 +151,13 @@ def collate(
     def of_sequences(values: list[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float32)
 
-    def ranges(firsts: Sequence[int]) -> torch.Tensor:
-        """Concatenates ranges that start at each `first` and have the length of its response."""
-        parts = [np.arange(first, first + count) for first, count in zip(firsts, responses, strict=True)]
-        return torch.from_numpy(np.concatenate(parts))
-
-    predicting = ranges([start - 1 for start in row.response_starts])
-    # A response's first token is predicted from its prompt's last token, which precedes it only if not shared.
-    firsts = np.cumsum([0, *responses[:-1]])
-    for first, count, start, s in zip(firsts, responses, row.prompt_starts, sequences, strict=True):
-        if count:
-            predicting[first] = start + s.prompt_length - 1
-
     return MicroBatch(
         input_ids=ids.view(rows),
         position_ids=positions.view(rows) if reader is None else positions.view(3, *rows),
         attention_mask=None if packed else attention.view(rows),
         boundaries=torch.from_numpy(np.cumsum([0, *row.lengths]).astype(np.int32)),
         lengths=row.lengths,
-        predicting=predicting,
-        targets=torch.from_numpy(np.concatenate([s.token_ids[s.prompt_length :] for s in sequences]).astype(np.int64)),
-        token_temperatures=of_sequences([s.temperature for s in sequences]).repeat_interleave(torch.tensor(responses)),
-        flat_indices=ranges([row * longest for row in range(len(sequences))]),
+        **_predictions(sequences, row, longest),
         mask=aligned("mask"),
         old_logprobs=aligned("old_logprobs"),
         advantages=aligned("advantages"),
@@ -180,17 +168,15 @@ def collate(
         expert=of_sequences([float(s.expert) for s in sequences]),
         pairs=of_sequences([float(np.sign(s.pair)) for s in sequences]),
         peers=of_sequences([s.peers for s in sequences]),
-        seen=None if reader is None else reader.read(sequences, row.prompt_starts),
+        seen=None if reader is None else reader.read(sequences, [int(places[0]) for places in row.places]),
         shared=row.shared,
         routes=_routes(sequences, row, size),
-        **_top_tokens(sequences, longest),
     )
 
 
 def _padded(sequences: Sequence[TrainSequence], width: int) -> Row:
-    starts = [index * width for index in range(len(sequences))]
-    responses = [start + s.prompt_length for start, s in zip(starts, sequences, strict=True)]
-    return Row(tuple(s.length for s in sequences), starts, responses, None)
+    places = [index * width + np.arange(sequence.length) for index, sequence in enumerate(sequences)]
+    return Row(tuple(sequence.length for sequence in sequences), places, None)
 
 
 def _read(
@@ -199,17 +185,36 @@ def _read(
     """Returns ids, positions and attention mask, int64 [size], of the row; with a reader positions are [3, size]."""
     ids, attention = np.full(size, padding, np.int64), np.zeros(size, np.int64)
     positions = np.zeros(size if reader is None else (3, size), np.int64)
-    for sequence, start, response in zip(sequences, row.prompt_starts, row.response_starts, strict=True):
-        prompt = sequence.prompt_length
-        places = np.arange(sequence.length) if reader is None else reader.positions(sequence)
-        for own, part in (
-            (slice(start, start + prompt), slice(0, prompt)),
-            (slice(response, response + sequence.response_length), slice(prompt, sequence.length)),
-        ):
-            ids[own] = sequence.token_ids[part]
-            positions[..., own] = places[..., part]
-            attention[own] = 1
+    for sequence, places in zip(sequences, row.places, strict=True):
+        ids[places] = sequence.token_ids
+        positions[..., places] = np.arange(sequence.length) if reader is None else reader.positions(sequence)
+        attention[places] = 1
     return torch.from_numpy(ids), torch.from_numpy(positions), torch.from_numpy(attention)
+
+
+def _predictions(sequences: Sequence[TrainSequence], row: Row, longest: int) -> dict[str, Any]:
+    """Returns MicroBatch's fields of the predicted tokens. Those with teachers' tokens are predicted each by itself."""
+    prompts, counts = [s.prompt_length for s in sequences], [s.response_length for s in sequences]
+    from_places = [places[prompt - 1 : -1] for places, prompt in zip(row.places, prompts, strict=True)]
+    top = _top_tokens(sequences, longest)
+    found = {
+        "predicting": np.concatenate(from_places),
+        "targets": np.concatenate([s.token_ids[s.prompt_length :] for s in sequences]).astype(np.int64),
+        "token_temperatures": np.repeat(np.asarray([s.temperature for s in sequences], np.float32), counts),
+    }
+    distinct = None
+    if row.shared is not None and not top:
+        to_places = np.concatenate([places[prompt:] for places, prompt in zip(row.places, prompts, strict=True)])
+        kinds, kind = np.unique(found["token_temperatures"], return_inverse=True)
+        _, first, distinct = np.unique(to_places * len(kinds) + kind, return_index=True, return_inverse=True)
+        found = {name: values[first] for name, values in found.items()}
+    flat = [index * longest + np.arange(count) for index, count in enumerate(counts)]
+    return {
+        **{name: torch.from_numpy(values) for name, values in found.items()},
+        "flat_indices": torch.from_numpy(np.concatenate(flat)),
+        "distinct": None if distinct is None else torch.from_numpy(distinct),
+        **top,
+    }
 
 
 def _top_tokens(sequences: Sequence[TrainSequence], longest: int) -> dict[str, torch.Tensor]:
@@ -229,17 +234,15 @@ def _top_tokens(sequences: Sequence[TrainSequence], longest: int) -> dict[str, t
 
 
 def _routes(sequences: Sequence[TrainSequence], row: Row, size: int) -> torch.Tensor | None:
-    """Returns the recorded experts of the row's tokens; a shared prompt has those of its last sequence."""
+    """Returns the recorded experts of the row's tokens; a shared prefix has those of its last sequence."""
     known = [one.routes for one in sequences if one.routes is not None]
     if not known:
         return None
     routes = np.full((size, known[0].layers, known[0].chosen), -1, np.int16)
-    for one, start, response in zip(sequences, row.prompt_starts, row.response_starts, strict=True):
+    for one, places in zip(sequences, row.places, strict=True):
         if one.routes is not None:
             ids = one.routes.ids(one.length)
-            prompt = min(one.prompt_length, len(ids))  # the last token has no route
-            routes[start : start + prompt] = ids[:prompt]
-            routes[response : response + len(ids) - prompt] = ids[prompt:]
+            routes[places[: len(ids)]] = ids  # the last token has no route
     return torch.from_numpy(routes)
 
 
@@ -254,14 +257,14 @@ def after_first_token(tokens: Sequence[int], images: tuple[PlacedImage, ...] = (
 class Limit:
     """Limits a micro-batch to `rows` sequences if given, else to `tokens` tokens or a single longer sequence.
 
-    packed: sequences are laid end to end and their tokens count; otherwise rows x the longest counts. share_prompts:
-    sequences with equal prompts stay together, and the prompt counts once.
+    packed: sequences are laid end to end and their tokens count; otherwise rows x the longest counts. share_prefixes:
+    sequences with common prefixes stay together, and their shared tokens count once.
     """
 
     tokens: int
     packed: bool
     rows: int | None = None
-    share_prompts: bool = False
+    share_prefixes: bool = False
 
 
 class MicroBatchPlanner:
@@ -296,26 +299,21 @@ class MicroBatchPlanner:
 
     def micro_batches(self, sequences: Sequence[TrainSequence]) -> Iterator[tuple[list[int], MicroBatch]]:
         """Yields micro-batches with the indices of their sequences: equally many on every rank, some perhaps empty."""
-        units, share = [[index] for index in range(len(sequences))], False
-        sizes = [sequence.length for sequence in sequences]
-        if self._limit.share_prompts:
-            groups = with_equal_prompts(sequences)
-            tokens = sum(token_count([sequences[index] for index in members]) for members in groups)
-            share = tokens <= (1 - _LEAST_SAVED) * sum(sizes)
-        if share:
-            units = _of_equal_prompts(sequences, groups, self._limit.tokens, self._shares)
-            sizes = [token_count([sequences[index] for index in unit]) for unit in units]
-        for planned in plan_micro_batches(sizes, self._shares, self._limit)[self._share]:
-            indices = [index for unit in planned for index in units[unit]]
+        units = [([index], sequence.length) for index, sequence in enumerate(sequences)]
+        if self._limit.share_prefixes:
+            units = list(units_of(sequences, self._limit.tokens, self._shares))
+        for planned in plan_micro_batches([size for _, size in units], self._shares, self._limit)[self._share]:
+            members = [units[unit][0] for unit in planned]
+            indices = [index for unit in members for index in unit]
             self.on_next()
-            yield indices, self._one([sequences[index] for index in indices], share)
+            yield indices, self._one([sequences[index] for index in indices], [len(unit) for unit in members])
 
     def one(self, sequences: Sequence[TrainSequence]) -> MicroBatch:
         """Makes one micro-batch of these sequences, on the device."""
-        return self._one(sequences, self._limit.share_prompts)
+        return self._one(sequences, [len(sequences)] if self._limit.share_prefixes else [])
 
-    def _one(self, sequences: Sequence[TrainSequence], share: bool) -> MicroBatch:
-        return collate(sequences, self._padding, self._limit.packed, self._reader, share).to(self._device)
+    def _one(self, sequences: Sequence[TrainSequence], units: Sequence[int]) -> MicroBatch:
+        return collate(sequences, self._padding, self._limit.packed, self._reader, units).to(self._device)
 
 
 def plan_micro_batches(lengths: Sequence[int], ranks: int, limit: Limit) -> list[list[list[int]]]:
@@ -334,23 +332,6 @@ def plan_micro_batches(lengths: Sequence[int], ranks: int, limit: Limit) -> list
         plans = fill(shares, lengths, limit.tokens)
     most = max(1, *(len(plan) for plan in plans))
     return [plan + [[] for _ in range(most - len(plan))] for plan in plans]
-
-
-def _of_equal_prompts(
-    sequences: Sequence[TrainSequence], groups: list[list[int]], tokens: int, ranks: int
-) -> list[list[int]]:
-    """Splits groups with equal prompts into parts of at most `tokens` each, and further if ranks would be idle."""
-    sizes = [token_count([sequences[index] for index in members]) for members in groups]
-    responses = [max(1, sequence.response_length) for sequence in sequences]
-    units: list[list[int]] = []
-    for members, size in zip(groups, sizes, strict=True):
-        longest_first = sorted(members, key=lambda index: (-responses[index], index))
-        for count in range(min(len(members), max(1, round(ranks * size / sum(sizes)))), len(members) + 1):
-            parts = [sorted(part) for part in _balanced(longest_first, responses, count)]
-            if all(len(part) == 1 or token_count([sequences[index] for index in part]) <= tokens for part in parts):
-                units += parts
-                break
-    return units
 
 
 def _balanced(longest_first: Sequence[int], lengths: Sequence[int], parts: int) -> list[list[int]]:

@@ -129,7 +129,7 @@ class TrainEngine:
         copies = 1 if self._group is None else self._group.size
         rows = None if trainer.use_dynamic_bsz else trainer.micro_batch_size_per_gpu
         limit = Limit(self._activations.tokens * copies, policy.packed, rows, trainer.shared_prompts)
-        if limit.share_prompts:
+        if limit.share_prefixes:
             check_shared_prompts(policy.model, policy.packed, plan.lengths.model)
         padding = int(getattr(policy.model.config, "pad_token_id", None) or 0)
         return MicroBatchPlanner(limit, padding, self._ranks, copies, self.device, ImageReader.of(plan.config.model))

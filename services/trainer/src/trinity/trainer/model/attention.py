@@ -1,4 +1,4 @@
-"""Attention over packed sequences, laid end to end in one row: each attends to itself, and to a shared prompt.
+"""Attention over packed sequences, laid end to end in one row: each attends to itself, and to shared prefixes.
 
 transformers calls `packed_attention` in every layer of a model whose attn_implementation is PACKED. On GPUs it runs a
 kernel for sequences of different lengths; on CPUs, and in float32, one scaled_dot_product_attention for each sequence.
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from trinity.runtime.errors import InvalidInput
-from trinity.trainer.data.shared_prompts import SharedPrompts
+from trinity.trainer.data.shared_prefixes import SharedPrefixes
 from trinity.trainer.model import sequence_parallel
 from trinity.trainer.model.recurrent import Rows, begin_anew_at_sequences, recurrent_layers, rows_of
 from trinity.trainer.model.sequence_parallel import SequenceGroup
@@ -35,13 +35,13 @@ class Packing:
     boundaries: torch.Tensor
     lengths: tuple[int, ...]
     group: SequenceGroup | None = None
-    shared: SharedPrompts | None = None
+    shared: SharedPrefixes | None = None
 
     @cached_property
     def rows(self) -> Rows:
         """Returns the rows of layers that carry a state."""
-        prompts = None if self.shared is None else self.shared.prompts
-        return rows_of(self.lengths, prompts, self.boundaries.device)
+        parents = None if self.shared is None else self.shared.parents
+        return rows_of(self.lengths, parents, self.boundaries.device)
 
 
 def packed_attention(
@@ -75,8 +75,8 @@ def packed_attention(
     if q.is_cuda and not additions and q.dtype in _KERNEL_DTYPES and width == v.shape[-1] <= _KERNEL_WIDTH:
         mixed = _by_kernel(q, k, v, packing, scaling, sliding_window)
     else:
-        prompts = None if packing.shared is None else packing.shared.prompts
-        mixed = one_by_one(q, k, v, packing.lengths, scaling, dropout, sliding_window, prompts, softcap, s_aux)
+        parents = None if packing.shared is None else packing.shared.parents
+        mixed = one_by_one(q, k, v, packing.lengths, scaling, dropout, sliding_window, parents, softcap, s_aux)
     if packing.group is not None:
         mixed = packing.group.tokens_for_heads(mixed)
     return mixed, None

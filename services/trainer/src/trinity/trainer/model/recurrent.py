@@ -2,7 +2,7 @@
 
 transformers' own path carries the state over the whole row, beyond the ends of sequences. Here such a layer reads one
 sequence in each row, padded at its end, which no earlier token sees. The lengths in a call differ by less than a factor
-of two. A response reads its shared prompt again.
+of two. A segment reads the shared prefixes before it again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
+
+from trinity.trainer.data.shared_prefixes import path_to
 
 # Classes of transformers whose forward takes hidden states [B, T, H] first, and returns [B, T, H].
 LAYERS = {
@@ -28,7 +30,7 @@ class Rows:
     """Rows of each call, and how their outputs become the packed row again.
 
     places: for each call int64 [B, L], the positions in the packed row that are read. own: bool [B, L], the outputs
-    that are kept: neither those of padding nor those of a prompt that is read again. order: int64 [T], for each
+    that are kept: neither those of padding nor those of a prefix that is read again. order: int64 [T], for each
     position its index among all outputs that are kept.
     """
 
@@ -37,14 +39,13 @@ class Rows:
     order: torch.Tensor
 
 
-def rows_of(lengths: Sequence[int], prompts: Sequence[int | None] | None, device: torch.device) -> Rows:
-    """Lays out the segments of a packed row. prompts: for each segment the one with its prompt (SharedPrompts)."""
+def rows_of(lengths: Sequence[int], parents: Sequence[int | None] | None, device: torch.device) -> Rows:
+    """Lays out the segments of a packed row. parents: of SharedPrefixes."""
     starts = [0, *torch.tensor(lengths).cumsum(0).tolist()]
     alike: dict[int, list[tuple[torch.Tensor, int]]] = {}
     for segment, length in enumerate(lengths):
-        prompt = prompts[segment] if prompts and segment < len(prompts) else None
-        read = [segment] if prompt is None else [prompt, segment]
-        places = torch.cat([torch.arange(starts[one], starts[one] + lengths[one]) for one in read])
+        path = path_to(segment, parents)
+        places = torch.cat([torch.arange(starts[one], starts[one] + lengths[one]) for one in path])
         alike.setdefault(len(places).bit_length(), []).append((places, length))
     every, own = [], []
     for rows in alike.values():

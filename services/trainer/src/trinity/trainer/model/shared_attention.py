@@ -1,8 +1,9 @@
-"""Attention to prompts that several responses of a packed row share (data.shared_prompts).
+"""Attention to prefixes that several segments of a packed row share (data.shared_prefixes).
 
-GPUs run a kernel twice: for each segment with itself, and for all responses of a prompt with the prompt. The results
-are joined by the log-sum-exp of their scores, as FlashAttention joins blocks (arXiv:2307.08691, section 2.3.1). The
-backward pass of each call receives the joined output and log-sum-exp, from which it computes its part of the gradients.
+GPUs run a kernel for each segment with itself, and once for each level of the trees: for all tokens below a shared
+segment with this segment. The results are joined by the log-sum-exp of their scores, as FlashAttention joins blocks
+(arXiv:2307.08691, section 2.3.1). The backward pass of each call receives the joined output and log-sum-exp, from which
+it computes its part of the gradients.
 """
 
 from collections.abc import Callable
@@ -15,12 +16,19 @@ import structlog
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from trinity.trainer.data.shared_prompts import SharedPrompts
+from trinity.trainer.data.shared_prefixes import Level, Segment, SharedPrefixes, lay_out, path_to
 from trinity.trainer.model.varlen import difference, flash_attention_4, kernel_for
 
 log = structlog.get_logger(__name__)
 
-_TRIAL = (130, 3, 70, 200)  # a prompt and three responses
+# Two trees, one of depth three, whose segments of a level are not all end to end.
+_TRIAL = (
+    Segment(0, 130, below=(
+        Segment(130, 133),
+        Segment(130, 200, below=(Segment(200, 400), Segment(200, 240, below=(Segment(240, 245), Segment(240, 330))))),
+    )),
+    Segment(0, 20, below=(Segment(20, 90, below=(Segment(90, 91), Segment(90, 220))), Segment(20, 30))),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ class Kernel:
 
 
 def attend_to_shared(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, longest: int, shared: SharedPrompts,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, longest: int, shared: SharedPrefixes,
     scaling: float | None,
 ) -> torch.Tensor:  # fmt: skip
     """q [T, heads, width], k and v [T, key heads, width] -> [T, heads, width], on a GPU. ends: of the segments."""
@@ -52,7 +60,7 @@ def attend_to_shared(
     kernel = _kernel(q.device, q.dtype, q.shape[1], k.shape[1], q.shape[2], kernel_for(q, k, None) is flash_attention_4)
     if kernel is None:
         lengths = tuple(ends.diff().tolist())
-        return one_by_one(q[None], k[None], v[None], lengths, scaling, 0.0, None, shared.prompts)[0]
+        return one_by_one(q[None], k[None], v[None], lengths, scaling, 0.0, None, shared.parents)[0]
     joined: torch.Tensor = _Joined.apply(kernel, q, k, v, Ends(ends, ends, longest, longest, True), shared, scaling)
     return joined
 
@@ -60,18 +68,18 @@ def attend_to_shared(
 class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, kernel: Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, own: Ends, shared: SharedPrompts,
+        ctx: Any, kernel: Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, own: Ends, shared: SharedPrefixes,
         scaling: float,
     ) -> torch.Tensor:  # fmt: skip
         output, lse = kernel.attend(q, k, v, own, scaling)
-        readers, read = shared.readers, shared.read
-        to_prompt, its_lse = kernel.attend(q[readers], k[read], v[read], _to_prompts(shared), scaling)
-        output_of, lse_of = output[readers], lse[:, readers]
-        share = (
-            torch.sigmoid(its_lse - lse_of).T[..., None].to(torch.promote_types(output.dtype, torch.float32))
-        )  # weight of the prompt
-        output_of.copy_(torch.lerp(output_of.to(share.dtype), to_prompt.to(share.dtype), share))
-        lse_of.copy_(torch.logaddexp(lse_of, its_lse))
+        for level in shared.levels:
+            readers, read = level.readers, level.read
+            above, its_lse = kernel.attend(q[readers], k[read], v[read], _to_shared(level), scaling)
+            output_of, lse_of = output[readers], lse[:, readers]
+            share = torch.sigmoid(its_lse - lse_of).T[..., None]  # weight of the shared segment
+            share = share.to(torch.promote_types(output.dtype, torch.float32))
+            output[readers] = torch.lerp(output_of.to(share.dtype), above.to(share.dtype), share).to(output.dtype)
+            lse[:, readers] = torch.logaddexp(lse_of, its_lse)
         ctx.save_for_backward(q, k, v, output, lse)
         ctx.of_call = kernel, own, shared, scaling
         return output
@@ -80,19 +88,21 @@ class _Joined(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         q, k, v, output, lse = ctx.saved_tensors
         kernel, own, shared, scaling = ctx.of_call
-        of_output, readers, read = gradients[0].contiguous(), shared.readers, shared.read
+        of_output = gradients[0].contiguous()
         dq, dk, dv = kernel.gradients(of_output, q, k, v, output, lse, own, scaling)
-        others = kernel.gradients(
-            of_output[readers], q[readers], k[read], v[read], output[readers], lse[:, readers].contiguous(),
-            _to_prompts(shared), scaling,
-        )  # fmt: skip
-        for whole, part in zip((dq[readers], dk[read], dv[read]), others, strict=True):
-            whole += part
+        for level in shared.levels:
+            readers, read = level.readers, level.read
+            others = kernel.gradients(
+                of_output[readers], q[readers], k[read], v[read], output[readers], lse[:, readers].contiguous(),
+                _to_shared(level), scaling,
+            )  # fmt: skip
+            for whole, places, part in zip((dq, dk, dv), (readers, read, read), others, strict=True):
+                whole[places] += part
         return None, dq, dk, dv, None, None, None
 
 
-def _to_prompts(shared: SharedPrompts) -> Ends:
-    return Ends(shared.reader_ends, shared.read_ends, shared.most_readers, shared.longest, causal=False)
+def _to_shared(level: Level) -> Ends:
+    return Ends(level.reader_ends, level.read_ends, level.most_readers, level.longest, causal=False)
 
 
 def _attend(
@@ -157,10 +167,10 @@ def _kernel(
         for name, kernel in kernels.items() if try_4 else [("PyTorch", PYTORCH)]:
             wrong = apart.submit(_what_is_wrong, kernel, device, dtype, heads, key_heads, width).result()
             if wrong is None:
-                log.info("trainer.attention.kernel_of_shared_prompts", kernel=name, not_by=reasons)
+                log.info("trainer.attention.kernel_of_shared_prefixes", kernel=name, not_by=reasons)
                 return kernel
             reasons[name] = wrong
-    log.warning("trainer.attention.no_kernel_of_shared_prompts", reasons=reasons, heads=heads, width=width)
+    log.warning("trainer.attention.no_kernel_of_shared_prefixes", reasons=reasons, heads=heads, width=width)
     return None
 
 
@@ -168,26 +178,23 @@ def _what_is_wrong(
     kernel: Kernel, device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, width: int
 ) -> str | None:
     generator = torch.Generator(device).manual_seed(0)
+    lengths, shared, _ = lay_out(_TRIAL)
+    assert shared is not None
 
     def numbers(count: int) -> torch.Tensor:
-        shape = sum(_TRIAL), count, width
+        shape = sum(lengths), count, width
         return torch.randn(shape, device=device, generator=generator).to(dtype).requires_grad_()
 
     q, k, v = numbers(heads), numbers(key_heads), numbers(key_heads)
     weights = numbers(heads).detach()
-    prompt, responses, scaling = _TRIAL[0], sum(_TRIAL[1:]), width**-0.5
-    prompts = (None, *[0] * (len(_TRIAL) - 1))
-    shared = SharedPrompts(
-        prompts, slice(0, prompt), slice(prompt, prompt + responses), torch.tensor([0, prompt]).int(),
-        torch.tensor([0, responses]).int(), prompt, responses,
-    ).to(device)  # fmt: skip
-    ends = torch.tensor([0, *_TRIAL], device=device).cumsum(0).to(torch.int32)
-    own = Ends(ends, ends, max(_TRIAL), max(_TRIAL), causal=True)
+    scaling, on_device = width**-0.5, shared.to(device)
+    ends = torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
+    own = Ends(ends, ends, max(lengths), max(lengths), causal=True)
     try:
         with torch.cuda.device_of(q), torch.enable_grad():
-            right = one_by_one(q[None], k[None], v[None], _TRIAL, scaling, 0.0, None, prompts)[0]
+            right = one_by_one(q[None], k[None], v[None], lengths, scaling, 0.0, None, shared.parents)[0]
             expected = [right, *torch.autograd.grad(right, (q, k, v), weights)]
-            found = _Joined.apply(kernel, q, k, v, own, shared, scaling)
+            found = _Joined.apply(kernel, q, k, v, own, on_device, scaling)
             results = [found, *torch.autograd.grad(found, (q, k, v), weights)]
     except torch.OutOfMemoryError:
         raise  # says nothing about the kernel
@@ -204,24 +211,22 @@ def one_by_one(
     scaling: float | None,
     dropout: float,
     window: int | None,
-    prompts: tuple[int | None, ...] | None = None,
+    parents: tuple[int | None, ...] | None = None,
     cap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Runs one scaled_dot_product_attention for each segment of q, k, v [1, T, heads, width].
 
-    prompts: for each segment the index of another segment to which it attends too. window: a token attends to this many
+    parents: of SharedPrefixes: a segment attends to all on its path too. window: a token attends to this many
     tokens including itself. cap: bounds scores by cap * tanh(score / cap). sinks [heads]: the score of a key without a
     value. With either, memory holds the scores of a segment.
     """
     parts = []
     segments = [tensor.transpose(1, 2).split(lengths, dim=2) for tensor in (q, k, v)]
-    for index, (one_q, *own) in enumerate(zip(*segments, strict=True)):
-        prompt = prompts[index] if prompts and index < len(prompts) else None
-        before = 0 if prompt is None else lengths[prompt]
-        one_k, one_v = own if prompt is None else (
-            torch.cat([of[prompt], one], 2) for of, one in zip(segments[1:], own, strict=True)
-        )  # fmt: skip
+    for index, one_q in enumerate(segments[0]):
+        path = path_to(index, parents)
+        one_k, one_v = (of[index] if len(path) == 1 else torch.cat([of[one] for one in path], 2) for of in segments[1:])
+        before = sum(lengths[one] for one in path[:-1])
         mask = _band(one_q.shape[2], before, window, q.device)
         if cap is not None or sinks is not None:
             parts.append(_by_scores(one_q, one_k, one_v, mask, scaling, cap, sinks))
