@@ -16,16 +16,18 @@ class Guess(Environment):
 attach(Guess, address="host:7002", token="...")  # or serve(Guess, address="0.0.0.0:7010")
 """
 
+from trinity.sdk.calls import delete_call, reward_call
 from trinity.sdk.client import AttachRefused, Tls, attach, attach_async, attaching
 from trinity.sdk.environment import AsyncEnvironment, Description, Environment, Observation
 from trinity.sdk.errors import InvalidInput
 from trinity.sdk.scoring import GroupScorer, ScoreItem, ScoreResult
 from trinity.sdk.serve import serve, serve_async, serving
-from trinity.sdk.sessions import Session, SessionRefused, open_session
+from trinity.sdk.sessions import CallRefused, Session, SessionRefused, open_session
 
 __all__ = [
     "AsyncEnvironment",
     "AttachRefused",
+    "CallRefused",
     "Description",
     "Environment",
     "GroupScorer",
@@ -39,7 +41,9 @@ __all__ = [
     "attach",
     "attach_async",
     "attaching",
+    "delete_call",
     "open_session",
+    "reward_call",
     "serve",
     "serve_async",
     "serving",

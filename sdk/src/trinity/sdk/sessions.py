@@ -21,11 +21,11 @@ from trinity.sdk.errors import TrinityError
 _ANSWER_SECONDS = 60.0  # beyond the wait for a rollout
 
 
-class SessionRefused(TrinityError):
-    """The explorer refused a call about a session.
+class CallRefused(TrinityError):
+    """The explorer refused what a program sent about a session or a call.
 
-    `status` is HTTP's; `reason` is the answer's code, such as no_rollout_waits (503: try again), session_ended or
-    invalid_value.
+    `status` is HTTP's; `reason` is the answer's code, such as no_rollout_waits (503: try again), session_ended,
+    unknown_id or invalid_value.
     """
 
     code = grpc.StatusCode.FAILED_PRECONDITION
@@ -33,6 +33,10 @@ class SessionRefused(TrinityError):
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
         self.status, self.reason = status, reason
+
+
+class SessionRefused(CallRefused):
+    """The explorer refused a call about a session."""
 
 
 @dataclass
@@ -124,13 +128,22 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def _post(url: str, key: str, body: Mapping[str, Any], wait_seconds: float = 0.0) -> Any:
+    try:
+        return send("POST", url, key, body, wait_seconds)
+    except CallRefused as refused:
+        raise SessionRefused(refused.status, refused.reason, str(refused)) from None
+
+
+def send(method: str, url: str, key: str, body: Mapping[str, Any] | None = None, wait_seconds: float = 0.0) -> Any:
+    """Returns the JSON that an explorer answers. Raises CallRefused, and OSError if no server answers."""
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    data = json.dumps(body).encode() if body is not None else None
+    request = urllib.request.Request(url, data, headers, method=method)
     try:
         with _DIRECT.open(request, timeout=wait_seconds + _ANSWER_SECONDS) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             told = json.loads(error.read())["error"]
-            raise SessionRefused(error.code, str(told["code"]), str(told["message"])) from None
-        raise SessionRefused(error.code, "", f"{url} answered HTTP {error.code}") from None
+            raise CallRefused(error.code, str(told["code"]), str(told["message"])) from None
+        raise CallRefused(error.code, "", f"{url} answered HTTP {error.code}") from None

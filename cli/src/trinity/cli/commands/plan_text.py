@@ -80,7 +80,7 @@ def _training(plan: Plan) -> list[tuple[str, str]]:
         ("canary", weights.canary(config)),
         ("sampling", _sampling(plan)),
         ("operators", ", ".join(o.name for o in config.data_processor.experience_pipeline.operators) or "none"),
-        ("tasksets", ", ".join(taskset.name for taskset in plan.tasksets)),
+        ("tasksets", ", ".join(taskset.name for taskset in plan.tasksets) or "rewarded calls at the endpoint"),
         ("evaluation", f"{evaluated} every {config.explorer.eval_interval} steps" if evaluated else "none"),
     ]  # fmt: skip
     return rows

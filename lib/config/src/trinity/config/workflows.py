@@ -227,6 +227,7 @@ WORKFLOWS: tuple[str, ...] = (
     "tool_call_workflow",
     "thinking_budget_workflow",
     "external_agent_workflow",
+    "traffic_workflow",
     *EPISODE_WORKFLOWS,
     *R3L_WORKFLOWS,
 )

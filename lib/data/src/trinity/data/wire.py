@@ -17,6 +17,7 @@ from trinity.data.experience import (
     AttemptFailure,
     Experience,
     Group,
+    Limits,
     Outcome,
     SamplingParams,
     Task,
@@ -26,6 +27,7 @@ from trinity.data.experience import (
 from trinity.data.images import PlacedImage, digest
 from trinity.data.outcome_checks import LATEST_SECONDS
 from trinity.data.top_tokens import TopTokens
+from trinity.data.traffic import CallReward, RecordedCall
 from trinity.runtime.errors import FailureCause, InvalidInput
 from trinity.runtime.messages import from_message, to_message
 from trinity.runtime.names import BlobReference
@@ -296,3 +298,36 @@ def outcome_from_proto(message: experience_pb2.Outcome) -> Outcome:
     if kind == "failure":
         return failure_from_proto(message.failure)
     raise InvalidInput("outcome", f"holds {kind or 'nothing'}; expected a group or a failure")
+
+
+def encode_call(call: RecordedCall) -> bytes:
+    """A recorded call, in the stream of traffic."""
+    message = to_message(call, experience_pb2.RecordedCall, experience=None)
+    _fill_experience(message.experience, call.experience)
+    return message.SerializeToString()
+
+
+def decode_call(data: bytes, limits: Limits) -> RecordedCall:
+    """Inverse of encode_call. Raises InvalidInput."""
+    try:
+        message = experience_pb2.RecordedCall.FromString(data)
+    except DecodeError as error:
+        raise InvalidInput("call", f"is no trinity.api.common.v1.RecordedCall: {error}") from None
+    call = from_message(RecordedCall, message, experience=experience_from_proto(message.experience, "call.experience"))
+    call.check(limits)
+    return call
+
+
+def encode_reward(reward: CallReward) -> bytes:
+    """The reward of a recorded call, in the same stream."""
+    return to_message(reward, experience_pb2.CallReward).SerializeToString()
+
+
+def decode_reward(data: bytes, limits: Limits) -> CallReward:
+    """Inverse of encode_reward. Raises InvalidInput."""
+    try:
+        reward = from_message(CallReward, experience_pb2.CallReward.FromString(data))
+    except DecodeError as error:
+        raise InvalidInput("reward", f"is no trinity.api.common.v1.CallReward: {error}") from None
+    reward.check(limits)
+    return reward

@@ -8,6 +8,7 @@ EVALUATION_STEP = "Trinity-Evaluation-Step"
 EVALUATION_INDEX = "Trinity-Evaluation-Index"
 REQUEUED = "Trinity-Requeued"  # log sequence of the newest requeue fed by then, decimal
 JOINED = "Trinity-Joined"  # JSON: of each joined taskset, tasks fed by then
+REWARDED = "Trinity-Rewarded"  # sequence of the newest call's reward fed by then, decimal
 KIND = "Trinity-Kind"  # of a tenant's command
 TENANT = "Trinity-Tenant"  # of a command, and of its result
 MODEL = "Trinity-Model"  # of a command: id of the tenant's model, or of the session

@@ -92,6 +92,7 @@ class RunNames:
     cursors_stream = _OfRun("TRINITY_CURSORS_{run}")
     dead_letters_stream = _OfRun("TRINITY_DEADLETTERS_{run}")
     turns_stream = _OfRun("TRINITY_TURNS_{run}")  # of unfinished episodes
+    traffic_stream = _OfRun("TRINITY_TRAFFIC_{run}")  # of plain calls at the endpoint, and their rewards
     lines_stream = _OfRun("TRINITY_LINES_{run}")  # of the log lines of the run's services
     blobs_stream = _OfRun("TRINITY_BLOBS_{run}")
     weights_stream = _OfRun("TRINITY_WEIGHTS_{run}")
@@ -102,6 +103,7 @@ class RunNames:
     cursor = _OfRun("trinity.{run}.cursors.window")
     skips = _OfRun("trinity.{run}.batches.skip.*")  # all of them, for a filter
     groups = _OfRun("trinity.{run}.experiences.group.>")  # all stored groups: a filter
+    call_rewards = _OfRun("trinity.{run}.traffic.reward.*")  # all of them: a filter
     blob_entries = _OfRun("trinity.{run}.experiences.group.*.*.*.blob")  # log entries that refer to a blob: a filter
 
     live_key = _OfRun("{run}.live")
@@ -174,6 +176,14 @@ class RunNames:
         """Ordinal, attempt and owner by the subject of a turn; (0, 0, "") for any other."""
         found = re.fullmatch(rf"trinity\.{re.escape(self.run)}\.turns\.{_NUMBER}\.{_NUMBER}\.([^.]+)", subject)
         return (int(found[1]), int(found[2]), found[3]) if found else (0, 0, "")
+
+    def call(self, call_id: str, owner: str) -> str:
+        """Subject of a recorded call; `call_id` is the response's, a token."""
+        return f"trinity.{self.run}.traffic.call.{call_id}.{owner}"
+
+    def call_reward(self, call_id: str) -> str:
+        """Subject of a call's reward, the same for every explorer: JetStream stores the first one only."""
+        return f"trinity.{self.run}.traffic.reward.{call_id}"
 
     def line(self, service: str, owner: str) -> str:
         """Subject of a log line; `owner` is the token of the process (owner_of)."""

@@ -203,6 +203,28 @@ class Abandoned(_message.Message):
     cause: str
     def __init__(self, cause: _Optional[str] = ...) -> None: ...
 
+class RecordedCall(_message.Message):
+    __slots__ = ("experience", "client_sha256", "recorded_at_seconds")
+    EXPERIENCE_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_SHA256_FIELD_NUMBER: _ClassVar[int]
+    RECORDED_AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    experience: Experience
+    client_sha256: bytes
+    recorded_at_seconds: float
+    def __init__(self, experience: _Optional[_Union[Experience, _Mapping]] = ..., client_sha256: _Optional[bytes] = ..., recorded_at_seconds: _Optional[float] = ...) -> None: ...
+
+class CallReward(_message.Message):
+    __slots__ = ("id", "reward", "oldest_version", "newest_version")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_VERSION_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    reward: float
+    oldest_version: int
+    newest_version: int
+    def __init__(self, id: _Optional[str] = ..., reward: _Optional[float] = ..., oldest_version: _Optional[int] = ..., newest_version: _Optional[int] = ...) -> None: ...
+
 class BlobReference(_message.Message):
     __slots__ = ("key", "size_bytes", "chunks", "crc32")
     KEY_FIELD_NUMBER: _ClassVar[int]

@@ -29,6 +29,7 @@ from trinity.buffer.state.commit import CommitRecord
 from trinity.buffer.state.context import LiveVersions, Origin, RunContext
 from trinity.buffer.state.streams import StoreCut
 from trinity.buffer.tasks.feeder import Feeder
+from trinity.buffer.tasks.rewarded import RewardedCalls
 from trinity.buffer.tasks.source import Mixture
 from trinity.buffer.window.window import Window
 from trinity.config.parents import parent_of
@@ -67,6 +68,7 @@ class Run:
         self.writer: LedgerWriter | None = None
         self.fences: Fences | None = None
         self.feeder: Feeder | None = None
+        self.rewarded: RewardedCalls | None = None
         self.evaluator: Evaluator | None = None
         self.offline: OfflineSource | None = None
         self.retention: Retention | None = None
@@ -93,7 +95,9 @@ class Run:
     def _build_writer(self, tasks: Mixture, auxiliary: Auxiliary, settings: BufferSettings) -> None:
         """Builds the parts of a run with explorers, which read and write the same log."""
         context, operators = self.context, self.context.plan.config.data_processor.experience_pipeline.operators
-        feeder = Feeder(context, tasks, lambda: writer.window, self.ledger.task_ids)
+        learns_from_calls = context.plan.config.explorer.traffic is not None
+        self.rewarded = rewarded = RewardedCalls(context, self._versions) if learns_from_calls else None
+        feeder = Feeder(context, tasks, lambda: writer.window, self.ledger.task_ids, rewarded)
         pipeline = Pipeline(operators)
         validator = EntryValidator(context, self.reader, pipeline, feeder.task, self._versions)
         self._reporter.pipeline = pipeline
@@ -183,6 +187,7 @@ class Run:
             loops.append(self.offline.run())
         if self.writer and self.feeder and self.retention and self.fences:
             loops += [self.writer.run(), self.feeder.run(), self.feeder.clear(), self.retention.run()]
+            loops += [self.rewarded.follow()] if self.rewarded is not None else []
             loops += [self.fences.run(), self._offer_unreported(self.writer, self.feeder)]
             loops.append(return_undelivered(self.context.broker, self.context.names.tasks_stream, TASKS_CONSUMER))
         if self.evaluator:
@@ -263,7 +268,7 @@ class Run:
     def _write_meta(self, step: int) -> None:
         """explorer_meta.json, for people: where exploration is at a checkpoint. The truth is in the streams."""
         if self.feeder is not None and self._tasks is not None:
-            epoch, position = divmod(self.feeder.position, self._tasks.rows)
+            epoch, position = divmod(self.feeder.position, self._tasks.rows or 1)
             names = [source.taskset.name for source in self._tasks.sources]
             value = {"latest_iteration": step, "tasks_fed": self.feeder.fed, "epoch": epoch, "position": position,
                      "tasksets": names}  # fmt: skip

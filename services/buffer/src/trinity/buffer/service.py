@@ -13,7 +13,7 @@ from trinity.buffer.run import Run
 from trinity.buffer.servicer import BufferServicer, ReadOnlyServicer
 from trinity.buffer.settings import BufferSettings
 from trinity.buffer.state.context import RunContext
-from trinity.buffer.state.streams import stream_specs
+from trinity.buffer.state.streams import stream_specs, traffic_spec
 from trinity.config import Plan
 from trinity.config.run_record import Addresses, RunRecord, announcement
 from trinity.config.service import load_plan
@@ -72,7 +72,9 @@ class BufferService:
         )
         on_jetstream = JetStreamStore.kind in self._plan.config.synchronizer.storage
         weights = [weights_stream(context.names)] if on_jetstream else []
-        await ensure_streams(broker, [*specs, lines, *weights])
+        traffic = self._plan.config.explorer.traffic
+        calls = [traffic_spec(context.names, traffic, settings.nats_replicas)] if traffic is not None else []
+        await ensure_streams(broker, [*specs, lines, *weights, *calls])
         for queue in (context.names.tasks_stream, context.names.evaluation_tasks_stream):
             await ensure_consumer(broker, queue, names.TASKS_CONSUMER, lease_seconds=names.TASK_LEASE_SECONDS)
         versions = await Bucket.open(broker, names.VERSIONS_BUCKET, replicas=settings.nats_replicas)

@@ -11,7 +11,9 @@ from trinity.config.checks.teacher import teachers
 from trinity.config.checks.vision import archives
 from trinity.config.experts import mixture_of
 from trinity.config.memory import vocabulary_of
+from trinity.config.schema.buffer import GenerationConfig
 from trinity.data.experience import Limits
+from trinity.data.task_source import sampling_of
 from trinity.data.templates import refuse_rewritten_history
 from trinity.data.vision import ImageRules, image_rules
 from trinity.explorer.chat import ChatTokenizer
@@ -19,6 +21,7 @@ from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.devices import has_nccl, platform_of
 from trinity.explorer.engine.engine import EnginePool
 from trinity.explorer.environments.client import READS_NONE, EnvironmentClient
+from trinity.explorer.journal.calls import Calls
 from trinity.explorer.journal.journal import Journals
 from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.loop import Progress, RolloutLoop
@@ -168,7 +171,8 @@ class ExplorerBuilder:
         parsers = ["--enable-auto-tool-choice", "--tool-call-parser", model.tool_call_parser]
         parsers += ["--reasoning-parser", model.reasoning_parser] if model.reasoning_parser else []
         rewrites = bool(tokenizer.history_problem)
-        open_to = OpenTo(self._settings.serve_listen, keys, self._config.name) if keys is not None else None
+        records = sampling_of(self._plan, GenerationConfig(), 1) if self._explorer.traffic is not None else None
+        open_to = OpenTo(self._settings.serve_listen, keys, self._config.name, records) if keys is not None else None
         gateway = AgentGateway(
             pool,
             options.model,
@@ -189,6 +193,10 @@ class ExplorerBuilder:
         if options.images is not None and (given := archives(self._config)):
             return f"{given[0]} is given; archives hold no images"
         return options.images or READS_NONE
+
+    def calls(self, broker: Broker) -> Calls:
+        """The recorded calls of the run: any explorer may get the task of one."""
+        return Calls(broker, RunNames(self._run_id), self._explorer_id, self.limits())
 
     def loop(
         self, broker: Broker, pool: EnginePool, tools: ExplorerTools, follower: WeightFollower, progress: Progress

@@ -120,6 +120,9 @@ class ExplorerService:
         running.tools = tools = await self._build.tools(options, pool, tokenizer, keys)
         try:
             async with await connect(self._settings.nats_url, f"trinity-explorer-{running.explorer_id}") as broker:
+                tools.calls = self._build.calls(broker)
+                if tools.gateway is not None:
+                    tools.gateway.calls = tools.calls
                 running.loop = loop = self._build.loop(broker, pool, tools, follower, running.progress)
                 work = partial(self._work_on_tasks, loop, tools)
                 await self._run(follower.run(), follower.gates.wait_for_step(0), work, ready)

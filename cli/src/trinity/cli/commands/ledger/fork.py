@@ -86,6 +86,10 @@ def make_fork(
     run_record.check_folder(job_stage.job)
     checkpoint = _checkpoint(job_stage, at)
     config = _config(job_stage, at, overrides, name, suffix)
+    if config.explorer.traffic is not None:
+        raise RunError(
+            f"{job_stage.name} learns from live traffic, whose recorded calls stay with it: no run can fork from it", 2
+        )
     folder = jobs.make_folder(config)
     making = folder.with_name(f".{folder.name}.fork-{os.getpid()}")
     jobs.make_private(making)

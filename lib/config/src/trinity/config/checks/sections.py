@@ -12,6 +12,7 @@ from trinity.config.checks.over_rollout import check_over_rollout
 from trinity.config.checks.reproducible import check_reproducible
 from trinity.config.checks.router_replay import check_router_replay
 from trinity.config.checks.teacher import TEACHER_WORKFLOWS, check_teacher
+from trinity.config.checks.traffic import check_traffic
 from trinity.config.checks.vision import check_images
 from trinity.config.checks.weights import check_checkpoint_storage, check_synchronizer
 from trinity.config.errors import Problem, did_you_mean
@@ -268,7 +269,8 @@ def _check_online(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
     source = buffer.explorer_input
     if source.taskset is not None and source.tasksets:
         yield Problem("buffer.explorer_input.tasksets", "is given together with taskset; use one of them")
-    if source.taskset is None and not source.tasksets and config.mode in ("both", "train"):
+    has_tasks = source.taskset is not None or source.tasksets or config.explorer.traffic is not None
+    if not has_tasks and config.mode in ("both", "train"):
         yield Problem("buffer.explorer_input.taskset", f"is missing; {config.algorithm.algorithm_type} needs tasks")
     if config.mode == "bench" and not source.eval_tasksets:
         yield Problem("buffer.explorer_input.eval_tasksets", "is missing; mode bench evaluates on them")
@@ -284,6 +286,7 @@ def _check_online(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
     if resolvable(config.algorithm):
         yield from check_reproducible(config)
         yield from check_over_rollout(config)
+        yield from check_traffic(config)
     if plugins_loaded and config.mode in ("both", "train"):
         yield from check_teacher(config)
     if config.mode in ("both", "train"):

@@ -165,6 +165,13 @@ class OverRolloutConfig(Section):
     )
 
 
+class TrafficConfig(Section):
+    """Plain calls at the endpoint, recorded until a client sends a reward. See docs/agents.md."""
+
+    keep_days: float = Field(7.0, gt=0, le=3650, description="Longest wait of a recorded call for its reward, in days")
+    keep_mib: PositiveInt = Field(1024, description="Recorded calls and rewards on NATS, in MiB; the oldest go")
+
+
 class ExplorerConfig(Section):
     """Rollout engines and what runs on them."""
 
@@ -208,6 +215,9 @@ class ExplorerConfig(Section):
     )
     record: bool = Field(
         False, description="Agents outside open sessions at the endpoint, whose samples are the run's experience"
+    )
+    traffic: TrafficConfig | None = Field(
+        None, description="With record: learn from plain calls at the endpoint too, once clients reward them"
     )
     listen_address: Annotated[str, AfterValidator(_host)] = Field(
         "127.0.0.1", description="Mode serve, or record: address of the OpenAI-compatible endpoint"

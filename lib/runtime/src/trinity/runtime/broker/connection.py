@@ -193,10 +193,12 @@ class Broker:
         message_id: str,
         headers: dict[str, str] | None = None,
         expected_last_sequence: int | None = None,
+        first_on_subject: bool = False,
         deadline_seconds: float = 60.0,
         on_refused: Callable[[str], None] | None = None,
     ) -> Stored:
         """Store one message; safe to repeat under the same `message_id`. `on_refused` hears at once of a lack of room.
+        `first_on_subject`: only if its subject has no message.
 
         Raises SequenceConflict, PublishRefused (no room until the deadline), PermissionDenied, InvalidInput (larger
         than NATS takes), or Unavailable (no answer until the deadline; the message may or may not be stored).
@@ -204,6 +206,8 @@ class Broker:
         all_headers = {**(headers or {}), Header.MSG_ID.value: message_id}
         if expected_last_sequence is not None:
             all_headers[Header.EXPECTED_LAST_SEQUENCE.value] = str(expected_last_sequence)
+        if first_on_subject:
+            all_headers[Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value] = "0"
         deadline = time.monotonic() + deadline_seconds
         pause, problem = _RETRY_SECONDS[0], ""
         refused = False
@@ -376,12 +380,12 @@ class Broker:
         """Remove every message whose subject fits a filter."""
         await self.request(lambda: self.js.purge_stream(stream, subject=subject), f"purge {subject}")
 
-    async def delete(self, stream: str, sequence: int) -> None:
+    async def delete(self, stream: str, sequence: int, erase: bool = False) -> None:
         """Remove one message; quietly if it is gone.
 
-        Its bytes are not overwritten, as the client's own call asks for: that takes five times as long.
+        `erase`: overwrite its bytes on the disk, which takes five times as long.
         """
-        subject, asked = f"$JS.API.STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True}
+        subject, asked = f"$JS.API.STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": not erase}
         with contextlib.suppress(nats.js.errors.NotFoundError, nats.js.errors.BadRequestError):
             await self.request(lambda: self._ask(subject, asked), f"delete from {stream}")
 

@@ -134,7 +134,10 @@ def _explorer(run: RunNames, owner: str) -> _Parts:
         f"{prefix}.evaluations.{owner}.*",
         f"{prefix}.blobs.{owner}.>",
         f"{prefix}.turns.*.*.{owner}",
-        *_reads(run.turns_stream),
+        run.call("*", owner),
+        run.call_rewards,
+        *(subject for stream in (run.turns_stream, run.traffic_stream) for subject in _reads(stream)),
+        f"{_API}.STREAM.MSG.DELETE.{run.traffic_stream}",  # as a client asks
         f"{_API}.DIRECT.GET.{run.tasks_stream}",  # whether a task that it has leased is still there
         run.line(Role.EXPLORER, owner),
         *(f"{_API}.CONSUMER.{verb}.{queue}" for queue in queues for verb in ("INFO", "MSG.NEXT")),
@@ -224,6 +227,7 @@ def _streams(run: RunNames) -> tuple[str, ...]:
         run.cursors_stream,
         run.dead_letters_stream,
         run.turns_stream,
+        run.traffic_stream,
         run.lines_stream,
     )
 

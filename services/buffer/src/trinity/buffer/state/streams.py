@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from trinity.config.schema.explorer import TrafficConfig
 from trinity.runtime.broker import Broker, SequenceConflict, StoredMessage, StreamSpec
 from trinity.runtime.errors import DataLoss, NotFound
 from trinity.runtime.names import RunNames
@@ -79,6 +80,18 @@ def stream_specs(names: RunNames, *, log_bytes: int, replicas: int, blobs_bytes:
             setting=_SETTING,
         ),
     ]
+
+
+def traffic_spec(names: RunNames, traffic: TrafficConfig, replicas: int) -> StreamSpec:
+    """The stream of recorded calls and their rewards. A call goes before its reward, by age and by size."""
+    return StreamSpec(
+        names.traffic_stream,
+        (names.subjects("traffic"),),
+        replicas=replicas,
+        max_bytes=traffic.keep_mib * 2**20,
+        max_age_seconds=traffic.keep_days * 86400.0,
+        setting="explorer.traffic.keep_mib",
+    )
 
 
 async def is_there(broker: Broker, stream: str, sequence: int) -> bool:

@@ -19,9 +19,11 @@ from trinity.buffer.state.context import RunContext
 from trinity.buffer.state.streams import append_past_others, newest_of_ours
 from trinity.buffer.tasks.given import GivenIds
 from trinity.buffer.tasks.joined import JoinedTasksets, Waiting
+from trinity.buffer.tasks.rewarded import RewardedCalls
 from trinity.buffer.tasks.source import Mixture
 from trinity.buffer.window.window import Window
 from trinity.data.experience import Task
+from trinity.data.traffic import TASKSET
 from trinity.runtime import headers, tracing
 from trinity.runtime.broker import SequenceConflict, StoredMessage, on_subject
 from trinity.runtime.errors import NotFound
@@ -48,9 +50,12 @@ class Feeder:
         source: Mixture,
         window: Callable[[], Window],
         ids_in_ledger: Callable[[], Awaitable[set[str]]],
+        rewarded: RewardedCalls | None = None,
     ) -> None:
+        """`rewarded`: of a run that learns from live traffic, in place of rows of a source."""
         self._context = context
         self._source = source
+        self._rewarded = rewarded
         self._window_of = window
         self._injected: deque[Waiting] = deque()
         self.given = GivenIds(context, window, ids_in_ledger)
@@ -83,6 +88,9 @@ class Feeder:
             requeued = newest.headers.get(headers.REQUEUED, "")  # an earlier release did not write it
             self._window.requeued_through = int(requeued) if _is_count(requeued) else 0
             self.joined.keep(JoinedTasksets.from_header(newest.headers.get(headers.JOINED, "")))
+            rewarded = newest.headers.get(headers.REWARDED, "")
+            if self._rewarded is not None and _is_count(rewarded):
+                self._rewarded.through = int(rewarded)
             log.info("buffer.feeder.recovered", fed=self.fed, position=self._position)
 
     async def feed_left_out(self) -> None:
@@ -104,7 +112,7 @@ class Feeder:
         if not 1 <= ordinal <= self.fed + 1:  # the next task may already be in the queue
             raise NotFound(f"task {ordinal} was not fed")
         names = self._context.names
-        own = [source.taskset.name for source in self._source.sources]
+        own = [source.taskset.name for source in self._source.sources] or [TASKSET]
         for name in [taskset] if taskset else [*own, *self.joined.names]:
             found = await self._newest(names.task(name, ordinal))
             if found is not None:
@@ -143,11 +151,16 @@ class Feeder:
         return self._position
 
     def allowed(self) -> int:
-        """Training tasks that may have been fed by now."""
-        live = self._context.live
+        """Training tasks that may have been fed by now.
+
+        Nothing is sampled for a rewarded call, so it waits for the batch that is next, and its gate is the lowest.
+        """
+        live, staleness = self._context.live, self._context.plan.staleness
         if live.version < 0:
             return 0
-        batches = min(self._context.plan.staleness.open_batches(live.gate_step), self._context.last_step)
+        if self._rewarded is not None:
+            staleness = replace(staleness, offset=min(staleness.offset, 1))
+        batches = min(staleness.open_batches(live.gate_step), self._context.last_step)
         return batches * self._context.plan.groups_per_step + self._window.lost
 
     def left(self) -> int:
@@ -171,7 +184,8 @@ class Feeder:
             await self._context.changed.notify()
 
     def _may_feed(self) -> bool:
-        return self.fed < self.allowed() and not self.waits_for_room
+        has_task = self._rewarded is None or self._rewarded.waiting or self._injected or self._window.to_requeue
+        return bool(has_task) and self.fed < self.allowed() and not self.waits_for_room
 
     @property
     def waits_for_room(self) -> bool:
@@ -248,6 +262,12 @@ class Feeder:
         if not self._injected and (turn := self.joined.take()) is not None:
             await self._feed_given(turn[1], ordinal, gate, joined=turn[0])
             return
+        if not self._injected and self._rewarded is not None:
+            if (found := await self._rewarded.take(gate)) is not None:
+                task = self._rewarded.task(found.reward, ordinal, gate)
+                await self._store(task, self._position, rewarded=found.sequence)
+                self._rewarded.through = found.sequence
+            return
         if not self._injected:
             task = await asyncio.to_thread(self._source.train_task_later(self._position, ordinal, gate))
             await self._store(task, self._position + 1)
@@ -295,6 +315,7 @@ class Feeder:
         message_id: str = "",
         requeued_through: int = 0,
         joined: dict[str, int] | None = None,
+        rewarded: int = 0,
     ) -> None:
         names, message = self._context.names, TaskMessage.of(task)
         requeued, fed = requeued_through or self._window.requeued_through, max(self.fed, task.ordinal)
@@ -302,6 +323,8 @@ class Feeder:
         joined = self.joined.advanced("") if joined is None else joined
         if joined:
             counts[headers.JOINED] = JoinedTasksets.to_header(joined)
+        if self._rewarded is not None:
+            counts[headers.REWARDED] = str(rewarded or self._rewarded.through)
         data = message.encode()
 
         async def is_same(stored: StoredMessage) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from trinity.buffer.log.dead_letters import letter_in
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.window.window import Window
+from trinity.data.traffic import TASKSET
 from trinity.data.wire import decode_task, parse_outcome
 from trinity.runtime.broker import on_subject
 from trinity.runtime.errors import InvalidInput
@@ -27,7 +28,7 @@ class GivenIds:
         self._context = context
         self._window_of = window
         self._in_ledger = in_ledger
-        self._own = tuple(f"{taskset.name}/" for taskset in context.plan.tasksets)
+        self._own = (f"{TASKSET}/", *(f"{taskset.name}/" for taskset in context.plan.tasksets))
         self._ids: set[str] = set()
         self._is_read = False
         self._reading = asyncio.Lock()

@@ -20,6 +20,8 @@ _LONGEST_HEADER = 32_768
 
 def why_not_joined(plan: Plan) -> str:
     """The reason why explorers cannot bring tasks to a run; empty if they can."""
+    if plan.config.explorer.traffic is not None:
+        return "the run learns from live traffic: all its tasks are rewarded calls"
     if plan.config.reproducible:
         return "the run is reproducible, and tasks that come at any time make its batches depend on the time"
     if plan.staleness.bound == 0:

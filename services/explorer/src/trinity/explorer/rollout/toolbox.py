@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from trinity.config.checks.teacher import POLICY
-from trinity.data.experience import SamplingParams, Task
+from trinity.data.experience import Experience, SamplingParams, Task
 from trinity.data.images import PlacedImage
 from trinity.explorer.chat import ChatTokenizer, Message
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.engine import EnginePool
 from trinity.explorer.environments.client import Answer, EnvironmentClient, Score
+from trinity.explorer.journal.calls import Calls
 from trinity.explorer.journal.journal import EpisodeJournal, current_episode
 from trinity.explorer.sessions.agents import AgentSession
 from trinity.explorer.sessions.server import AgentGateway
@@ -40,6 +41,7 @@ class ExplorerTools:
     ) -> None:
         """`seed`: of a reproducible run; each request's seed is derived from it. `teacher_top`: of the algorithm."""
         self.gateway = gateway
+        self.calls: Calls | None = None  # set once the explorer has a run
         self._seed = seed
         self._teacher_top = teacher_top
         self._auxiliary = auxiliary
@@ -97,6 +99,11 @@ class ExplorerTools:
         if self.gateway is None:
             raise InvalidInput("task.workflow", "asks for an agent outside, and this toolbox has no gateway")
         return await self.gateway.outside.offer(task, agent)
+
+    async def recorded_call(self, call_id: str, reward: float) -> Experience:
+        if self.calls is None:
+            raise InvalidInput("task.workflow", "asks for a recorded call, and this toolbox has no run")
+        return await self.calls.experience(call_id, reward)
 
     async def judge(self, messages: Sequence[Message], sampling: SamplingParams, model: str = "") -> list[str]:
         with tracing.span("auxiliary.judge", model=model, n=sampling.n):

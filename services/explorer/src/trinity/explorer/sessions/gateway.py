@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from trinity.data.experience import SamplingParams
 from trinity.explorer.serving.asgi import App, Receive, Refused, Send, key_of, read_json, send_error
 from trinity.explorer.serving.bounds import Bounds, replayed, too_long
 from trinity.explorer.sessions.replies import READERS, Events, Reader
@@ -62,7 +63,7 @@ class Gateway:
                 raise Refused(404, "unknown_url", f"a session answers {known} and {_MODELS}, not {scope['path']}")
             body = await read_json(receive, self._read_seconds)
             _check(body, session)
-            data = _written({**body, "model": self._model, **_defaults(body, session)})
+            data = written({**body, "model": self._model, **defaults(body, session.sampling)})
             with self._bounds.request(session.name, body):
                 await self._answer(session, data, scope, receive, send)
         except Refused as refused:
@@ -83,7 +84,7 @@ class Gateway:
     async def _answer(self, session: Session, data: bytes, scope: Any, receive: Receive, send: Send) -> None:
         """Forward a call to vLLM, in a task that ends with the session."""
         call = Call(session)
-        answer = _Answer(call, READERS[scope["path"]](), send, self._read_seconds)
+        answer = Answer(call, READERS[scope["path"]](), send, self._read_seconds)
         scope = {**scope, "headers": _headers(scope, len(data))}
         task = asyncio.create_task(_run(self._app, call, scope, replayed(data, receive), answer.send))
         session.calls.add(task)
@@ -112,13 +113,16 @@ class Gateway:
 
 
 @dataclass
-class _Answer:
-    """Forwards an answer to the client. Replies enter the tree before the client has all of them."""
+class Answer:
+    """Forwards an answer to the client. Replies enter the tree before the client has all of them.
+
+    `seconds`: the client's longest time to take a part; None: no limit.
+    """
 
     call: Call
     reader: Reader
     to_client: Send
-    seconds: float
+    seconds: float | None
     status: int | None = None
     streamed: bool = False
     begun: bool = False
@@ -166,7 +170,7 @@ async def _run(app: App, call: Call, scope: Any, receive: Receive, send: Send) -
     await app(scope, receive, send)
 
 
-def _written(body: dict[str, Any]) -> bytes:
+def written(body: dict[str, Any]) -> bytes:
     """A body as JSON. Raises Refused for NaN and 1e999, which Python reads and vLLM would sample by."""
     try:
         return json.dumps(body, allow_nan=False).encode()
@@ -181,7 +185,8 @@ def _headers(scope: Any, length: int) -> list[tuple[bytes, bytes]]:
     return [*kept, (b"content-type", b"application/json"), (b"content-length", b"%d" % length)]
 
 
-def _check(body: dict[str, Any], session: Session) -> None:
+def check_recordable(body: dict[str, Any]) -> None:
+    """Raises Refused for a call whose prompt or reply would not be what is recorded."""
     for name in _REFUSED:
         if body.get(name):
             raise Refused(400, "unsupported_parameter", f"{name} cannot be recorded; leave it out", name)
@@ -189,6 +194,10 @@ def _check(body: dict[str, Any], session: Session) -> None:
         if kind := _unreadable(body.get(field)):
             problem = f"holds a part with {kind!r:.100}; sessions are recorded as text, so send only text"
             raise Refused(400, "unsupported_content", problem, field)
+
+
+def _check(body: dict[str, Any], session: Session) -> None:
+    check_recordable(body)
     session.tools.update(_names(body.get("tools")))
     for where, calls in _calls(body):
         for name in _names(calls):
@@ -234,9 +243,8 @@ def _objects(values: Any, kind: str = "") -> list[dict[str, Any]]:
     return [value for value in found if not kind or value.get("type") == kind]
 
 
-def _defaults(body: dict[str, Any], session: Session) -> dict[str, Any]:
+def defaults(body: dict[str, Any], task: SamplingParams) -> dict[str, Any]:
     """The task's sampling parameters that the request lacks."""
-    task = session.sampling
     values: dict[str, Any] = {"temperature": task.temperature, "top_p": task.top_p}
     if task.top_k > 0:
         values["top_k"] = task.top_k

@@ -10,6 +10,7 @@ import structlog
 
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.engine import EnginePool
+from trinity.explorer.journal.calls import Calls
 from trinity.explorer.serving import endpoint
 from trinity.explorer.serving.asgi import App
 from trinity.explorer.serving.bounds import Bounds, bounded
@@ -19,6 +20,7 @@ from trinity.explorer.sessions.gateway import Gateway
 from trinity.explorer.sessions.offers import OutsideSessions
 from trinity.explorer.sessions.recording import RecordingClient
 from trinity.explorer.sessions.session import Sessions
+from trinity.explorer.sessions.traffic import Traffic
 from trinity.explorer.types import EngineFailed
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.trust.keys import KeyFile
@@ -30,11 +32,15 @@ _HOST, _EVERYWHERE = "127.0.0.1", "0.0.0.0"
 
 @dataclass(frozen=True)
 class OpenTo:
-    """Access for outside programs at `listen` (host:port), with `keys`. `model`: the policy's name outside sessions."""
+    """Access for outside programs at `listen` (host:port), with `keys`. `model`: the policy's name outside sessions.
+
+    `sampling`: of plain calls that the run learns from; None if it learns from none.
+    """
 
     listen: str
     keys: KeyFile
     model: str
+    sampling: SamplingParams | None = None
 
 
 class AgentGateway:
@@ -54,6 +60,7 @@ class AgentGateway:
         """`open_to`: access for outside programs, which begins with `start`. `agent_wait`: how long (seconds) a group
         waits for a program to open its first session."""
         self._open_to, self._bounds = open_to, bounds or Bounds()
+        self.calls: Calls | None = None  # set before `start`, where plain calls are recorded
         self._client = RecordingClient(pool, rewrites_history)
         served = [MODEL, *([open_to.model] if open_to is not None else [])]
         self._options = ["--model", model, "--served-model-name", *served, *options]
@@ -107,6 +114,8 @@ class AgentGateway:
         log.info("explorer.gateway.serving", address=f"http://{address}/v1")
         open_to = self._open_to
         plain = bounded(app, self._bounds)
+        if self.calls is not None and open_to is not None and open_to.sampling is not None:
+            plain = Traffic(plain, self.calls, open_to.sampling)
         served = Front(self._app, self.outside, plain, open_to.keys) if open_to is not None else self._app
         await endpoint.run(served, [listening])
 

@@ -19,6 +19,7 @@ from trinity.explorer.workflows.single_turn import (
 )
 from trinity.explorer.workflows.thinking import ThinkingBudgetWorkflow
 from trinity.explorer.workflows.tool_calls import ToolCallWorkflow
+from trinity.explorer.workflows.traffic import TrafficWorkflow
 from trinity.plugins import satellites
 
 # Trinity-RFT has these a second time as async_*: here all are.
@@ -43,6 +44,7 @@ WORKFLOWS: dict[str, type[Workflow]] = {
     "tool_call_workflow": ToolCallWorkflow,
     "thinking_budget_workflow": ThinkingBudgetWorkflow,
     "external_agent_workflow": ExternalAgentWorkflow,
+    "traffic_workflow": TrafficWorkflow,
     **ENVIRONMENT_WORKFLOWS,
     **R3L_WORKFLOWS,
 }

@@ -83,6 +83,9 @@ class Toolbox(Protocol):
     async def outside_agent(self, task: Task, agent: Any) -> float | Sequence[float]:
         """Wait until an outside program has played a session. Returns its reward, or a reward for each branch."""
 
+    async def recorded_call(self, call_id: str, reward: float) -> Experience:
+        """A plain call of the endpoint, with its reward. Raises NotFound if it expired or was deleted."""
+
     @property
     def judges(self) -> list[str]:
         """Names of the auxiliary models that write text, in the YAML's order."""

@@ -1,0 +1,127 @@
+"""Tasks of a run that learns from live traffic: one for each reward of a recorded call, in the order of the rewards.
+
+The newest task of the queue says which rewards were fed, by the sequence of the last one. A reward whose call is too
+old for the next batch, or was deleted, is passed over: it is counted, and never trained.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections import deque
+from dataclasses import dataclass
+
+import structlog
+
+from trinity.buffer.log.validator import Versions
+from trinity.buffer.state.context import RunContext
+from trinity.config.schema.buffer import GenerationConfig
+from trinity.data.experience import Task, TaskKind
+from trinity.data.task_source import sampling_of
+from trinity.data.traffic import TASKSET, WORKFLOW, CallReward
+from trinity.data.wire import decode_reward
+from trinity.runtime.broker import on_subject
+from trinity.runtime.errors import InvalidInput, NotFound, Unavailable
+from trinity.runtime.metrics import Counter, Gauge
+
+log = structlog.get_logger(__name__)
+
+PASSED = Counter("trinity_buffer_rewards_passed_total", "Rewards of recorded calls that made no task", ["reason"])
+WAITING = Gauge("trinity_buffer_rewards_waiting", "Rewards of recorded calls that wait for their batch")
+
+_MOST_WAITING = 1024
+_READ_AHEAD = 256
+_LOOK_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class Rewarded:
+    """A reward and its sequence in the stream of traffic."""
+
+    sequence: int
+    reward: CallReward
+
+
+class RewardedCalls:
+    """`through`: sequence of the newest reward that was fed; set it before `follow`."""
+
+    def __init__(self, context: RunContext, versions: Versions) -> None:
+        self._context, self._versions = context, versions
+        self.through = 0
+        self._waiting: deque[Rewarded] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """Rewards that are read and not fed."""
+        return len(self._waiting)
+
+    async def follow(self) -> None:
+        """Read the rewards as clients send them, for ever."""
+        context, read = self._context, self.through
+        stream, subject = context.names.traffic_stream, context.names.call_rewards
+        while True:
+            with contextlib.suppress(Unavailable):  # NATS is away; read later
+                async for message in on_subject(context.broker, stream, subject, read + 1, _READ_AHEAD):
+                    read = message.sequence
+                    try:
+                        reward = decode_reward(message.data, context.limits)
+                        if message.subject != context.names.call_reward(reward.id):
+                            raise InvalidInput("id", f"is {reward.id}, which the subject {message.subject} is not of")
+                    except InvalidInput as error:
+                        self._pass("invalid", message.subject, str(error))
+                        continue
+                    self._waiting.append(Rewarded(read, reward))
+                    if len(self._waiting) >= _MOST_WAITING:
+                        break
+            WAITING.set(len(self._waiting))
+            if self._waiting:
+                await context.changed.notify()
+            await asyncio.sleep(_LOOK_SECONDS)
+            await context.changed.wait_for(lambda: len(self._waiting) < _MOST_WAITING)
+
+    async def take(self, gate_step: int) -> Rewarded | None:
+        """The next reward whose call a task with this gate may train; None if none waits."""
+        names, broker = self._context.names, self._context.broker
+        while self._waiting:
+            found = self._waiting.popleft()
+            reward = found.reward
+            if not await self._versions.meets(reward.oldest_version, gate_step):
+                problem = f"sampled by version {reward.oldest_version}, the batch takes {gate_step} or newer"
+                self._pass("stale", reward.id, problem)
+                continue
+            try:
+                await broker.next(names.traffic_stream, names.call(reward.id, "*"), 1)
+            except NotFound:
+                self._pass("gone", reward.id, "its recording expired or was deleted")
+                continue
+            return found
+        return None
+
+    def task(self, reward: CallReward, ordinal: int, gate_step: int) -> Task:
+        """The task of a rewarded call, whose id names the response."""
+        plan = self._context.plan
+        explorer = plan.config.explorer
+        return Task(
+            run=self._context.run,
+            task_id=f"{TASKSET}/{reward.id}",
+            ordinal=ordinal,
+            kind=TaskKind.TRAIN,
+            taskset=TASKSET,
+            epoch=0,
+            row=0,
+            row_json=json.dumps({"id": reward.id, "reward": reward.reward}),
+            format_json="{}",
+            workflow=WORKFLOW,
+            workflow_args_json="{}",
+            reward_function="",
+            reward_args_json="{}",
+            repeat_times=1,
+            sampling=sampling_of(plan, GenerationConfig(), 1),
+            gate_step=gate_step,
+            evaluation_step=0,
+            timeout_seconds=explorer.max_timeout,
+            max_attempts=explorer.max_retry_times + 1,
+        )
+
+    def _pass(self, reason: str, call: str, problem: str) -> None:
+        PASSED.labels(reason).inc()
+        log.info("buffer.reward.passed", call=call, reason=reason, problem=problem)

@@ -1,0 +1,171 @@
+"""Records plain calls of the endpoint, and takes their rewards: live traffic that the run learns from.
+
+    POST /v1/chat/completions, ...       answered as before; the reply's end is sent once the call is recorded
+    POST /v1/rewards                     with the same key: the reward of a response, by its id
+    DELETE /v1/chat/completions/<id>     with the same key: deletes the recording, as OpenAI's clients do
+
+A call is recorded if the trainer could train its reply. Recording never fails a call.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from trinity.data.experience import Experience, SamplingParams
+from trinity.data.traffic import IS_CALL
+from trinity.explorer.journal.calls import Calls
+from trinity.explorer.serving.asgi import App, Receive, Refused, Send, key_of, read_json, send_error, send_json
+from trinity.explorer.serving.bounds import replayed
+from trinity.explorer.sessions.gateway import Answer, check_recordable, defaults, written
+from trinity.explorer.sessions.replies import READERS, Reader
+from trinity.explorer.sessions.samples import Said
+from trinity.explorer.sessions.session import CALL, Call, Session
+from trinity.runtime.errors import Conflict, InvalidInput, NotFound, TrinityError
+from trinity.runtime.metrics import Counter
+
+log = structlog.get_logger(__name__)
+
+CALLS = Counter("trinity_explorer_calls_total", "Plain calls at the endpoint, and whether they were recorded", ["fate"])
+REWARDS = Counter("trinity_explorer_call_rewards_total", "Rewards of recorded calls, and what was said", ["answer"])
+
+_READ_SECONDS = 60.0
+_REWARDS = "/v1/rewards"
+_STATUSES: list[tuple[type[TrinityError], int, str]] = [
+    (InvalidInput, 400, "invalid_value"),
+    (NotFound, 404, "unknown_id"),
+    (Conflict, 409, "already_rewarded"),
+    (TrinityError, 503, "try_again"),
+]
+
+
+class _Reward(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    id: str
+    reward: float
+
+
+class Traffic:
+    """`app` is the endpoint's application for plain calls, `sampling` what calls are sampled with by default."""
+
+    def __init__(self, app: App, calls: Calls, sampling: SamplingParams) -> None:
+        self._app, self._calls, self._sampling = app, calls, sampling
+        self._said: set[str] = set()
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        method, path = (scope["method"], scope["path"]) if scope["type"] == "http" else ("", "")
+        place, _, call_id = path.rpartition("/")
+        try:
+            if (method, path) == ("POST", _REWARDS):
+                await self._reward(scope, receive, send)
+            elif method == "DELETE" and place in READERS:
+                await _answered(self._calls.forget(call_id, key_of(scope)))
+                await send_json(send, 200, {"id": call_id, "object": "chat.completion.deleted", "deleted": True})
+            elif method == "POST" and path in READERS:
+                await self._record(scope, receive, send)
+            else:
+                await self._app(scope, receive, send)
+        except Refused as refused:
+            await send_error(send, refused, path)
+
+    async def _reward(self, scope: Any, receive: Receive, send: Send) -> None:
+        try:
+            try:
+                given = _Reward.model_validate(await read_json(receive, _READ_SECONDS))
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(map(str, first["loc"]))
+                raise Refused(400, "invalid_value", f"{where}: {first['msg']}", where) from None
+            await _answered(self._calls.reward(given.id, key_of(scope), given.reward))
+        except Refused as refused:
+            REWARDS.labels(refused.code).inc()
+            raise
+        REWARDS.labels("stored").inc()
+        await send_json(send, 200, given.model_dump())
+
+    async def _record(self, scope: Any, receive: Receive, send: Send) -> None:
+        body = await read_json(receive, _READ_SECONDS)
+        body = {**body, **defaults(body, self._sampling)}
+        body.pop("request_id", None)  # vLLM would take the response's id from it, or from the header
+        data = written(body)
+        dropped = (b"content-length", b"transfer-encoding", b"x-request-id")
+        headers = [(name, value) for name, value in scope["headers"] if name not in dropped]
+        scope = {**scope, "headers": [*headers, (b"content-length", b"%d" % len(data))]}
+        try:
+            check_recordable(body)
+            if body.get("n") not in (None, 1):
+                raise Refused(400, "unsupported_parameter", f"n is {body['n']}, and an id has one reward", "n")
+        except Refused as refused:
+            self._passed("unsupported", str(refused))
+            await self._app(scope, replayed(data, receive), send)
+            return
+        call, reader = Call(Session("", b"", self._sampling)), _Identified(READERS[scope["path"]]())
+        CALL.set(call)
+        answer = _Kept(call, reader, send, None, keep=lambda: self._keep(reader.id, key_of(scope), call))
+        await self._app(scope, replayed(data, receive), answer.send)
+
+    async def _keep(self, call_id: str, key: str, call: Call) -> None:
+        if call.session.untrained:
+            self._passed("untrained", "; ".join(sorted(call.session.untrained)))
+            return
+        (branch,) = call.session.tree.branches()
+        experience: Experience = branch.experience(0, 0.0)
+        try:
+            if not IS_CALL.fullmatch(call_id):
+                raise InvalidInput("id", f"of the response is {call_id[:100]!r}")
+            await self._calls.keep(call_id, key, experience)
+        except InvalidInput as error:
+            self._passed("untrained", str(error))
+        except TrinityError as error:
+            self._passed("lost", str(error))
+        else:
+            CALLS.labels("recorded").inc()
+
+    def _passed(self, fate: str, reason: str) -> None:
+        """Counts a call that is not recorded. Each fate is logged once, with its first reason."""
+        CALLS.labels(fate).inc()
+        if fate not in self._said:
+            self._said.add(fate)
+            log.warning("explorer.call.unrecorded", fate=fate, reason=reason)
+
+
+async def _answered(work: Awaitable[None]) -> None:
+    """Raises Refused for an error."""
+    try:
+        await work
+    except TrinityError as error:
+        status, code = next((status, code) for kind, status, code in _STATUSES if isinstance(error, kind))
+        raise Refused(status, code, str(error), getattr(error, "field", None)) from None
+
+
+@dataclass
+class _Kept(Answer):
+    """Keeps the call before the client has the end of its reply."""
+
+    keep: Callable[[], Awaitable[None]] = field(kw_only=True)
+    kept: bool = False
+
+    async def _pass_on(self, message: dict[str, Any]) -> None:
+        if self.call.complete and not self.kept:
+            self.kept = True
+            await self.keep()
+        await super()._pass_on(message)
+
+
+class _Identified:
+    """A reader that also finds the response's id."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader, self.id = reader, ""
+
+    def whole(self, body: dict[str, Any]) -> Iterable[tuple[int, Said]]:
+        self.id = str(body.get("id", ""))
+        return self._reader.whole(body)
+
+    def event(self, data: dict[str, Any]) -> Iterable[tuple[int, Said]]:
+        within = data.get("response") or data.get("message") or data  # of /v1/responses, of /v1/messages
+        self.id = self.id or str(within.get("id") or "")
+        return self._reader.event(data)
