@@ -196,3 +196,18 @@ def test_bad_requests_are_the_clients_errors_and_others_go_on(sampling_stack: Ti
     other = tinker.SamplingClient.from_sampler_handle(handle, api_key=sampling_stack.keys["bob"])
     with pytest.raises(tinker.NotFoundError, match="is not known"):
         _sample(other)
+
+
+def test_a_tenant_does_not_wait_for_all_requests_of_another(sampling_stack: TinkerStack) -> None:
+    many, one = (
+        _service(sampling_stack, name).create_sampling_client(base_model=BASE).result() for name in ("bob", "alice")
+    )
+    long, last = tinker.SamplingParams(max_tokens=50, stop=[]), tinker.SamplingParams(max_tokens=50, stop=[], seed=1)
+    _sample(one)
+    waiting = [many.sample(_input(), 32, last if number == 39 else long) for number in range(40)]
+    waiting[0].result(timeout=300)  # the others have reached the engine: it has seats for an eighth of them
+    one.sample(_input(), 1, long).result(timeout=300)
+    done = sum(future.future().done() for future in waiting)
+    assert done < 30, f"{done} of 40 requests went before it"
+    for future in waiting:
+        future.result(timeout=300)

@@ -10,6 +10,7 @@ import numpy as np
 from trinity.data.tenants.samples import NO_LOGPROB, Sample, Sampled, Samples, Top
 from trinity.explorer.engine.engine import Using
 from trinity.explorer.sampler.seconds import Seconds
+from trinity.explorer.sampler.turns import Turns
 from trinity.explorer.sampler.versions import Versions
 from trinity.explorer.types import EngineFailed
 from trinity.runtime.errors import InvalidInput
@@ -17,14 +18,17 @@ from trinity.runtime.errors import InvalidInput
 _Entries = Sequence[Mapping[int, Any] | None]  # of each position: vLLM's Logprob by token
 
 
-async def sample(versions: Versions, seconds: Seconds, request: Sample) -> Samples:
+async def sample(versions: Versions, seconds: Seconds, turns: Turns, request: Sample) -> Samples:
     """Samples `sampling.n` sequences. Raises InvalidInput for what vLLM refuses, EngineFailed, and the errors of
     Versions.using."""
     copies = request.sampling.n if request.sampling.temperature == 0 else 1  # they are all equal
     count = request.sampling.n // copies
     async with versions.using(request.version) as weights:
-        with seconds.of(request.tenant, count):
-            outputs, *of_prompt = await _outputs(versions, weights, request, count)
+        prompt = len(request.prompt_token_ids)
+        most = prompt + count * request.sampling.max_tokens
+        with seconds.of(request.tenant, count), turns.of(request.tenant, most) as turn:
+            outputs, *of_prompt = await _outputs(versions, weights, request, count, turn.priority)
+            turn.took = prompt + sum(len(part.token_ids) for output in outputs for part in output.outputs)
     parts = sorted((part for output in outputs for part in output.outputs), key=lambda part: part.index)
     sequences = tuple(_sampled(part, request.topk_sample_logprobs) for part in parts) * copies
     versions.engine.tokens_generated += sum(len(one.tokens) for one in sequences[: len(parts)])
@@ -36,13 +40,13 @@ async def sample(versions: Versions, seconds: Seconds, request: Sample) -> Sampl
     return Samples(sequences, *_of_prompt(request, found), cached)
 
 
-async def _outputs(versions: Versions, weights: Using, request: Sample, count: int) -> list[list[Any]]:
+async def _outputs(versions: Versions, weights: Using, request: Sample, count: int, priority: int) -> list[list[Any]]:
     """Returns vLLM's outputs of `count` sequences; and of the prompt, if it is computed separately."""
     prompt, wanted = list(request.prompt_token_ids), _wants_prompt(request)
-    runs = [_run(versions, weights, prompt, _parameters(request, count, wanted and count == 1))]
+    wished = [_parameters(request, count, wanted and count == 1)]
     if wanted and count > 1:  # else vLLM computes them for each sequence
-        runs.append(_run(versions, weights, prompt, _parameters(request, 1, True, max_tokens=1)))
-    return await asyncio.gather(*runs)
+        wished.append(_parameters(request, 1, True, max_tokens=1))
+    return await asyncio.gather(*(_run(versions, weights, prompt, one, priority) for one in wished))
 
 
 def _wants_prompt(request: Sample) -> bool:
@@ -72,12 +76,13 @@ def _parameters(request: Sample, count: int, prompt: bool, max_tokens: int | Non
     )
 
 
-async def _run(versions: Versions, weights: Using, prompt: list[int], parameters: Any) -> list[Any]:
+async def _run(versions: Versions, weights: Using, prompt: list[int], parameters: Any, priority: int) -> list[Any]:
     from vllm import TokensPrompt
 
     try:
         given = TokensPrompt(prompt_token_ids=prompt, cache_salt=weights.salt)
-        stream = versions.engine.llm.generate(given, parameters, request_id=uuid.uuid4().hex, **weights.arguments)
+        how = {"request_id": uuid.uuid4().hex, "priority": priority, **weights.arguments}
+        stream = versions.engine.llm.generate(given, parameters, **how)
         return [output async for output in stream]
     except Exception as error:
         if isinstance(error, ValueError) or type(error).__name__ == "VLLMValidationError":

@@ -10,6 +10,7 @@ from trinity.api.tinker.v1 import tinker_pb2
 from trinity.data.tenants.wire import sample_from_proto, samples_to_proto
 from trinity.explorer.sampler.sampling import sample
 from trinity.explorer.sampler.seconds import Seconds
+from trinity.explorer.sampler.turns import Turns
 from trinity.explorer.sampler.versions import Versions
 from trinity.explorer.types import EngineFailed
 from trinity.runtime.errors import Unavailable
@@ -19,7 +20,7 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
     """Requests wait until the engine has started."""
 
     def __init__(self) -> None:
-        self._engine: tuple[Versions, Seconds] | None = None
+        self._engine: tuple[Versions, Seconds, Turns] | None = None
         self._started = asyncio.Event()
 
     def add_to(self, server: grpc.aio.Server) -> str:
@@ -28,7 +29,7 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         return str(pb.DESCRIPTOR.services_by_name["SamplerService"].full_name)
 
     def serve(self, versions: Versions, seconds: Seconds) -> None:
-        self._engine = versions, seconds
+        self._engine = versions, seconds, Turns()
         self._started.set()
 
     async def Sample(self, request: pb.SampleRequest, context: grpc.aio.ServicerContext) -> tinker_pb2.SampleResponse:
