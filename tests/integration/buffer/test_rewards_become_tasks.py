@@ -17,8 +17,9 @@ from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.data.experience import Group
 from trinity.data.traffic import CallReward, RecordedCall
 from trinity.data.wire import encode_call, encode_reward, task_to_proto
-from trinity.runtime.broker import Broker, connect
-from trinity.runtime.names import RunNames
+from trinity.runtime.broker import Broker, Bucket, connect
+from trinity.runtime.names import VERSIONS_BUCKET, RunNames
+from trinity.weights.pointer import Live, decode_live
 
 pytestmark = pytest.mark.core
 
@@ -88,6 +89,45 @@ async def test_every_reward_is_trained_once_and_in_order(started: Started, tmp_p
         await trainer.batch(3)
         await trainer.batch(4)
         assert [await trained(trainer, step) for step in (3, 4)] == [["e", "f"], ["g", "h"]]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_version_that_clients_reward_less_is_withdrawn(
+    started: Started, tmp_path: Path, restarted: bool
+) -> None:
+    explorer_of = {**TRAFFIC["explorer"], "traffic": {"keep_mib": 1, "guard": {}}}
+    async with (
+        started(steps=STEPS, groups=GROUPS, **{**TRAFFIC, "explorer": explorer_of}) as (run, trainer),
+        await connect(run.nats.url, "tests") as broker,
+    ):
+        clients, names = Clients(broker, RunNames(run.run)), iter(map(str, range(10_000)))
+        bucket = await Bucket.open(broker, VERSIONS_BUCKET)
+
+        async def live() -> Live:
+            return decode_live((await bucket.get(clients.names.live_key)).value)
+
+        async def rewards(version: int, values: list[float]) -> None:
+            for value in values:
+                await clients.reward(next(names), version, value)
+
+        await trainer.publish(1, tmp_path / "1")
+        await rewards(0, [0.0, 1.0] * 50)
+        await rewards(1, [1.0, 1.0, 1.0, 0.0] * 100)
+        await trainer.publish(2, tmp_path / "2")
+        if restarted:
+            run.buffer.kill()
+            await asyncio.to_thread(run.buffer.start)
+        for _ in range(20):
+            assert (await live()).version == 2
+            await rewards(2, [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+            await asyncio.sleep(1.0)
+            if (found := (await live()).rollback) is not None:
+                break
+        assert found is not None, "200 rewards of a version that is right a tenth of the time"
+        assert (found.version, found.newest_version) == (1, 2) and "version 2: clients' rewards of" in found.reason
+        await rewards(2, [0.0] * 20)
+        await asyncio.sleep(1.0)
+        assert len((await live()).rollbacks) == 1, "none for rewards that come later"
 
 
 async def test_such_a_run_takes_no_other_tasks_under_its_names(started: Started) -> None:

@@ -96,7 +96,8 @@ class Run:
         """Builds the parts of a run with explorers, which read and write the same log."""
         context, operators = self.context, self.context.plan.config.data_processor.experience_pipeline.operators
         learns_from_calls = context.plan.config.explorer.traffic is not None
-        self.rewarded = rewarded = RewardedCalls(context, self._versions) if learns_from_calls else None
+        rewarded = RewardedCalls(context, self._versions, settings.sync_address) if learns_from_calls else None
+        self.rewarded = rewarded
         feeder = Feeder(context, tasks, lambda: writer.window, self.ledger.task_ids, rewarded)
         pipeline = Pipeline(operators)
         validator = EntryValidator(context, self.reader, pipeline, feeder.task, self._versions)

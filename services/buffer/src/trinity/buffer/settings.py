@@ -14,7 +14,9 @@ class BufferSettings(NatsSettings):
     config_file: Path | None = Field(None, description="The run's YAML")
     stage: str = Field("", description="Stage of the YAML, if it has several")
     environment_address: str = Field("", description="Address of the environment service, announced with the run")
-    sync_address: str = Field("", description="Address of the sync service, announced with the run")
+    sync_address: str = Field(
+        "", description="Address of the sync service, announced with the run, and asked for rollbacks by the guard"
+    )
     trainer_address: str = Field("", description="Address of the trainer, announced with the run")
     nats_replicas: int = Field(0, ge=0, le=5, description="Replicas of streams and buckets; 0: 3 in a cluster, else 1")
     log_gib: float = Field(16.0, gt=0, description="Most the experience log may take on the broker, in GiB")

@@ -165,11 +165,29 @@ class OverRolloutConfig(Section):
     )
 
 
+class GuardConfig(Section):
+    """A sequential test of each version's rewards against those of the versions before it. See docs/agents.md."""
+
+    alpha: float = Field(0.01, gt=0, lt=0.5, description="Probability that a version is withdrawn by chance")
+    margin: float = Field(
+        0.05, ge=0, lt=1, description="A version may be worse by this part of the range of rewards, at any time"
+    )
+    reward_low: float = Field(0.0, allow_inf_nan=False, description="Rewards below it count as this number")
+    reward_high: float = Field(1.0, allow_inf_nan=False, description="Rewards above it count as this number")
+
+    @model_validator(mode="after")
+    def _range(self) -> "GuardConfig":
+        if self.reward_low >= self.reward_high:
+            raise ValueError(f"reward_high: is {self.reward_high:g}, must be above reward_low = {self.reward_low:g}")
+        return self
+
+
 class TrafficConfig(Section):
     """Plain calls at the endpoint, recorded until a client sends a reward. See docs/agents.md."""
 
     keep_days: float = Field(7.0, gt=0, le=3650, description="Longest wait of a recorded call for its reward, in days")
     keep_mib: PositiveInt = Field(1024, description="Recorded calls and rewards on NATS, in MiB; the oldest go")
+    guard: GuardConfig | None = Field(None, description="Withdraw versions that clients reward less; null: never")
 
 
 class ExplorerConfig(Section):

@@ -71,7 +71,7 @@ _SERVICES: Mapping[str, Mapping[str, frozenset[Role]]] = {
         "Publish": _TRAINER | _OPERATOR,  # mode bench; while a trainer has the run, sync takes versions only from it
         "GetVersion": _LOOKS | _TRAINER | _EXPLORER,
         "Pin": _OPERATOR,
-        "Rollback": _OPERATOR,
+        "Rollback": _OPERATOR | {Role.BUFFER},  # explorer.traffic.guard
         "FormEpoch": _TRAINER,
         "ListVersions": _LOOKS | _TRAINER,
         "ListMembers": _LOOKS | _TRAINER,

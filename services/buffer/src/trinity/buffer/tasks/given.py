@@ -28,7 +28,8 @@ class GivenIds:
         self._context = context
         self._window_of = window
         self._in_ledger = in_ledger
-        self._own = (f"{TASKSET}/", *(f"{taskset.name}/" for taskset in context.plan.tasksets))
+        own = [taskset.name for taskset in context.plan.tasksets] or [TASKSET]
+        self._own = tuple(f"{name}/" for name in own)
         self._ids: set[str] = set()
         self._is_read = False
         self._reading = asyncio.Lock()

@@ -12,20 +12,22 @@ from dataclasses import dataclass
 
 import structlog
 
-from trinity.buffer.log.validator import Versions
-from trinity.buffer.state.context import RunContext
+from trinity.buffer.state.context import LiveVersions, RunContext
+from trinity.buffer.tasks.guard import Alarm, Guard
 from trinity.config.schema.buffer import GenerationConfig
 from trinity.data.experience import Task, TaskKind
 from trinity.data.task_source import sampling_of
 from trinity.data.traffic import TASKSET, WORKFLOW, CallReward
 from trinity.data.wire import decode_reward
 from trinity.runtime.broker import on_subject
-from trinity.runtime.errors import InvalidInput, NotFound, Unavailable
+from trinity.runtime.errors import InvalidInput, NotFound, TrinityError, Unavailable
 from trinity.runtime.metrics import Counter, Gauge
+from trinity.weights.client import SyncClient, roll_back
 
 log = structlog.get_logger(__name__)
 
 PASSED = Counter("trinity_buffer_rewards_passed_total", "Rewards of recorded calls that made no task", ["reason"])
+WITHDRAWN = Counter("trinity_buffer_versions_withdrawn_total", "Rollbacks by the guard of live traffic")
 WAITING = Gauge("trinity_buffer_rewards_waiting", "Rewards of recorded calls that wait for their batch")
 
 _MOST_WAITING = 1024
@@ -44,10 +46,15 @@ class Rewarded:
 class RewardedCalls:
     """`through`: sequence of the newest reward that was fed; set it before `follow`."""
 
-    def __init__(self, context: RunContext, versions: Versions) -> None:
-        self._context, self._versions = context, versions
+    def __init__(self, context: RunContext, versions: LiveVersions, sync_address: str) -> None:
+        """`sync_address`: of the service that the guard asks for rollbacks."""
+        self._context, self._versions, self._sync_address = context, versions, sync_address
         self.through = 0
         self._waiting: deque[Rewarded] = deque()
+        traffic = context.plan.config.explorer.traffic
+        given = traffic.guard if traffic is not None else None
+        self._guard = Guard(given.alpha, given.margin, given.reward_low, given.reward_high) if given else None
+        self._withdrawn: tuple[tuple[int, int], ...] = ()  # as the guard knows them
 
     @property
     def waiting(self) -> int:
@@ -55,8 +62,9 @@ class RewardedCalls:
         return len(self._waiting)
 
     async def follow(self) -> None:
-        """Read the rewards as clients send them, for ever."""
-        context, read = self._context, self.through
+        """Read the rewards as clients send them, for ever. The guard begins with the oldest that are kept."""
+        context, fed = self._context, self.through
+        read = 0 if self._guard is not None else fed
         stream, subject = context.names.traffic_stream, context.names.call_rewards
         while True:
             with contextlib.suppress(Unavailable):  # NATS is away; read later
@@ -69,7 +77,9 @@ class RewardedCalls:
                     except InvalidInput as error:
                         self._pass("invalid", message.subject, str(error))
                         continue
-                    self._waiting.append(Rewarded(read, reward))
+                    await self._judge(reward)
+                    if read > fed:
+                        self._waiting.append(Rewarded(read, reward))
                     if len(self._waiting) >= _MOST_WAITING:
                         break
             WAITING.set(len(self._waiting))
@@ -77,6 +87,31 @@ class RewardedCalls:
                 await context.changed.notify()
             await asyncio.sleep(_LOOK_SECONDS)
             await context.changed.wait_for(lambda: len(self._waiting) < _MOST_WAITING)
+
+    async def _judge(self, reward: CallReward) -> None:
+        """Let the guard compare the versions' rewards, and roll back the one that it finds worse."""
+        version, live = reward.newest_version, self._context.live
+        if self._guard is None or reward.oldest_version != version or live.is_withdrawn(version):
+            return
+        if live.withdrawn != self._withdrawn:
+            self._withdrawn = live.withdrawn
+            self._guard.forget(live.is_withdrawn)
+        if (alarm := self._guard.add(version, reward.reward)) is not None:
+            await self._withdraw(alarm)
+
+    async def _withdraw(self, alarm: Alarm) -> None:
+        """Ask sync for a rollback. If it fails, the version's next reward asks again."""
+        reason = f"clients' rewards of {alarm.rewards} calls are worse than before (e-value {alarm.e_value:.3g})"
+        told = {"version": alarm.version, "good": alarm.good, "reason": reason}
+        try:
+            async with SyncClient(self._sync_address, self._context.run) as sync:
+                await sync.ask(roll_back(alarm.good, False, f"version {alarm.version}: {reason}"))
+            await self._versions.look()
+        except TrinityError as error:
+            log.error("buffer.guard.failed", error=str(error), **told)
+            return
+        WITHDRAWN.inc()
+        log.warning("buffer.guard.withdrew", **told)
 
     async def take(self, gate_step: int) -> Rewarded | None:
         """The next reward whose call a task with this gate may train; None if none waits."""
