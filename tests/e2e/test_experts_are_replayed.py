@@ -24,7 +24,7 @@ def test_every_sampled_token_takes_the_engines_experts(
         "algorithm": {"enable_router_replay": True},
         "buffer": {"total_steps": STEPS},
         "explorer": {"eval_interval": STEPS},
-        "stages": {0: {"buffer": {"total_steps": 60}}},
+        "stages": {0: {"buffer": {"total_steps": 60, "train_batch_size": 64}}},
     }
     config = write_config(quickstart / "arithmetic.yaml", tmp_path / "run.yaml", changes)
     run = TrinityRun(config, tmp_path, TRINITY_MODEL_PATH=str(model), TRINITY_TASKSET_PATH=str(quickstart_data))

@@ -41,6 +41,7 @@ def test_a_mixture_learns_by_adapters_of_its_experts(
     monkeypatch.setattr(sys, "argv", ["make_model.py", str(tmp_path / "model"), "--family", "qwen3_moe"])
     runpy.run_path(str(quickstart / "make_model.py"), run_name="__main__")
     sft = yaml.safe_load((quickstart / "arithmetic.yaml").read_text())["stages"][0]
+    sft["buffer"] |= {"total_steps": 200, "train_batch_size": 64}
     warm = finished(repository, tmp_path / "warm", tmp_path / "model", quickstart_data, {"stages": [sft]})
     model = warm / "sft/global_step_200/actor/huggingface"
     job = finished(repository, tmp_path / "run", model, quickstart_data, {

@@ -42,7 +42,7 @@ def test_the_quickstart_learns(
         "algorithm": {"enable_router_replay": replay},
         "buffer": {"total_steps": STEPS},
         "explorer": {"eval_interval": STEPS},
-        "stages": {0: {"buffer": {"total_steps": sft_steps}}},
+        "stages": {0: {"buffer": {"total_steps": sft_steps, "train_batch_size": 64}}},
     }
     config = write_config(quickstart / "arithmetic.yaml", tmp_path / "run.yaml", changes)
     run = TrinityRun(config, tmp_path, TRINITY_MODEL_PATH=str(model), TRINITY_TASKSET_PATH=str(quickstart_data))
