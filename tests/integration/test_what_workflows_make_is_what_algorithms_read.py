@@ -58,6 +58,26 @@ async def test_what_r3l_distilled_from_is_reweighted_and_no_part_of_the_attempts
     assert [s.advantage for s in sequences] == [-0.5, best, best, best] * 2
 
 
+async def test_turns_of_branches_are_compared_with_their_siblings() -> None:
+    last = 0
+
+    def policy(seen: list[tuple[str, str]]) -> str:
+        """The episodes themselves lose at 2 of 3, the branches, which ask later, win."""
+        nonlocal last
+        third = sum(role == "assistant" for role, _ in seen) == 3
+        last += third
+        return "left" if third and last <= 2 else "right"
+
+    given = {"branches": {"turns": [2]}, "max_turns": 3}
+    made = await trained("tree", Toolbox(policy), task("environment_workflow", given, n=4))
+    assert sorted(s.reward for s in made) == [0, 0, 1, 1]
+    for s in made:
+        tokens, branch = s.advantages[s.mask], len("right!")
+        assert tokens[-5:].tolist() == [s.reward - 0.5] * 5, "against the other branch"
+        assert not tokens[:-branch].any(), "both episodes have half"
+        assert (s.mask.sum() > 2 * branch) == (json.loads(s.experience.info_json).get("parent") is None)  # type: ignore[union-attr]
+
+
 async def test_steps_are_compared_with_those_in_the_same_state() -> None:
     turn = 0
 

@@ -27,8 +27,8 @@ MUTATIONS = [
     ),
     Mutation(
         f"{_EXPLORER}/journal/journal.py",
-        "last.turn, self._earned)",
-        "last.turn)",
+        "restore(last, self._earned)",
+        "restore(last)",
         "services/explorer/tests/journal/test_an_episode_goes_on_from_a_state.py"
         "::test_rewards_before_the_state_count_toward_the_bound",
     ),

@@ -36,6 +36,7 @@ TABLE = {
     "rec": ("rec", "rec", "k2", "default"),
     "multi_step_grpo": ("step_wise_grpo", "ppo", "k2", "default"),
     "gigpo": ("gigpo", "ppo", "k2", "default"),
+    "tree": ("tree", "ppo", "k2", "default"),
     "on_policy_distill": ("on_policy_distill", "ppo", "none", "none"),
     "jsd": ("jsd", "ppo", "none", "none"),
     "top_k_distill": (None, "top_k_distill", "none", "none"),

@@ -31,7 +31,7 @@ def of(name: str, rollouts: Rollouts, **args: Any) -> Advantages:
 
 
 # What a group of one gets for its reward of 2, where it is not the reward itself.
-ALONE = {"gigpo": 2 / (1 + 1e-6), "ppo": 0.0, "reinforceplusplus": 0.0, "grpo_reweight_adv": 1.0}
+ALONE = {"gigpo": 2 / (1 + 1e-6), "ppo": 0.0, "reinforceplusplus": 0.0, "tree": 0.0, "grpo_reweight_adv": 1.0}
 ALONE |= {"opmd_reweight_adv": 1.0, **dict.fromkeys(TEACHER, 0.0)}
 ALONE |= dict.fromkeys(("grpo", "grpo_verl", "step_wise_grpo"), 2 / (1 + 1e-6))
 
@@ -111,6 +111,32 @@ def test_a_step_reward_that_is_no_number_is_seen_in_the_advantage_of_its_group(r
     found = of("gigpo", rollouts_of([1.0, 2.0, 3.0, 4.0], [0, 0, 1, 1], facts=facts))
     assert found.scores_N[:2].isnan().all()
     assert found.scores_N[2:].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("fact", "problem"),
+    [
+        ({"parent": 1, "branch_turn": 1}, "info.parent: is 1, must be a rollout before 1"),
+        ({"parent": "0", "branch_turn": 1}, "info.parent: is '0', must be a rollout"),
+        ({"parent": 0}, "info.branch_turn: is None, must be an integer >= 1"),
+        ({"turns": [[0, 4]]}, r"info.turns: is \[\[0, 4\]\], must be \[begin, end\] pairs up to 3"),
+        ({"turns": []}, "info.turns: is "),
+    ],
+)
+def test_an_origin_that_is_none_is_refused(fact: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidInput, match=problem):
+        of("tree", rollouts_of([1.0, 0.0], [0, 0], facts=[{}, fact], trajectories_N=torch.tensor([0, 1])))
+
+
+def test_turns_of_one_sequence_have_their_nodes_advantages() -> None:
+    turns = {"turns": [[0, 1], [1, 2], [2, 3]]}
+    facts = [turns, {**turns, "parent": 0, "branch_turn": 2}, {**turns, "parent": 7, "branch_turn": 1}, turns]
+    rewards, numbers = [1.0, 0.0, 1.0, 0.0], torch.tensor([0, 1, 8, 9])
+    found = of("tree", rollouts_of(rewards, [0] * 4, facts=facts, trajectories_N=numbers))
+    assert found.tokens[0].tolist() == [0.25, 0.25, 0.5], "0.5 of two, against a root of 0; 1 against 0"
+    assert found.tokens[1].tolist() == [0.0, 0.0, -0.5]
+    assert found.tokens[2].tolist() == [0.0, 0.0, 0.0], "of a parent that was left out, without siblings"
+    assert found.tokens[3].tolist() == [-0.25] * 3
 
 
 def test_the_greedy_rollout_is_a_baseline_and_not_trained() -> None:

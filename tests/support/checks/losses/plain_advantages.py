@@ -33,6 +33,12 @@ def rollouts_of(seed: int, penalties: bool = False, values: bool = False) -> Rol
         for _ in lengths
     ]
 
+    rng_of_trees = np.random.default_rng([seed, 1])
+    forks = {(g, t): (int(rng_of_trees.integers(t)), t) for g, t in zip(groups, trajectories, strict=True) if t % 3}
+    for place, fact in zip(order, facts, strict=True):
+        if (fork := forks.get((groups[place], trajectories[place]))) is not None:
+            fact |= {"parent": fork[0], "branch_turn": fork[1]}
+
     def floats(scale: float) -> list[torch.Tensor]:
         return [torch.tensor(rng.normal(0, scale, length)) for length in lengths]
 
@@ -223,6 +229,48 @@ def asymre(r: Rollouts, baseline_shift: float = -0.1) -> Tokens:
     return constant(r, scores)
 
 
+def tree(r: Rollouts) -> Tokens:
+    assert r.trajectories_N is not None and r.steps_N is not None and r.facts is not None
+    sequences = [(int(g), int(t), int(s)) for g, t, s in zip(r.groups_N, r.trajectories_N, r.steps_N, strict=True)]
+
+    def origin(group: int, rollout: int) -> tuple[int | None, int]:
+        fact = r.facts[next(i for i, (g, t, _) in enumerate(sequences) if (g, t) == (group, rollout))]  # type: ignore[index]
+        return fact.get("parent"), fact.get("branch_turn", 0)
+
+    def owner(group: int, rollout: int, turn: int) -> int:
+        """The rollout that trains this turn of a rollout."""
+        parent, first = origin(group, rollout)
+        return rollout if parent is None or turn >= first else owner(group, parent, turn)
+
+    def path_return(group: int, rollout: int) -> float:
+        own = [i for i, (g, t, _) in enumerate(sequences) if (g, t) == (group, rollout)]
+        last = max(own, key=lambda i: sequences[i][2])
+        result = float(r.rewards_N[last])
+        for index, (g, t, turn) in enumerate(sequences):
+            if r.penalties is not None and g == group and owner(group, rollout, turn) == t:
+                result -= sum(action_tokens(r, r.penalties, index))
+        return result
+
+    def value(group: int, rollout: int, turn: int) -> float:
+        """Mean return of the rollouts through a turn that `rollout` trains."""
+        rollouts = sorted({t for g, t, _ in sequences if g == group})
+        return mean([path_return(group, one) for one in rollouts if owner(group, one, turn) == rollout])
+
+    scores = []
+    for group, rollout, turn in sequences:
+        rollouts = sorted({t for g, t, _ in sequences if g == group})
+        begins = [origin(group, rollout)[1]]
+        if turn < begins[0]:
+            scores.append(0.0)
+            continue
+        begins += [origin(group, t)[1] for t in rollouts if origin(group, t)[0] == rollout]
+        first = max(begin for begin in begins if begin <= turn)
+        at = (origin(group, rollout)[0] if first == begins[0] else rollout, first)
+        siblings = [t for t in rollouts if origin(group, t) == at or (t == at[0])]
+        scores.append(value(group, rollout, first) - mean([value(group, one, first) for one in siblings]))
+    return constant(r, scores)
+
+
 def rec(r: Rollouts, std_normalize: bool = False) -> Tokens:
     raw, scores = returns(r), []
     for index, reward in enumerate(raw):
@@ -265,6 +313,7 @@ REFERENCES: dict[str, Reference] = {
     "grpo_reweight_adv": (grpo_reweighted, [{"alpha": 2.0}, {"std_cal_level": "batch"}]),
     "step_wise_grpo": (step_wise, [{"enable_step_norm": True}, {"std_cal_level": "batch"}, {"std_cal_level": "none"}]),
     "gigpo": (gigpo, GIGPO_ARGS),
+    "tree": (tree, []),
     "ppo": (gae, [{"gamma": 0.9}, {"gamma": 0.95, "lam": 0.8}, {"lam": 0.0}]),
     "reinforceplusplus": (returns_to_go, [{"gamma": 0.9}]),
     "reinforce": (lambda r: constant(r, returns(r)), []),

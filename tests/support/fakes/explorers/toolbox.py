@@ -68,6 +68,8 @@ class Step:
     info: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     images: tuple[bytes, ...] = ()
+    state: bytes = b""
+    turn: int = 0
 
 
 class Corridor:

@@ -33,12 +33,30 @@ class Policy(StrEnum):
 
 
 @dataclass(frozen=True)
+class Branches:
+    """Where the episodes of a group branch: before the replies numbered `turns` (from 0), or at replies whose tokens
+    have a mean surprisal (-log p) of at least `entropy` nats, at most `most` times on a path. `width`: branches of one
+    branching, as far as the group has rollouts."""
+
+    turns: tuple[int, ...] = ()
+    entropy: float | None = None
+    most: int = 2
+    width: int = 2
+
+    @property
+    def depth(self) -> int:
+        """The most branchings on a path."""
+        return len(self.turns) or self.most
+
+
+@dataclass(frozen=True)
 class EpisodeRules:
     """`system_prompt` null: the environment's own instructions. Lengths are in tokens, rewards as the environment's.
 
     `max_response_tokens` are of one turn, null: of the taskset; `max_context_tokens` of the whole conversation, null:
     of the model. on_bad_format: there is no action of `action_form`; on_long_reply: it reached its limit. max_repeats:
-    this many equal actions in a row end the episode; 0: no limit. step_wise: every turn is one experience.
+    this many equal actions in a row end the episode; 0: no limit. step_wise: every turn is one experience. branches:
+    arguments of Branches; empty: episodes do not branch.
     """
 
     environment: str = ""
@@ -56,6 +74,12 @@ class EpisodeRules:
     penalty: float = 0.1
     early_end_reward: float = 0.0
     step_wise: bool = False
+    branches: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def branching(self) -> Branches | None:
+        turns = tuple(sorted(self.branches.get("turns", ())))
+        return Branches(**{**self.branches, "turns": turns}) if self.branches else None
 
     def with_args(self, args: dict[str, Any]) -> "EpisodeRules":
         """Returns these rules with a YAML's workflow_args, which have no problem, in place of the defaults."""
@@ -135,6 +159,8 @@ def _problem(name: str, value: Any, default: Any) -> str:
     kind: type = _OPTIONAL.get(name, type(default))
     if value is None and name in _OPTIONAL:
         return ""
+    if name == "branches":
+        return _branches_problem(value)
     if isinstance(default, StrEnum):
         return "" if value in list(type(default)) else f"is {value!r}, must be one of {', '.join(type(default))}"
     if name == "max_repeats":
@@ -148,6 +174,32 @@ def _problem(name: str, value: Any, default: Any) -> str:
         return "" if good else f"is {value!r}, must be a number"
     words = {dict: "a mapping", bool: "true or false", str: "text"}
     return "" if isinstance(value, kind) else f"is {value!r}, must be {words[kind]}"
+
+
+_MOST_BRANCHINGS = 8  # on a path
+
+
+def _branches_problem(value: Any) -> str:
+    form = "give {turns: [1, ...]} or {entropy: nats, most: 2}, and width: 2"
+    if not isinstance(value, dict):
+        return f"is {value!r}, must be a mapping; {form}"
+    if unknown := sorted(set(value) - {one.name for one in fields(Branches)}):
+        return f"has {unknown[0]!r}, which is not known; {form}"
+    if not value:
+        return ""
+    if ("turns" in value) == ("entropy" in value):
+        return f"has {'both' if 'turns' in value else 'none'} of turns and entropy; {form}"
+    turns, entropy = value.get("turns", [1]), value.get("entropy", 0.0)
+    whole = isinstance(turns, list) and all(type(turn) is int and 1 <= turn <= _LARGEST for turn in turns)
+    if not whole or not 1 <= len(set(turns)) == len(turns) <= _MOST_BRANCHINGS:
+        return f"has the turns {turns!r:.100}, must be 1 to {_MOST_BRANCHINGS} different whole numbers from 1 on"
+    if isinstance(entropy, bool) or not isinstance(entropy, int | float) or not 0 <= entropy < 1e9:
+        return f"has the entropy {entropy!r}, must be a number >= 0"
+    for name, least, most in (("most", 1, _MOST_BRANCHINGS), ("width", 2, 64)):
+        number = value.get(name, least)
+        if type(number) is not int or not least <= number <= most:
+            return f"has the {name} {number!r}, must be a whole number from {least} to {most}"
+    return "has most, which is for entropy; turns say it" if "turns" in value and "most" in value else ""
 
 
 # R3L's rules: strict replies, and any other reply ends the episode.
@@ -349,6 +401,8 @@ def r3l_problems(args: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "retry_environment_args", f"is {args['retry_environment_args']!r}, must be a mapping"
     if args.get("step_wise") is True:
         yield "step_wise", "is true; R3L learns whole episodes, use false"
+    if args.get("branches"):
+        yield "branches", "is set; R3L tries again by itself, leave it out"
 
 
 def thinking_problems(args: dict[str, Any]) -> Iterator[tuple[str, str]]:

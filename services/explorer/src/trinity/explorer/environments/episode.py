@@ -114,13 +114,13 @@ class Episode:
         """
         return await self._open_somewhere(keep_states)
 
-    async def restore(self, state: bytes, turn: int, earned: float = 0.0) -> None:
-        """Continue from the state of an answer, after `turn` actions, instead of a reset. Further answers have states.
+    async def restore(self, answer: Step, earned: float = 0.0) -> None:
+        """Continue from the state of an answer, after its actions, instead of a reset. Further answers have states.
         `earned`: the sum of the rewards so far.
 
         Waits as reset does. Raises EnvironmentFailed, and StateRefused if the state is not accepted.
         """
-        self._reset, self._turn = replace(self._reset, state=state, turn=turn), turn
+        self._reset, self._turn = replace(self._reset, state=answer.state, turn=answer.turn), answer.turn
         self._totals.reward = earned
         await self._open_somewhere(True)
 

@@ -191,6 +191,7 @@ class EpisodeJournal:
         self._journal, self._name, self._kept = journal, name, kept
         self._sampled_by = ""  # explorer of the last turn that was played again
         self._heard: Step | None = None
+        self._branched: set[int] = set()
         self._complete = True
         while (last := max(self._answers(len(kept)), key=lambda step: step.turn, default=None)) and not last.state:
             kept.pop()  # no episode continues from there
@@ -240,6 +241,10 @@ class EpisodeJournal:
             self._complete = False
             log.info("explorer.journal.stateless", episode=self._name, actions=answer.turn)
 
+    def branched(self, answer: Step) -> None:
+        """Keep the state of an answer from which other episodes continue, for the next run of this attempt."""
+        self._branched.add(answer.turn)
+
     def forget(self, reason: str) -> None:
         """Forget the turns, because the episode begins again."""
         log.warning("explorer.episode.begins_again", episode=self._name, turn=0, reason=reason)
@@ -264,8 +269,8 @@ class EpisodeJournal:
         new = self._heard is not None and all(step.turn < self._heard.turn for step in self._answers(turn))
         entry = RecordedTurn(self._name, turn, seen, sampled, begin, self._heard if new and not begin else None)
         kept = self._kept[turn].continued(entry, owner) if begin else Kept(entry, ((0, owner),))
-        if entry.answer is not None and entry.answer.state:  # this process needs only the newest state
-            self._kept[:turn] = [one.without_state() for one in self._kept[:turn]]
+        if entry.answer is not None and entry.answer.state:  # of states without branches only the newest is needed
+            self._kept[:turn] = [one.without_state(self._branched) for one in self._kept[:turn]]
         self._kept[turn:] = [kept]
         if self._complete:
             self._writing = self._journal.start_writing(entry)
@@ -273,7 +278,7 @@ class EpisodeJournal:
 
 
 class Continued:
-    """An episode whose environment keeps states: reset once -> step until done, as environments.episode.Episode.
+    """An episode whose environment keeps states: begin once -> step until done, as environments.episode.Episode.
 
     Answers come from the journal of the interrupted episode. At the first unknown answer the environment is restored to
     the state of the last known one, and continues.
@@ -291,13 +296,28 @@ class Continued:
         """True if another explorer could continue the episode."""
         return not self._live or self._remote.snapshots or self._remote.deterministic
 
-    async def reset(self) -> Step:
+    async def reset(self, keep_states: bool = True) -> Step:
         """Raises EnvironmentFailed."""
         self._last = self._journal.answer(0)
         if self._last is None:
             self._live = True
-            self._last = self._heard(await self._remote.reset(keep_states=True))
+            return self._heard(await self._remote.reset(keep_states=True))
         return self._last
+
+    @property
+    def snapshots(self) -> bool:
+        """True if the environment announces that states can be restored, as far as is known."""
+        return not self._live or self._remote.snapshots
+
+    @property
+    def deterministic(self) -> bool:
+        """True if the environment is known to announce that the same actions give the same episode."""
+        return bool(self._remote.deterministic)
+
+    async def restore(self, answer: Step, earned: float) -> None:
+        """Begin at an answer of another episode, with its state. `earned`: the sum of the rewards so far."""
+        self._last, self._earned = answer, earned
+        self._journal.heard(answer)
 
     async def step(self, text: str) -> Step:
         """Raises EnvironmentFailed, and StateRefused if the episode has to begin again."""
@@ -309,17 +329,16 @@ class Continued:
                 self._earned += known.reward
                 return known
             await self._restore(self._last)
-        self._last = self._heard(await self._remote.step(text))
-        return self._last
+        return self._heard(await self._remote.step(text))
 
     async def _restore(self, last: Step) -> None:
         if not last.state:
             raise StateRefused(f"the journal has no state after {last.turn} actions", EnvironmentCause.REFUSED)
-        await self._remote.restore(last.state, last.turn, self._earned)
+        await self._remote.restore(last, self._earned)
         self._live = True
 
     def _heard(self, step: Step) -> Step:
         if self._remote.snapshots:
             self._journal.heard(step)
-            return replace(step, state=b"")  # in the journal
+        self._last = replace(step, state=b"") if self._remote.snapshots else step  # in the journal
         return step

@@ -7,7 +7,7 @@ shows whether the reply still answers the same tokens.
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -109,9 +109,12 @@ class Kept:
         whole = replace(turn, begin=0, completion=joined(made, turn.completion), answer=self.turn.answer)
         return Kept(whole, parts)
 
-    def without_state(self) -> "Kept":
+    def without_state(self, but: Container[int] = ()) -> "Kept":
+        """The same without the answer's state, unless that is after one of these numbers of actions."""
         answer = self.turn.answer
-        return self if answer is None else replace(self, turn=replace(self.turn, answer=replace(answer, state=b"")))
+        if answer is None or answer.turn in but:
+            return self
+        return replace(self, turn=replace(self.turn, answer=replace(answer, state=b"")))
 
     @property
     def versions(self) -> set[int]:

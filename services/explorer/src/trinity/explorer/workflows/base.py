@@ -5,9 +5,10 @@ cannot finish: a failed attempt is a fact with a cause, never a zero reward.
 """
 
 import asyncio
+import contextlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -173,18 +174,25 @@ def as_text(tools: Toolbox, experience: Experience, metrics: dict[str, float], i
     )
 
 
-async def gather_rollouts(rollouts: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Run rollouts and return their results in order. The first failure cancels the others and is raised unchanged.
+@contextlib.asynccontextmanager
+async def rollouts_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """A group of tasks that play rollouts. The first failure cancels the others and is raised unchanged.
 
     A group is stored whole or not at all: without its failed rollouts the baseline of the others would be biased.
     EngineFailed takes precedence over other failures.
     """
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(numbered(index, rollout)) for index, rollout in enumerate(rollouts)]
+            yield group
     except BaseExceptionGroup as failures:
         found = list(_leaves(failures))
         raise next((error for error in found if isinstance(error, EngineFailed)), found[0]) from None
+
+
+async def gather_rollouts(rollouts: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Run rollouts as a `rollouts_group` and return their results in order."""
+    async with rollouts_group() as group:
+        tasks = [group.create_task(numbered(index, rollout)) for index, rollout in enumerate(rollouts)]
     return [task.result() for task in tasks]
 
 

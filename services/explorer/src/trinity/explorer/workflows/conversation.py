@@ -120,6 +120,12 @@ class Conversation:
             routes=self._routes(),
         )
 
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Begin and end of each reply, counted from the end of the prompt."""
+        ends = [(end - len(self.prompt), len(made.token_ids)) for end, made in self._ends()]
+        return [(end - length, end) for end, length in ends]
+
     def _routes(self) -> Routes | None:
         """Experts of all tokens but the last, by the reply that first read each; None if some are unknown."""
         parts: list[np.ndarray] = []

@@ -7,11 +7,15 @@ from trinity.data.experience import Experience, Task, TaskKind
 from trinity.explorer.workflows.base import Toolbox, Workflow, gather_rollouts
 from trinity.explorer.workflows.episode import Episode, by_step, whole
 from trinity.explorer.workflows.player import Player
+from trinity.explorer.workflows.tree import Tree
 from trinity.runtime.errors import InvalidInput
 
 
 class EnvironmentWorkflow(Workflow):
-    """Plays `repeat_times` episodes. Each gives one experience, or one for every turn with step_wise."""
+    """Plays `repeat_times` episodes, which may branch (Tree).
+
+    Each gives one experience, or one for every turn with step_wise.
+    """
 
     rules: ClassVar[EpisodeRules] = EpisodeRules()
 
@@ -27,7 +31,10 @@ class EnvironmentWorkflow(Workflow):
         return self.task.workflow_args
 
     async def run(self) -> list[Experience]:
-        episodes = await gather_rollouts(self.player.play() for _ in range(self.task.repeat_times))
+        if self.player.rules.branches and self.task.kind is TaskKind.TRAIN:
+            episodes = await Tree(self.player, self.task.repeat_times).play()
+        else:
+            episodes = await gather_rollouts(self.player.play() for _ in range(self.task.repeat_times))
         return [made for rollout, episode in enumerate(episodes) for made in self.experiences(episode, rollout)]
 
     def experiences(self, episode: Episode, rollout: int) -> list[Experience]:

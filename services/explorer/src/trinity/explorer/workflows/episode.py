@@ -47,6 +47,16 @@ class Turn:
     images: tuple[bytes, ...] = ()
 
 
+@dataclass(frozen=True)
+class Branching:
+    """Origin of an episode that shares its turns before `turn` (from 0) with the rollout `parent`, which trains them.
+    `number`: branchings on its path."""
+
+    parent: int
+    turn: int
+    number: int
+
+
 @dataclass
 class Episode:
     """An episode so far. `conversation` has one exchange for each turn; `messages` are the same as text.
@@ -54,7 +64,7 @@ class Episode:
     `answered` and `images`: the environment's last answer; `observation` may add why a reply was not sent to it.
     `shown`: image files that parts of `messages` stand for, in order.
     `steps`: the conversation at each turn's reply, if each turn is a separate experience.
-    `journal`: set if another explorer can continue the episode.
+    `journal`: set if another explorer can continue the episode. `branching`: None if it shares no turn of another.
     """
 
     rules: EpisodeRules
@@ -70,6 +80,19 @@ class Episode:
     images: tuple[bytes, ...] = ()
     shown: list[bytes] = field(default_factory=list)
     journal: EpisodeJournal | None = None
+    branching: Branching | None = None
+
+    def branched(self, branching: Branching) -> "Episode":
+        """A copy from which another rollout continues."""
+        return replace(
+            self, messages=[*self.messages], turns=[*self.turns], steps=[*self.steps], shown=[*self.shown],
+            journal=None, branching=branching,
+        )  # fmt: skip
+
+    @property
+    def shared_turns(self) -> int:
+        """Turns that another rollout trains."""
+        return self.branching.turn if self.branching else 0
 
     def __post_init__(self) -> None:
         self.answered = self.answered or self.observation
@@ -93,7 +116,8 @@ class Episode:
     @property
     def moves(self) -> list[dict[str, int | str]]:
         """Turns at which another explorer continued: `turn`, and `from`, the explorer that sampled the turns before."""
-        return self.journal.moves if self.journal is not None else []
+        moves = self.journal.moves if self.journal is not None else []
+        return [{**move, "turn": int(move["turn"]) + self.shared_turns} for move in moves]
 
     @property
     def sampled_tokens(self) -> int:
@@ -116,7 +140,8 @@ class Episode:
     def measures(self) -> dict[str, float]:
         """The environment's metrics, and success, steps and counts of bad formats and long replies.
 
-        A reply that reached its limit is counted as long under every on_long_reply.
+        A reply that reached its limit is counted as long under every on_long_reply. If episodes branch, `shared_tokens`
+        are those of the response that another rollout sampled.
         """
         problems = [turn.problem for turn in self.turns]
         ours = {
@@ -125,6 +150,9 @@ class Episode:
             **{f"end_{end}": float(self.end is end) for end in End},
             "response_tokens": float(self.sampled_tokens),
         }
+        if self.rules.branches:
+            shared = self.completions[: self.shared_turns]
+            ours["shared_tokens"] = float(sum(len(completion.token_ids) for completion in shared))
         return {"steps": float(len(self.turns)), **self.metrics, **ours, "success": float(self.success)}
 
 
@@ -137,11 +165,25 @@ def state_hash(observation: str, images: Sequence[bytes] = ()) -> str:
 
 
 def whole(episode: Episode, rollout: int, untrained_turns: int = 0) -> Experience:
-    """The episode as one experience. Requires a chat template that leaves former turns unchanged."""
-    made = episode.conversation.experience(rollout, episode.reward, untrained_turns)
+    """The episode as one experience. Requires a chat template that leaves former turns unchanged.
+
+    info has its moves and, if episodes branch, its origin and the begin and end of each turn among the response's
+    tokens (`turns`).
+    """
+    made = episode.conversation.experience(rollout, episode.reward, max(untrained_turns, episode.shared_turns))
     asked, said = texts(episode.messages)
-    info = json.dumps({"moved": episode.moves}) if episode.moves else ""
-    return replace(made, metrics=episode.measures(), info_json=info, prompt_text=asked, response_text=said)
+    info: dict[str, Any] = {"moved": episode.moves} if episode.moves else {}
+    if episode.rules.branches:
+        info |= {"turns": episode.conversation.spans, **_origin(episode)}
+    return replace(
+        made, metrics=episode.measures(), info_json=json.dumps(info) if info else "", prompt_text=asked,
+        response_text=said,
+    )  # fmt: skip
+
+
+def _origin(episode: Episode) -> dict[str, int]:
+    branching = episode.branching
+    return {} if branching is None else {"parent": branching.parent, "branch_turn": branching.turn}
 
 
 def texts(messages: Sequence[Message]) -> tuple[str, str]:
@@ -154,15 +196,19 @@ def texts(messages: Sequence[Message]) -> tuple[str, str]:
 def by_step(episode: Episode, rollout: int) -> list[Experience]:
     """Every turn as an experience with the episode's reward; the last experience has the episode's metrics.
 
-    info has step_reward and, for GiGPO, env_state_hash of the observation; the last one also has the episode's moves.
+    info has step_reward and, for GiGPO, env_state_hash of the observation, and a branch's origin; the last one also has
+    the episode's moves. Turns that another rollout trains have empty masks.
     """
     made = []
     for number, (turn, reward) in enumerate(zip(episode.turns, episode.step_rewards, strict=True)):
         conversation = episode.steps[number]
-        info = {"step_reward": reward, "env_state_hash": state_hash(turn.observation, turn.images)}
+        state = state_hash(turn.observation, turn.images)
+        info = {"step_reward": reward, "env_state_hash": state, **_origin(episode)}
+        step = conversation.step_experience(conversation.turns - 1, rollout, episode.reward)
         step = replace(
-            conversation.step_experience(conversation.turns - 1, rollout, episode.reward),
+            step,
             step=number,
+            action_mask=step.action_mask & (number >= episode.shared_turns),
             info_json=json.dumps(info),
             prompt_text=turn.observation,
             response_text=turn.reply,

@@ -66,9 +66,7 @@ class Player:
 
     async def play(self) -> Episode:
         """Play an episode. Raises EnvironmentFailed and the engine's errors; a failure is never a reward of zero."""
-        journal = self._tools.journal()
-        if journal is not None and self.rules.max_turns == 1 and not 0 < journal.flush_tokens < self._turn_tokens:
-            journal = None
+        journal = self.journal()
         with self.counting() as counted:
             if journal is not None:
                 return await self._play_durably(journal, counted)
@@ -89,6 +87,14 @@ class Player:
                 return episode
             except StateRefused as refusal:  # at most once, since the journal is empty then
                 journal.forget(str(refusal))
+
+    def journal(self) -> EpisodeJournal | None:
+        """The journal of the next episode; None if none is kept."""
+        journal: EpisodeJournal | None = self._tools.journal()
+        whole = self.rules.max_turns == 1
+        if journal is not None and whole and not 0 < journal.flush_tokens < self._turn_tokens:
+            return None
+        return journal
 
     def episode(self, environment_args: dict[str, Any] | None = None) -> Any:
         """The episode at its provider, as an asynchronous context."""
@@ -149,7 +155,7 @@ class Player:
     async def turn(self, episode: Episode, remote: Any) -> None:
         """Play one turn. With a journal, a recorded reply is taken, and a new one is recorded while the episode
         continues."""
-        journal, number = episode.journal, len(episode.turns)
+        journal, number = episode.journal, len(episode.turns) - episode.shared_turns
         if journal is None:
             await self.act(episode, await self.reply(episode), remote)
             return
@@ -164,7 +170,7 @@ class Player:
         self, episode: Episode, journal: EpisodeJournal, seen: bytes, made: Completion | None
     ) -> Completion:
         """Sample a reply, in parts that the journal writes. `made`: its first tokens, if they are recorded."""
-        sampling, number = self._sampling(episode), len(episode.turns)
+        sampling, number = self._sampling(episode), len(episode.turns) - episode.shared_turns
         # A stop text may cross the end of a part.
         at_once = journal.flush_tokens if not sampling.stop else 0
         if made is not None and len(made.token_ids) >= sampling.max_tokens:
