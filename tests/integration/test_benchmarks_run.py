@@ -15,6 +15,7 @@ TABLES = {
     "rollout.py": ("limit", "of plain"),
     "agents.py": ("tools.generate", "session, streamed", "limit"),
     "agents_journal.py": ("without the journal", "a wait, ms", "limit"),
+    "traffic.py": ("recorded", "p99", "limit"),
     "turns.py": ("the least busy engine", "the conversation's engine"),
     "trainer.py": ("packing", "packed", "branched", "step-wise", "memory", "growth"),
     "sync.py tls": ("pause, with mTLS and without", "ratios of the pairs"),
