@@ -76,7 +76,7 @@ def measure(folder: Path, address: str, args: argparse.Namespace) -> dict[str, l
     told["project"] = "trees"
     begun = {**told, **sft, "name": "sft"}
     begun["model"] = {**told["model"], "model_path": str(folder / "model")}
-    begun["buffer"].update(total_steps=args.sft_steps)
+    begun["buffer"].update(total_steps=args.sft_steps, train_batch_size=64)
     begun["buffer"]["trainer_input"]["experience_buffer"].update(
         split="sft", format={"prompt_type": "plaintext", "prompt_key": "digits", "response_key": "letter"}
     )

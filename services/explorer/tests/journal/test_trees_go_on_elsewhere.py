@@ -1,4 +1,4 @@
-"""Trees of episodes whose explorer dies: every branch goes on from its last turn, on a real journal."""
+"""After its explorer dies, every branch of a tree continues from its last turn, by a real journal."""
 
 import asyncio
 from typing import Any

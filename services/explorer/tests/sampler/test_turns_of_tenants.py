@@ -17,7 +17,7 @@ def test_the_first_request_of_a_light_tenant_goes_before_the_queue_of_another() 
         waiting = [(heavy if number else first).enter_context(turns.of("heavy", 10)).priority for number in range(5)]
         assert waiting == [0, 10, 20, 30, 40]
         with turns.of("light", 10) as turn:
-            assert turn.priority == 0  # as the one that runs
+            assert turn.priority == 0  # the tag of the running request
         with turns.of("light", 10) as turn:
             assert turn.priority == 10
         first.close()
@@ -36,4 +36,4 @@ def test_tokens_that_a_request_did_not_take_are_given_back() -> None:
         with turns.of("frugal", 100) as turn:
             assert turn.priority == 108
     with turns.of("frugal", 100) as turn:
-        assert turn.priority == 0  # nobody waits: everybody begins again
+        assert turn.priority == 0  # no request waits, so that all tags are reset

@@ -16,7 +16,7 @@ FOUR = '{"length": 4}'
 
 
 class Restored(Corridor):
-    """A corridor that is continued from its states alone."""
+    """A corridor that announces snapshots, and is restored from its states."""
 
     deterministic, snapshots = False, True
     earned: float | None = None

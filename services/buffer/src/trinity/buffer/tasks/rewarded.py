@@ -89,7 +89,7 @@ class RewardedCalls:
             await context.changed.wait_for(lambda: len(self._waiting) < _MOST_WAITING)
 
     async def _judge(self, reward: CallReward) -> None:
-        """Let the guard compare the versions' rewards, and roll back the one that it finds worse."""
+        """Compare the versions' rewards, and roll back a version that the guard finds worse."""
         version, live = reward.newest_version, self._context.live
         if self._guard is None or reward.oldest_version != version or live.is_withdrawn(version):
             return

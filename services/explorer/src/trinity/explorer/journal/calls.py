@@ -34,7 +34,7 @@ class Calls:
     limits: Limits
 
     async def keep(self, call_id: str, key: str, experience: Experience) -> None:
-        """Record a call. Raises InvalidInput for one that no trainer could take, TrinityError if NATS does not."""
+        """Store a call. Raises InvalidInput if no trainer could take it, and TrinityError if NATS does not store it."""
         experience.check("call.experience", self.limits)
         data = encode_call(RecordedCall(experience, _sha256(key), time.time()))
         subject = self.names.call(call_id, owner_of(self.explorer_id))

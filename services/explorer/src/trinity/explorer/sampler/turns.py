@@ -1,8 +1,8 @@
 """Which waiting request an engine begins first: start-time fair queuing of tenants, by vLLM's priorities.
 
 Goyal, Vin and Cheng, "Start-time Fair Queueing" (SIGCOMM 1996), in tokens: the next request is the one with the least
-start tag S = max(v, F of its tenant's request before). v is the least S of the requests that wait or run; F = S + the
-most tokens that the request may take, less those that it did not take once it ends.
+start tag S = max(v, F of its tenant's request before). v is the least S of the requests that wait or run. F is S
+plus the most tokens that the request may take; when the request ends, F loses the tokens that it did not take.
 """
 
 import contextlib

@@ -31,7 +31,7 @@ class _Branch:
     branchings: int  # on its path
 
     async def step(self, action: str) -> Any:
-        """As the environment's."""
+        """Send an action to the environment, and keep its answer."""
         self.answer = await self.remote.step(action)
         return self.answer
 

@@ -74,7 +74,7 @@ class Level:
 
 @dataclass(frozen=True)
 class SharedPrefixes:
-    """parents: for each segment of the row the index of the one that it continues; None for roots. levels: by depth."""
+    """parents: for each segment of the row the index of its parent segment; None for roots. levels: by depth."""
 
     parents: tuple[int | None, ...]
     levels: tuple[Level, ...]
