@@ -9,7 +9,7 @@ from trinity.config import Plan, make_plan
 from trinity.config.advice import memory_by_machines
 from trinity.config.devices import MemorySplit, describe_sharing, problems, ranks_sharing, split_memory
 from trinity.config.load import parse
-from trinity.config.memory import Sharding, cache_gib, certain_gib, host_gib
+from trinity.config.memory import Sharding, cache_gib, certain_gib, checkpoint_gib, host_gib, version_gib
 from trinity.runtime.devices import Gpu, TorchBuild, mismatch
 
 pytestmark = pytest.mark.core
@@ -175,6 +175,37 @@ def test_adapters_need_the_base_weights_alone() -> None:
     sharding = Sharding(1, 2)
     assert certain_gib(plan_of(lora), 7e9, sharding) == pytest.approx(14e9 / 2**30)
     assert host_gib(plan_of(lora), 7e9, sharding) == 0
+
+
+def sized_model(folder: Path, **sizes: int) -> str:
+    """A model of 7 billion parameters in bfloat16."""
+    (folder / "config.json").write_text(json.dumps({"dtype": "bfloat16", "num_hidden_layers": 32, **sizes}))
+    (folder / "model.safetensors").open("wb").truncate(14 * 10**9)
+    return str(folder)
+
+
+def test_a_base_of_four_bits_is_smaller_and_whole_on_every_rank(tmp_path: Path) -> None:
+    model = sized_model(tmp_path, vocab_size=100_000, hidden_size=5_000, intermediate_size=20_000)
+    plan = plan_of(f"model.model_path={model}", "model.lora_configs=[{load_in_4bit: true}]")
+    ends = 2 * 100_000 * 5_000
+    held = (7e9 - ends) * (4 + 8 / 64 + 32 / (64 * 256)) / 8
+    assert certain_gib(plan, 7e9, Sharding(1, 2)) == pytest.approx((held + 2 * ends) / 2**30)
+    assert certain_gib(plan, 7e9, Sharding(4, 3)) == pytest.approx((held + 2 * ends / 4) / 2**30)
+
+
+def test_adapters_of_experts_are_counted(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 100_000, "hidden_size": 2_048, "moe_intermediate_size": 768, "num_experts": 32}
+    lora = "model.lora_configs=[{lora_rank: 16, target_modules: [q_proj, experts]}]"
+    plan = plan_of(f"model.model_path={sized_model(tmp_path, **sizes)}", lora)
+    numbers = 32 * 32 * 16 * (2 * 2_048 + 3 * 768)
+    assert certain_gib(plan, 7e9, Sharding(1, 2)) == pytest.approx((14e9 + (2 + 12) * numbers) / 2**30)
+    assert certain_gib(plan, 7e9, Sharding(4, 2)) == pytest.approx((14e9 + (2 + 12 / 4) * numbers) / 2**30)
+    assert version_gib(plan, 7e9) == pytest.approx(2 * numbers / 2**30)
+    assert checkpoint_gib(plan, 7e9) == pytest.approx((12 + 2) * numbers / 2**30)
+    both = plan_of(f"model.model_path={tmp_path}", lora.replace("lora_rank", "load_in_4bit: true, lora_rank"))
+    held = 7e9 - 2 * 100_000 * 2_048 - 3 * 32 * 32 * 2_048 * 768
+    smaller = certain_gib(plan, 7e9, Sharding(1, 2)) - certain_gib(both, 7e9, Sharding(1, 2))
+    assert smaller == pytest.approx(held * (2 - 4.127 / 8) / 2**30, rel=1e-3), "experts stay in bfloat16"
 
 
 def engine_model(folder: Path, layers: int = 32) -> Path:

@@ -146,6 +146,15 @@ def test_values_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
         config(wrong)
 
 
+def test_a_base_of_four_bits_stays_on_the_gpu() -> None:
+    deepspeed = {"zero_stage": 3, "offload_optimizer": True, "offload_param": True}
+    found = check(config({"load_in_4bit": True}, trainer={"deepspeed": deepspeed}))
+    (problem,) = [one for one in found if one.path == "model.lora_configs.0.load_in_4bit"]
+    assert "trainer.deepspeed.offload_param is too; a base of four bits stays on the GPU" in problem.message
+    found = check(config({"load_in_4bit": True}, trainer={"deepspeed": {"zero_stage": 3}}))
+    assert not [problem for problem in found if "lora" in problem.path]
+
+
 def test_one_set_of_adapters_trains() -> None:
     with pytest.raises(ValueError, match="lora_configs"):
         Config.model_validate({"project": "p", "name": "n", "model": {"model_path": "/m", "lora_configs": [{}, {}]}})

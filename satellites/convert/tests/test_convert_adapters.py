@@ -12,8 +12,10 @@ from transformers import AutoModelForCausalLM
 
 from support.fakes.models.convertible import converted
 from support.programs.trainer.training import make_model
+from trinity.config.checks.lora import in_four_bits
 from trinity.convert.base import OtherModel, compared
 from trinity.convert.source import Parameter, Source
+from trinity.weights.four_bit import MARK, NF4, rounded_base
 
 pytestmark = pytest.mark.core
 
@@ -55,6 +57,20 @@ def test_adapters_are_merged_as_peft_merges_them(
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-6, atol=1e-7, msg=name)
     AutoModelForCausalLM.from_pretrained(checkpoint / "actor/huggingface")
+
+
+def test_adapters_of_a_base_of_four_bits_are_merged_with_its_rounded_values(checkpoint: Path, model: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    file = checkpoint / "actor/lora_adapter/adapter_model.safetensors"
+    save_file(load_file(file), file, metadata={"format": "pt", MARK: NF4})
+    assert converted(checkpoint.parent, model, None) == 0
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    state = base.state_dict()
+    base.load_state_dict(dict(rounded_base(state.items(), in_four_bits, torch.float32)))
+    expected = PeftModel.from_pretrained(base, checkpoint / "actor/lora_adapter").merge_and_unload().state_dict()
+    found = load_file(checkpoint / "actor/huggingface/model.safetensors")
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-6, atol=1e-7, msg=name)
 
 
 def test_a_base_model_that_is_gone_is_asked_for(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,8 +104,12 @@ VLLM = (
             "tests/integration/test_weights_on_real_vllm.py",
             "tests/integration/test_trainer_and_engine_agree.py",
             "tests/models/test_families_roll_out.py",
+            "tests/e2e/test_four_bit_base_in_a_run.py",
         ),
         (
+            "vllm.config.load:LoadConfig.load_format",
+            "vllm.model_executor.model_loader:register_model_loader(load_format)",
+            "vllm.model_executor.model_loader.default_loader:DefaultModelLoader.get_all_weights(model_config, model)",
             "vllm.distributed.weight_transfer:WeightTransferEngineFactory.register_engine(name)",
             "vllm.distributed.weight_transfer:WeightTransferEngineFactory._registry",
             "vllm.distributed.weight_transfer.base:WeightTransferEngine.init_info_cls",

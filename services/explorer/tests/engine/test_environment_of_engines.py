@@ -1,12 +1,14 @@
 """What vLLM's child processes are told while an engine starts, and that nothing of it stays."""
 
+import importlib.util
 import os
 from typing import Any
 
 import pytest
 
-from trinity.explorer.engine.start import _arguments_of, _environment, also_stop_at
-from trinity.explorer.types import EngineOptions
+from trinity.explorer.engine.start import _arguments_of, _environment, also_stop_at, check_packages
+from trinity.explorer.types import FOUR_BIT, EngineOptions
+from trinity.runtime.errors import InvalidInput
 
 pytestmark = pytest.mark.core
 
@@ -73,3 +75,13 @@ def test_the_end_of_a_turn_ends_samples_as_an_eos_token_does(given: dict[str, An
         sampling = SamplingParams(ignore_eos=ignore)
         sampling.update_from_generation_config(given, 3)
         assert sorted(sampling.stop_token_ids or []) == ([] if ignore else sorted({*known, 7} - {3}))
+
+
+def test_a_base_of_four_bits_has_its_own_loader_and_needs_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = EngineOptions(model="m", device="cuda", max_model_len=64, base_in_four_bits=True)
+    assert _arguments_of(options)["load_format"] == FOUR_BIT
+    assert "load_format" not in _arguments_of(EngineOptions(model="m", device="cuda", max_model_len=64))
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if "bits" in name else found(name, *rest))
+    with pytest.raises(InvalidInput, match=r"load_in_4bit: is true, and explorers need bitsandbytes too; `pip install"):
+        check_packages(options)

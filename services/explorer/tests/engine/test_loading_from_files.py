@@ -13,11 +13,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
+from vllm.config.load import LoadConfig
 
 from trinity.explorer.engine.staging import Found, Staging, find
-from trinity.explorer.engine.worker import TrinityTransferEngine, UpdateInfo, _one_by_one
+from trinity.explorer.engine.worker import FourBitLoader, TrinityTransferEngine, UpdateInfo, _one_by_one
+from trinity.explorer.types import FOUR_BIT
 from trinity.runtime.errors import InvalidInput
 from trinity.weights import Lora, LoraTarget
+from trinity.weights.four_bit import rounded
 
 pytestmark = pytest.mark.core
 
@@ -171,12 +174,13 @@ class Model(nn.Module):
             getattr(self, name).data.copy_(tensor)
 
 
-def engine_of(model: Model, in_place: bool) -> Any:
+def engine_of(model: Model, in_place: bool, load_format: str = "auto") -> Any:
     class Worker(TrinityTransferEngine):
         pass
 
     Worker.in_place = in_place  # type: ignore[assignment, method-assign]
-    everything: Any = SimpleNamespace(parallel_config=None, model_config=None)
+    of_model, of_load = SimpleNamespace(dtype=torch.float32), SimpleNamespace(load_format=load_format)
+    everything: Any = SimpleNamespace(parallel_config=None, model_config=of_model, load_config=of_load)
     engine = Worker(everything, everything, CPU, model)
     engine._staging = Staging(CPU, SHARE)
     return engine
@@ -240,3 +244,39 @@ def test_adapters_are_merged_with_a_base_model_that_goes_through_stages(tmp_path
     assert threads()
     broken.close()
     assert threads() == []
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_an_engine_on_a_base_of_four_bits_loads_rounded_matrices(tmp_path: Path, in_place: bool) -> None:
+    pytest.importorskip("bitsandbytes")
+    base = {"m.weight": torch.randn(40, 64), "n.weight": torch.randn(30), "embed_tokens.weight": torch.randn(40, 64)}
+    names = [f"base_model.model.m.lora_{part}.weight" for part in "AB"]
+    a, b = torch.randn(4, 64), torch.randn(40, 4)
+    save_file(base, tmp_path / "base")
+    save_file(dict(zip(names, (a, b), strict=True)), tmp_path / "adapters")
+    engine = engine_of(Recording(), in_place, FOUR_BIT)
+    engine.receive_weights(UpdateInfo([str(tmp_path / "base")], [[name, 0] for name in base]))
+    rounded_ones = base | {"m.weight": rounded(base["m.weight"])}
+    assert not torch.equal(rounded_ones["m.weight"], base["m.weight"])
+    assert all(torch.equal(engine.model.found[name], tensor) for name, tensor in rounded_ones.items())
+    info = UpdateInfo([str(tmp_path / "adapters")], [[name, 0] for name in names])
+    info.base_files, info.base_tensors = [str(tmp_path / "base")], [[name, 0] for name in base]
+    info.lora = Lora(4, 2.0, (LoraTarget("m.weight", (40, 64)),)).plain()
+    engine.receive_weights(info)
+    torch.testing.assert_close(engine.model.found["m.weight"], rounded_ones["m.weight"] + 0.5 * b @ a)
+    assert torch.equal(engine.model.found["embed_tokens.weight"], base["embed_tokens.weight"])
+
+
+class Recording(nn.Module):
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.found = dict(weights)
+
+
+def test_the_model_of_the_start_is_rounded_too(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    base = {"m.weight": torch.randn(40, 64).bfloat16(), "lm_head.weight": torch.randn(40, 64).bfloat16()}
+    save_file(base, tmp_path / "model.safetensors")
+    model: Any = SimpleNamespace(model=str(tmp_path), revision=None, dtype=torch.float32)
+    found = dict(FourBitLoader(LoadConfig(load_format=FOUR_BIT)).get_all_weights(model, nn.Module()))
+    assert torch.equal(found["m.weight"], rounded(base["m.weight"].float()))
+    assert torch.equal(found["lm_head.weight"], base["lm_head.weight"])

@@ -77,7 +77,8 @@ class Receives(TrinityTransferEngine):
     in_place = True
 
     def __init__(self, model: Model, versions: list[torch.Tensor | None]) -> None:
-        everything: Any = SimpleNamespace(parallel_config=None, model_config=None)
+        load = SimpleNamespace(load_format="auto")
+        everything: Any = SimpleNamespace(parallel_config=None, model_config=None, load_config=load)
         super().__init__(everything, everything, CPU, model)
         self._versions = iter(versions)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from trinity.config.memory import language_model, model_folder
+from trinity.config.memory import experts_of, language_model, model_folder
 
 # `model_type` of language models whose gates the trainer can replay, and how a gate weighs its experts: by the softmax
 # over all experts, by that over the chosen ones, or by sigmoids.
@@ -38,9 +38,7 @@ class Mixture:
 def mixture_of(model_path: str) -> Mixture | None:
     """Returns the sizes of a model on this machine; None for others, and for models without experts."""
     config = language_model(model_folder(model_path))
-    names = ("num_experts", "n_routed_experts", "num_local_experts")
-    experts = next((config[name] for name in names if config.get(name)), None)
-    sizes = (config.get("num_hidden_layers"), config.get("num_experts_per_tok"), experts)
+    sizes = (config.get("num_hidden_layers"), config.get("num_experts_per_tok"), experts_of(config))
     return Mixture(*sizes) if all(isinstance(size, int) and size > 0 for size in sizes) else None  # type: ignore[arg-type]
 
 

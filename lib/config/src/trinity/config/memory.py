@@ -3,13 +3,14 @@
 Adam with float32 masters: 2 bytes of bfloat16 weights a parameter, 4 of gradients, 12 of states; in float32 4, 4 and 8.
 ZeRO shares out states (1), gradients too (2), weights too (3); offloading moves states, or weights too, to host memory;
 their gradients are there too, and on the GPU until then but under ZeRO 3.
-Adapters (LoRA) have small states, which are not counted, and the base model has only its weights.
+With adapters (LoRA) the base model has only its weights, in four bits 4.13 bits each and whole on every rank. Adapters'
+own states are small, and counted only for experts.
 """
 
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,8 @@ _SIZES_OF_LAYERS = {"intermediate_size", "moe_intermediate_size", "num_experts_p
 _SIZES = _SIZES_OF_LAYERS | {
     "head_dim", "hidden_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "vocab_size",
 }  # fmt: skip
+_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
+_FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)  # bytes of an element in NF4 with double quantization
 _SIZE_IN_NAME = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bBmM])(?![a-zA-Z0-9])")
 
 
@@ -76,6 +79,12 @@ def _with_sizes(config: dict[str, Any]) -> dict[str, Any]:
 def _is_size(name: str, value: Any) -> bool:
     sizes = value if isinstance(value, list) and name in _SIZES_OF_LAYERS else [value]
     return all(type(size) is int and 0 < size < 10**9 for size in sizes)
+
+
+def experts_of(config: Mapping[str, Any]) -> int:
+    """Returns the number of a layer's experts, by a language model's config.json; 0 for other models."""
+    found = next((config[name] for name in _EXPERTS if config.get(name)), 0)
+    return found if type(found) is int and 0 < found < 10**6 else 0
 
 
 def vocabulary_of(model_path: str) -> int:
@@ -147,12 +156,40 @@ def _moments(plan: Plan) -> float:
 
 
 def _bytes(plan: Plan) -> tuple[float, float, float]:
-    """Bytes of weights, gradients and states per parameter."""
-    in_float32 = plan.config.trainer.deepspeed.dtype == "float32"
-    if plan.config.model.lora is not None:  # adapters' own states are small
-        return (4.0 if in_float32 else 2.0), 0.0, 0.0
+    """Bytes of weights, gradients and states for each trained number."""
     moments = _moments(plan)
-    return (4.0, 4.0, moments) if in_float32 else (2.0, 4.0, 4.0 + moments)
+    return (4.0, 4.0, moments) if plan.config.trainer.deepspeed.dtype == "float32" else (2.0, 4.0, 4.0 + moments)
+
+
+def _trained(plan: Plan) -> float:
+    """Trained numbers for each parameter of the model: 1, or those of adapters of experts.
+
+    Each expert has A and B of its two parameters: rank x (2 hidden + 3 intermediate) numbers.
+    """
+    lora = plan.config.model.lora
+    if lora is None:
+        return 1.0
+    experts, hidden, inner, count = _mixture(plan.config.model.model_path)
+    return experts * lora.rank * (2 * hidden + 3 * inner) / count if lora.names_experts and count else 0.0
+
+
+def _in_four_bits(plan: Plan) -> float:
+    """The share of the model's parameters that the trainer holds in four bits: not embeddings, heads and experts."""
+    path = plan.config.model.model_path
+    if not plan.config.model.in_four_bits:
+        return 0.0
+    experts, hidden, inner, count = _mixture(path)
+    config = language_model(model_folder(path))
+    ends = vocabulary_of(path) * hidden * (1 if config.get("tie_word_embeddings") else 2)
+    return max(0.0, 1 - (ends + 3 * experts * hidden * inner) / count) if count else 1.0
+
+
+def _mixture(path: str) -> tuple[int, int, int, float]:
+    """Returns the experts of all layers (0: none), hidden and an expert's intermediate size, and all parameters."""
+    config, known = language_model(model_folder(path)), parameters_of(path)
+    experts = experts_of(config) * int(config.get("num_hidden_layers") or 0)
+    inner = _largest(config.get("moe_intermediate_size")) or _largest(config.get("intermediate_size"))
+    return experts, int(config.get("hidden_size") or 0), inner, known[0] if known else 0.0
 
 
 def _reference(plan: Plan) -> float:
@@ -162,11 +199,12 @@ def _reference(plan: Plan) -> float:
 
 def _shared(plan: Plan, sharding: Sharding) -> tuple[float, float, float]:
     """Bytes a parameter on one rank of weights, gradients and states, wherever they are kept."""
-    weights, gradients, states = _bytes(plan)
+    (weights, gradients, states), trained, held = _bytes(plan), _trained(plan), _in_four_bits(plan)
+    frozen = 0.0 if plan.config.model.lora is None else 1 - held
     return (
-        weights / (sharding.ranks if sharding.zero_stage >= 3 else 1),
-        gradients / (sharding.ranks if sharding.zero_stage >= 2 else 1),
-        states / (sharding.ranks if sharding.zero_stage >= 1 else 1),
+        weights * (frozen + trained) / (sharding.ranks if sharding.zero_stage >= 3 else 1) + held * _FOUR_BITS,
+        gradients * trained / (sharding.ranks if sharding.zero_stage >= 2 else 1),
+        states * trained / (sharding.ranks if sharding.zero_stage >= 1 else 1),
     )
 
 
@@ -202,24 +240,27 @@ def host_gib(plan: Plan, count: float, sharding: Sharding) -> float:
 def cpu_gib(plan: Plan, count: float) -> float:
     """GiB of training and an engine together on one CPU, in float32."""
     trains, explores = plan.config.mode in ("both", "train"), not plan.offline and plan.config.mode != "train"
-    training = (
-        4.0 if plan.config.model.lora else 8.0 + _moments(plan) + (4.0 if plan.algorithm.needs_reference else 0.0)
-    )
+    held, states = _in_four_bits(plan), (8.0 + _moments(plan)) * _trained(plan)
+    if plan.config.model.lora is not None:
+        training = states + 4.0 * (1 - held) + held * _FOUR_BITS
+    else:
+        training = states + (4.0 if plan.algorithm.needs_reference else 0.0)
     return count * (training * trains + 4.0 * explores) / _GIB
 
 
 def checkpoint_gib(plan: Plan, count: float) -> float:
-    """GiB of a checkpoint on disk: float32 weights and moments of all ranks, and a Hugging Face folder."""
+    """GiB of a checkpoint on disk: float32 weights and moments of all ranks, and a folder of Hugging Face or peft."""
     weights = _bytes(plan)[0]
+    own = (4.0 + _moments(plan)) * _trained(plan)
     if plan.config.model.lora is not None:
-        return 0.0
-    own = (4.0 + _moments(plan)) * (2 if plan.algorithm.critic else 1)
+        return count * (own + weights * _trained(plan)) / _GIB
+    own *= 2 if plan.algorithm.critic else 1
     return count * (own + (weights if plan.config.trainer.save_hf_checkpoint != "never" else 0.0)) / _GIB
 
 
 def version_gib(plan: Plan, count: float) -> float:
     """GiB of a published version of the weights."""
-    return count * _bytes(plan)[0] / _GIB if plan.config.model.lora is None else 0.0
+    return count * _bytes(plan)[0] * _trained(plan) / _GIB
 
 
 def weights_gib(count: float, model: RolloutModelConfig) -> float:

@@ -7,12 +7,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from trinity.config.checks.lora import in_four_bits
 from trinity.config.experts import TRANSPOSED, model_type_of
 from trinity.convert.find import CheckpointError
 from trinity.convert.source import Parameter, Source
 from trinity.runtime.errors import InvalidInput
 from trinity.weights import Manifest, manifest_of_folder
 from trinity.weights.adapters import WEIGHTS, read_adapters
+from trinity.weights.four_bit import MARK, NF4, rounded_base
 from trinity.weights.lora import fused, in_model, merged
 
 
@@ -31,6 +33,7 @@ def open_adapters(folder: Path, base: Path | None) -> Source:
         raise CheckpointError(f"the base model of {folder} is not in {base}; give it with --base-model-dir")
     try:
         adapters = load_file(folder / WEIGHTS)
+        in_nf4 = (safe_open(folder / WEIGHTS, "pt").metadata() or {}).get(MARK) == NF4
         manifest = manifest_of_folder("base", 0, base, checksums=False)
     except (InvalidInput, ValueError, OSError) as error:
         raise CheckpointError(f"{folder} cannot be merged with {base}: {error}") from None
@@ -44,14 +47,18 @@ def open_adapters(folder: Path, base: Path | None) -> Source:
         for tensor in manifest.tensors:
             yield tensor.name, opened[tensor.file].get_tensor(tensor.name)
 
+    trained_in = next(iter(adapters.values())).dtype if adapters else None
+
     def parameters() -> Iterator[Parameter]:
         try:
-            for name, tensor in merged(tensors(), adapters, lora, "cpu"):
+            base_tensors = tensors()
+            if in_nf4 and trained_in is not None:
+                base_tensors = rounded_base(base_tensors, in_four_bits, trained_in)
+            for name, tensor in merged(base_tensors, adapters, lora, "cpu"):
                 yield Parameter(name, tuple(tensor.shape), tensor.dtype, (tensor,))
         except (InvalidInput, RuntimeError) as error:
             raise CheckpointError(f"{folder} are no adapters of {base}: {error}") from None
 
-    trained_in = next(iter(adapters.values())).dtype if adapters else None
     return Source(f"LoRA adapters, merged with {base}", parameters(), trained_in)
 
 

@@ -88,6 +88,7 @@ class ExplorerBuilder:
             turn_end=turn_end,
             adapters=slots,
             adapter_rank=rank,
+            base_in_four_bits=model.in_four_bits and self._follows,
             reproducible=self._config.reproducible,
             top=self._plan.algorithm.teacher_top,
         )
@@ -98,12 +99,17 @@ class ExplorerBuilder:
         The trained adapters get slots for several versions, each served adapter one slot.
         """
         served = [read_adapters(folder).rank for folder in self._settings.serve_adapters.values()]
-        lora, follows = self._config.model.lora, self._settings.serve_folder is None and self._config.mode != "bench"
-        if lora is None or lora.merged or not follows:
+        lora = self._config.model.lora
+        if lora is None or lora.merged or not self._follows:
             return len(served), max(served, default=0)
         given = lora.path and lora.lora_rank is None
         rank = read_adapters(Path(lora.path or "").expanduser()).rank if given else lora.rank
         return self._plan.adapters_held + len(served), max([rank, *served])
+
+    @property
+    def _follows(self) -> bool:
+        """True if the engines follow a run's versions, and not whole models of a folder."""
+        return self._settings.serve_folder is None and self._config.mode != "bench"
 
     async def pool(self, options: EngineOptions) -> EnginePool:
         return await EnginePool.start(options, self._devices(options))

@@ -16,6 +16,9 @@ from trinity.runtime.errors import TrinityError
 # Key in a vLLM request's extra_args: its log-probabilities are recorded, and not read by a client.
 UNREAD_LOGPROBS = "trinity_unread_logprobs"
 
+# vLLM's load_format of a base model whose matrices have the values of NF4 (worker.py).
+FOUR_BIT = "trinity_nf4"
+
 
 class EngineFailed(TrinityError):
     """vLLM raised an error, or its core is gone. The process must be restarted."""
@@ -94,6 +97,7 @@ class EngineOptions:
     routes: bool = False  # record the experts of every token
     adapters: int = 0  # slots for unmerged adapters; 0: weights are loaded into the model
     adapter_rank: int = 0  # the largest rank of an adapter
+    base_in_four_bits: bool = False  # the base model has the values of NF4, as the trainer's
     reproducible: bool = False  # results do not depend on the other sequences of a batch
     top: int = 0  # likeliest tokens that `Engine.teach` gives in each place
 

@@ -28,6 +28,9 @@ def check_lora(plan: Plan) -> list[Problem]:
         return []
     if importlib.util.find_spec("peft") is None:
         return [Problem("model.lora_configs", "needs peft; `pip install -e '.[lora]'`")]
+    if lora.load_in_4bit and importlib.util.find_spec("bitsandbytes") is None:
+        what = "is true, which needs bitsandbytes; `pip install -e '.[bitsandbytes]'`"
+        return [Problem(f"{PLACE}.load_in_4bit", what)]
     try:
         given = read_adapters(Path(lora.path).expanduser()) if lora.path else None
     except InvalidInput as error:

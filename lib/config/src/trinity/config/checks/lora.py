@@ -13,19 +13,19 @@ from typing import Protocol
 from trinity.config.errors import Problem
 from trinity.config.experts import ADAPTED
 from trinity.config.schema import Config
-from trinity.config.schema.model import LoraConfig
+from trinity.config.schema.model import NAMES_EXPERTS, LoraConfig
 
 ALL_LINEAR = "all-linear"
 PLACE = "model.lora_configs.0"
 MOST_RANK = 512  # that vLLM computes unmerged
 # Embeddings and output heads by their names in the models of transformers; they are not adapted.
-_ENDS = {"lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "wpe", "pos_embed"}
+_ENDS = {"lm_head", "embed_out", "embed_tokens", "embed_tokens_per_layer", "embed_in", "wte", "wpe", "pos_embed"}
 # Parts of models that read images or sound, besides the language model, in the names of their modules.
 _TOWERS = frozenset(
     {"visual", "vision_tower", "vision_model", "multi_modal_projector", "embed_vision", "audio_tower", "embed_audio"}
 )
+_ROUTERS = {"gate", "router", "shared_expert_gate"}
 _EXPERTS = re.compile(r".+\.experts\.(gate_up_proj|down_proj)")
-_NAMES_EXPERTS = re.compile(r"\bexperts\b")
 
 
 def modules_of(weights: Iterable[tuple[str, int]], model_type: str = "") -> list[str]:
@@ -44,6 +44,17 @@ def modules_of(weights: Iterable[tuple[str, int]], model_type: str = "") -> list
 def is_experts(name: str) -> bool:
     """Returns True for the name of a parameter that holds the experts of a layer."""
     return _EXPERTS.fullmatch(name) is not None
+
+
+def in_four_bits(name: str, shape: tuple[int, ...]) -> bool:
+    """Returns True for a tensor of a model that `load_in_4bit` holds in four bits, by its name and shape.
+
+    These are matrices of linear layers; not embeddings, output heads, routers, experts, or parts of a vision tower.
+    """
+    module, _, kind = name.rpartition(".")
+    parts = module.split(".")
+    apart = {*_TOWERS, *_ROUTERS, *_ENDS, "experts"}
+    return kind == "weight" and len(shape) == 2 and apart.isdisjoint(parts)
 
 
 def select(lora: LoraConfig, modules: Iterable[str]) -> tuple[list[str], list[Problem]]:
@@ -172,7 +183,7 @@ def _names_tower(wanted: str) -> bool:
 
 
 def _names_experts(wanted: str) -> bool:
-    return _NAMES_EXPERTS.search(wanted) is not None
+    return NAMES_EXPERTS.search(wanted) is not None
 
 
 def _matches(wanted: str | list[str], name: str) -> bool:
@@ -210,9 +221,12 @@ def check_lora(config: Config) -> Iterator[Problem]:
     if not lora.merged and any(map(_names_tower, _listed(lora.targets))):
         problem = "has layers of the vision tower, which vLLM does not adapt; leave them out, or set merged: true"
         yield Problem(f"{PLACE}.target_modules", problem)
-    if not lora.merged and any(map(_names_experts, _listed(lora.targets))):
+    if not lora.merged and lora.names_experts:
         problem = "has experts, whose adapters engines hold only merged; leave them out, or set merged: true"
         yield Problem(f"{PLACE}.target_modules", problem)
+    if lora.load_in_4bit and config.trainer.deepspeed.offload_param:
+        problem = "is true, and trainer.deepspeed.offload_param is too; a base of four bits stays on the GPU, set one "
+        yield Problem(f"{PLACE}.load_in_4bit", f"{problem}to false")
     dtype = config.trainer.deepspeed.dtype
     if "auto" not in (lora.lora_dtype, dtype) and lora.lora_dtype != dtype:
         problem = f"is {lora.lora_dtype}, but trainer.deepspeed.dtype is {dtype}; adapters train in that, use auto"

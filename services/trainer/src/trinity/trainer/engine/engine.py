@@ -145,6 +145,7 @@ class TrainEngine:
             head_in_float32=trainer.lm_head_float32,
             fused=self._fused,
             replay=self._plan.config.algorithm.enable_router_replay,
+            device=self.device,
         )
 
     def _freeze(self, model: TokenModel) -> None:

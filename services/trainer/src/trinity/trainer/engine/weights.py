@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from trinity.config import Plan
+from trinity.config.checks.lora import in_four_bits
 from trinity.config.schema.model import ModelConfig
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.engine.deepspeed import DeepSpeedModel
@@ -20,6 +21,7 @@ from trinity.trainer.process.ranks import Ranks
 from trinity.trainer.weights.shards import Weights, describe
 from trinity.weights import TensorInfo
 from trinity.weights.collective import plan_buckets
+from trinity.weights.four_bit import rounded_base
 from trinity.weights.lora import merged
 
 Named = tuple[str, torch.Tensor]
@@ -98,7 +100,10 @@ class PolicyWeights:
             cut = FileParts(model.model).cut
             base = {part: tensor for name, parameter in model.weights() for part, tensor in cut(name, parameter.data)}
             layout = [describe(name, tensor.dtype, tensor.shape) for name, tensor in base.items()]
-            found = merged(base.items(), adapters, lora, self._device)
+            tensors: Iterable[Named] = base.items()
+            if self._plan.config.model.in_four_bits:
+                tensors = rounded_base(tensors, in_four_bits, self._dtype, self._device)
+            found = merged(tensors, adapters, lora, self._device)
             weights = ((name, tensor.to(self._dtype)) for name, tensor in found)
         fixed = sorted(model.fixed(), key=lambda named: str(named[1].dtype))  # a file has one dtype
         buffers = [describe(name, buffer.dtype, buffer.shape) for name, buffer in fixed]

@@ -13,6 +13,7 @@ import torch
 from trinity.config import Plan
 from trinity.config.memory import TRAINER_BESIDE_GIB, Sharding, activation_bytes, training_gib
 from trinity.trainer.model.checkpointing import Checkpointing
+from trinity.trainer.model.four_bit import elements_in_four_bits
 from trinity.trainer.model.policy import TokenModel
 from trinity.trainer.process.ranks import Ranks
 
@@ -54,6 +55,7 @@ def choose(plan: Plan, model: TokenModel, ranks: Ranks, device: torch.device, me
         return Activations(least, kinds[-1], configured)
     # ds_numel is the whole size; under ZeRO 3 the parameter is a shard.
     count = sum(int(getattr(p, "ds_numel", None) or p.numel()) for p in model.parameters())
+    count += elements_in_four_bits(model)
     worth = least
     if not trainer.use_dynamic_bsz:
         readers = 1 if model.group is None else model.group.size

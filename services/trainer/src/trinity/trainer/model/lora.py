@@ -18,6 +18,7 @@ from trinity.config.schema.model import LoraConfig
 from trinity.runtime.errors import InvalidInput
 from trinity.weights import Lora
 from trinity.weights.adapters import WEIGHTS, read_adapters
+from trinity.weights.four_bit import MARK, NF4
 from trinity.weights.lora import target_of
 
 _ADAPTER = "default"
@@ -175,13 +176,19 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
             layer.set_scale(_ADAPTER, 1)
 
 
-def write_adapters(folder: Path, lora: Lora, base_model: str, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Writes a folder for PeftModel.from_pretrained(model, folder)."""
+def write_adapters(
+    folder: Path,
+    lora: Lora,
+    base_model: str,
+    weights: Iterable[tuple[str, torch.Tensor]],
+    in_four_bits: bool = False,
+) -> None:
+    """Writes a folder for PeftModel.from_pretrained(model, folder). in_four_bits: whether the trained base is."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().clone() for name, tensor in weights}
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"} | ({MARK: NF4} if in_four_bits else {}))
     _peft_config(_import_peft(), lora, base_model).save_pretrained(str(folder))
 
 

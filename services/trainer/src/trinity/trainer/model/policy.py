@@ -18,6 +18,7 @@ from trinity.data.vision import has_tower
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data.microbatch import MicroBatch
 from trinity.trainer.model import attention
+from trinity.trainer.model.four_bit import four_bit_layers, hold_in_four_bits
 from trinity.trainer.model.fused import fuse, is_lean, wants_kernels
 from trinity.trainer.model.logprobs import chunked_logprobs
 from trinity.trainer.model.lora import adapter_weights, add_adapters, without_adapters
@@ -193,6 +194,7 @@ def load_policy(
     fused: bool | None = False,
     weights: bool = True,
     replay: bool = False,
+    device: torch.device | None = None,
 ) -> PolicyModel:
     """Loads the model in `model_path`. Raises InvalidInput if transformers cannot load it.
 
@@ -200,7 +202,8 @@ def load_policy(
 
     packed: let it read packed micro-batches if its attention allows; the result's `packed` tells. chunk: maximum number
     of tokens whose logits exist at a time. fused: use fused kernels (fused.py); None: if the model is large enough.
-    replay: send tokens to the experts that micro-batches have recorded.
+    replay: send tokens to the experts that micro-batches have recorded. device: where a base of four bits is made, and
+    held; None: the CPU.
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -214,7 +217,10 @@ def load_policy(
     policy.lean = lean
     policy.replay = RouterReplay(model) if replay else None
     if config.lora is not None:
+        held = four_bit_layers(policy.model) if config.in_four_bits else []
         policy.lora = add_adapters(policy.model, config.lora, dtype, config.model_path)
+        if weights:
+            hold_in_four_bits(policy.model, held, device or torch.device("cpu"))
     return policy
 
 
