@@ -30,9 +30,9 @@ test-all: lint $(BIN)/.alfworld ## everything: the extended tests too
 	$(PYTEST)
 
 test-fifth: $(BIN)/.alfworld ## one fifth of the extended tests: FIFTH=1 to 5; of these, what fits into MINUTES
-	$(PYTEST) -rs --fifth $(FIFTH) $(if $(MINUTES),--minutes $(MINUTES))
+	$(PYTEST) -rfEs --fifth $(FIFTH) $(if $(MINUTES),--minutes $(MINUTES))
 
-test-again: ## the tests that failed in the last run, one at a time, where at most five did
+test-again: ## the tests that failed in the last run, one at a time, where at most five files have such
 	mv build/failed-tests build/failed-before
 	$(BIN)/pytest -n 0 @build/failed-before
 

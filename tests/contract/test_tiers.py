@@ -140,29 +140,30 @@ def test_files_stay_whole_on_a_worker_and_those_with_an_engine_share_it(tmp_path
     assert [len(set((tmp_path / f"{name}.pids").read_text().split())) for name in "ab"] == [1, 1]
 
 
-FAILS = "import pytest\n\n@pytest.mark.parametrize('n', range({}))\ndef test_fails(n):\n    assert n == 'a b'\n"
+FAILS = "import pytest\n\n@pytest.mark.parametrize('n', range(6))\ndef test_fails(n):\n    assert n == 'a b'\n"
 
 
 @pytest.mark.parametrize(
-    ("source", "written"),
+    ("source", "files", "written"),
     [
-        (FAILS.format(5), [f"test_it.py::test_fails[{n}]" for n in range(5)]),
-        (FAILS.format(6), None),
-        ("def test_passes(): pass\n", None),
-        ("import gone\n", None),
+        (FAILS, 5, [f"test_{file}.py::test_fails[{n}]" for file in range(5) for n in range(6)]),
+        (FAILS, 6, None),
+        ("def test_passes(): pass\n", 1, None),
+        ("import gone\n", 1, None),
     ],
-    ids=["five", "more than five", "none", "not collected"],
+    ids=["five files", "more than five", "none", "not collected"],
 )
-def test_only_a_few_failed_tests_are_written_down_to_run_again(
-    source: str, written: list[str] | None, tmp_path: Path
+def test_failed_tests_of_a_few_files_are_written_down_to_run_again(
+    source: str, files: int, written: list[str] | None, tmp_path: Path
 ) -> None:
     (tmp_path / "build").mkdir()
     file = tmp_path / "build/failed-tests"
     file.write_text("of an earlier run\n")
-    (tmp_path / "test_it.py").write_text(source)
+    for number in range(files):
+        (tmp_path / f"test_{number}.py").write_text(source)
     options = ["-p", "support.plugin.failed_tests", "-p", "no:cacheprovider", "-o", "addopts=", "--noconftest", "-q"]
     subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), "test_it.py"],
+        [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(tmp_path)],
         capture_output=True,
         timeout=60,
         cwd=tmp_path,

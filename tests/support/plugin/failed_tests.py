@@ -1,14 +1,14 @@
 """A plugin of pytest: the tests of a run that failed, one a line in build/failed-tests, for `make test-again`.
 
-The file is there only where nothing but a few tests failed: a run that broke off, or that failed in many places, is not
-judged by them.
+The file is there only where tests of a few files failed: a run that broke off, or that failed in many places, is not
+judged by them. Files count, because a fixture that fails once fails every test of its file.
 """
 
 from pathlib import Path
 
 import pytest
 
-AT_MOST = 5
+MOST_FILES = 5
 
 
 class FailedTests:
@@ -24,7 +24,8 @@ class FailedTests:
             self._failed.add(report.nodeid)
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        if exitstatus == pytest.ExitCode.TESTS_FAILED and len(self._failed) <= AT_MOST:
+        files = {node.partition("::")[0] for node in self._failed}
+        if exitstatus == pytest.ExitCode.TESTS_FAILED and len(files) <= MOST_FILES:
             self._file.parent.mkdir(exist_ok=True)
             self._file.write_text("".join(f"{node}\n" for node in sorted(self._failed)))
 
