@@ -124,7 +124,7 @@ async def test_replay_uses_groups_again_and_step_k_stays_the_same_batch(started:
             served += 1
             return answer(task, deliveries)
 
-        async with explorer(run.nats.url, run.run, some):
+        async with explorer(run.nats.url, run.run, some, drains=True):
             while served < 8:
                 await asyncio.sleep(0.01)
 
