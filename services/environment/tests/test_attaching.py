@@ -74,6 +74,18 @@ async def test_images_come_through_the_service_from_a_provider_that_announces_th
         assert "announces none" in " ".join(one.detail for one in found if one.verdict is Verdict.FAILED)
 
 
+async def test_providers_of_a_name_have_the_same_players(service: Service) -> None:
+    duel = {
+        "environments": [pb.EnvironmentDescription(name="duel", step_timeout_seconds=1, players=["white", "black"])]
+    }
+    there = await raw_attach(service, provider="there", **duel)
+    duel["environments"][0].players[1] = "red"
+    code, details = await refused(raw_attach(service, provider="other", **duel))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "offer.environments.duel.players: are white, red; attached providers of it announce white, black" in details
+    there.cancel()
+
+
 class Blind(Gallery):
     description = replace(Gallery.description, images=False)
 

@@ -29,6 +29,7 @@ TASKS = {
     "number_line": "{}",
     "points24": "{}",
     "blackjack": "{}",
+    "nim": "{}",
     "sandbox": json.dumps({"instruction": "Say hi.", "tests": [{"path": "test.sh", "text": TEST}]}),
 }
 

@@ -180,7 +180,7 @@ class Episode:
             code, text = status_of(error)
             raise Failed(code, f"{name}: {text}") from None
         # Answers of attached providers were validated completely when they arrived.
-        problem = contract.answer_problem(answer, self._turn, images=self._description.images, own=True)
+        problem = contract.answer_problem(answer, self._turn, self._description, own=True)
         if problem:
             self._done = True
             raise ContractViolation(f"{name}: {problem}")

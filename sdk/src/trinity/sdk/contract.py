@@ -17,6 +17,8 @@ MAX_METRIC_NAMES = 900
 MAX_METRIC_NAME = 256
 # Rewards and metrics fit into float32.
 LARGEST_NUMBER = 3.4e38
+MAX_PLAYERS = 8
+MAX_PLAYER_NAME = 64
 # Limits of the images of one answer together.
 MAX_IMAGES = 16
 MAX_IMAGES_BYTES = 4 * 1024 * 1024
@@ -70,6 +72,8 @@ class Answer:
     turn: int = 0
     state: bytes = b""
     images: Sequence[bytes] = ()
+    player: str = ""
+    rewards: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -148,15 +152,18 @@ class Offer:
     scorers: Sequence[str]
 
 
-def answer_problem(answer: Answer, turn: int, *, images: bool, own: bool = False) -> str:
+def answer_problem(answer: Answer, turn: int, described: Description, *, own: bool = False) -> str:
     """Returns an answer's violation of the contract as a sentence; empty if it is sound.
 
-    `images`: the environment announces images, which are not decoded here. `own`: the answer was made in this process.
+    `described`: the environment's announcement. Images are not decoded here. `own`: the answer was made in this
+    process.
     """
     if answer.turn != turn:
         return f"it answers turn {answer.turn} instead of {turn}"
     if not math.isfinite(answer.reward):
         return f"its reward is {answer.reward}; rewards are finite"
+    if problem := _players_problem(answer, described.players):
+        return problem
     for name, text in (("observation", answer.observation), ("info_json", answer.info_json)):
         if too_long(text):
             return f"its {name} is longer than {MAX_TEXT_BYTES} bytes"
@@ -166,9 +173,30 @@ def answer_problem(answer: Answer, turn: int, *, images: bool, own: bool = False
         return f"it has {len(answer.metrics)} metrics, at most {MAX_METRICS}"
     if problem := _metrics_problem(answer.metrics):
         return problem
-    if problem := _images_problem(answer.images, images):
+    if problem := _images_problem(answer.images, described.images):
         return problem
     return "" if own or not answer.info_json else _object_problem(answer.info_json)
+
+
+def _players_problem(answer: Answer, players: Sequence[str]) -> str:
+    if not players:
+        if answer.player or answer.rewards:
+            return "it names a player, and its description announces none (players)"
+        return ""
+    known = ", ".join(players)
+    if answer.reward:
+        return f"its reward is {answer.reward:g}, of no player; give rewards by player ({known})"
+    if answer.player not in (("",) if answer.done else players):
+        wanted = "must be empty once done" if answer.done else f"must be one of {known}"
+        return f"its player is {answer.player[:MAX_PLAYER_NAME]!r}, {wanted}"
+    for player, reward in answer.rewards.items():
+        if player not in players:
+            return f"its rewards have {player[:MAX_PLAYER_NAME]!r}, which is no player; announced: {known}"
+        if not math.isfinite(reward):
+            return f"the reward of {player} is {reward}; rewards are finite"
+    if answer.rewards and not answer.turn:
+        return "it has rewards after reset; rewards are those of an action"
+    return ""
 
 
 def _images_problem(images: Sequence[bytes], announced: bool) -> str:
@@ -211,6 +239,7 @@ class Totals:
     reward_bound: float = 0.0
     reward: float = 0.0
     names: set[str] = field(default_factory=set)
+    by_player: dict[str, float] = field(default_factory=dict)
 
     def problem(self, answer: Answer) -> str:
         """Adds a sound answer. Returns the episode's violation of the contract as a sentence; empty if it is sound."""
@@ -219,6 +248,11 @@ class Totals:
         self.reward += answer.reward
         if problem := _reward_problem(self.reward, self.reward_bound):
             return f"the sum of its episode's rewards {problem}"
+        for player, reward in answer.rewards.items():
+            self.by_player[player] = self.by_player.get(player, 0.0) + reward
+            for value, what in ((reward, "the reward"), (self.by_player[player], "the sum of the rewards")):
+                if problem := _reward_problem(value, self.reward_bound):
+                    return f"{what} of {player} {problem}"
         self.names |= answer.metrics.keys()
         if len(self.names) > MAX_METRIC_NAMES:
             return f"the answers of its episode have {len(self.names)} metrics, at most {MAX_METRIC_NAMES}"
@@ -273,6 +307,12 @@ def description_problem(described: Description) -> str:
         return f"step_timeout_seconds: is {described.step_timeout_seconds}, must be above 0"
     if not (math.isfinite(described.reset_timeout_seconds) and described.reset_timeout_seconds >= 0):
         return f"reset_timeout_seconds: is {described.reset_timeout_seconds}, must be 0 (as a step) or more"
+    players = described.players
+    if players and not 2 <= len(set(players)) == len(players) <= MAX_PLAYERS:
+        return f"players: are {', '.join(players)[:200]!r}, must be 2 to {MAX_PLAYERS} different names, or none"
+    for player in players:
+        if not player or len(player) > MAX_PLAYER_NAME or not player.isprintable():
+            return f"players: has {player[:200]!r}, must be 1 to {MAX_PLAYER_NAME} printable characters"
     return ""
 
 

@@ -25,6 +25,9 @@ class Observation:
 
     `images` are PNG, JPEG or WebP files. They stand at the text's `<image>` marks if it has one for each, else before
     it. At most 16 with 4 MiB and 16,777,216 pixels together, 32 MiB in an episode; the description must set `images`.
+
+    With players, `player` acts next and sees the text (empty once done); `rewards` of the last action, by player, stand
+    in place of `reward`; `metrics` are those of the player who acted.
     """
 
     text: str
@@ -33,6 +36,8 @@ class Observation:
     info: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     images: Sequence[bytes] = ()
+    player: str = ""
+    rewards: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,8 @@ class Description:
 
     `deterministic`: the same row, arguments, seed and actions give the same episode, and a step changes nothing
     outside it. Then an interrupted episode continues at its last turn. `snapshots`: it also does if the class has
-    `snapshot` and `restore`. `images`: observations may have images; models that read none do not play it.
+    `snapshot` and `restore`. `images`: observations may have images; models that read none do not play it. `players`:
+    names of 2 to 8 players; empty for a single one.
     """
 
     name: str
@@ -52,6 +58,7 @@ class Description:
     deterministic: bool = False
     snapshots: bool = False
     images: bool = False
+    players: tuple[str, ...] = ()
 
 
 class _Declared:

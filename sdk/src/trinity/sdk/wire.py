@@ -46,6 +46,7 @@ def description_of(message: pb.EnvironmentDescription) -> Description:
         message.deterministic,
         message.snapshots,
         message.images,
+        tuple(message.players),
     )
 
 
@@ -89,6 +90,8 @@ def answer_from_proto(message: pb.EpisodeResponse) -> Answer:
         message.turn,
         message.state,
         tuple(message.images),
+        message.player,
+        dict(message.rewards),
     )
 
 
@@ -247,6 +250,9 @@ def answer(observation: Any, turn: int, state: bytes = b"") -> Answer:
         metrics = {
             str(name): real_number(value, f"metrics.{name}") for name, value in dict(observation.metrics).items()
         }
+        rewards = {
+            str(name): real_number(value, f"rewards.{name}") for name, value in dict(observation.rewards).items()
+        }
         message = pb.EpisodeResponse(  # checks the types of what the environment's author gave
             observation=observation.text,
             reward=real_number(observation.reward, "reward"),
@@ -256,8 +262,13 @@ def answer(observation: Any, turn: int, state: bytes = b"") -> Answer:
             turn=turn,
             state=state,
             images=observation.images,
+            player=observation.player,
+            rewards=rewards,
         )
     except (TypeError, ValueError, InvalidInput) as error:
         raise Broken(f"its observation cannot be sent: {error}") from None
     images = tuple(observation.images)
-    return Answer(message.observation, message.reward, message.done, message.info_json, metrics, turn, state, images)
+    return Answer(
+        message.observation, message.reward, message.done, message.info_json, metrics, turn, state, images,
+        message.player, rewards,
+    )  # fmt: skip

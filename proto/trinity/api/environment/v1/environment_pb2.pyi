@@ -52,7 +52,7 @@ class AttachedProvider(_message.Message):
     def __init__(self, provider: _Optional[str] = ..., health: _Optional[_Union[ProviderHealth, str]] = ..., since_seconds: _Optional[float] = ..., reason: _Optional[str] = ..., environments: _Optional[_Iterable[str]] = ..., scorers: _Optional[_Iterable[str]] = ..., open: _Optional[int] = ...) -> None: ...
 
 class EnvironmentDescription(_message.Message):
-    __slots__ = ("name", "summary", "max_parallel_episodes", "step_timeout_seconds", "reset_timeout_seconds", "deterministic", "snapshots", "images")
+    __slots__ = ("name", "summary", "max_parallel_episodes", "step_timeout_seconds", "reset_timeout_seconds", "deterministic", "snapshots", "images", "players")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     MAX_PARALLEL_EPISODES_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,7 @@ class EnvironmentDescription(_message.Message):
     DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    PLAYERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     summary: str
     max_parallel_episodes: int
@@ -69,7 +70,8 @@ class EnvironmentDescription(_message.Message):
     deterministic: bool
     snapshots: bool
     images: bool
-    def __init__(self, name: _Optional[str] = ..., summary: _Optional[str] = ..., max_parallel_episodes: _Optional[int] = ..., step_timeout_seconds: _Optional[float] = ..., reset_timeout_seconds: _Optional[float] = ..., deterministic: bool = ..., snapshots: bool = ..., images: bool = ...) -> None: ...
+    players: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., summary: _Optional[str] = ..., max_parallel_episodes: _Optional[int] = ..., step_timeout_seconds: _Optional[float] = ..., reset_timeout_seconds: _Optional[float] = ..., deterministic: bool = ..., snapshots: bool = ..., images: bool = ..., players: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EpisodeRequest(_message.Message):
     __slots__ = ("reset", "action")
@@ -110,8 +112,15 @@ class Action(_message.Message):
     def __init__(self, text: _Optional[str] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class EpisodeResponse(_message.Message):
-    __slots__ = ("observation", "reward", "done", "info_json", "metrics", "turn", "state", "images")
+    __slots__ = ("observation", "reward", "done", "info_json", "metrics", "turn", "state", "images", "player", "rewards")
     class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class RewardsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +135,8 @@ class EpisodeResponse(_message.Message):
     TURN_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    PLAYER_FIELD_NUMBER: _ClassVar[int]
+    REWARDS_FIELD_NUMBER: _ClassVar[int]
     observation: str
     reward: float
     done: bool
@@ -134,7 +145,9 @@ class EpisodeResponse(_message.Message):
     turn: int
     state: bytes
     images: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, observation: _Optional[str] = ..., reward: _Optional[float] = ..., done: bool = ..., info_json: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., turn: _Optional[int] = ..., state: _Optional[bytes] = ..., images: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    player: str
+    rewards: _containers.ScalarMap[str, float]
+    def __init__(self, observation: _Optional[str] = ..., reward: _Optional[float] = ..., done: bool = ..., info_json: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., turn: _Optional[int] = ..., state: _Optional[bytes] = ..., images: _Optional[_Iterable[bytes]] = ..., player: _Optional[str] = ..., rewards: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("scorer", "items", "args_json", "reward_bound")

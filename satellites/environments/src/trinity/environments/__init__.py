@@ -10,6 +10,7 @@ from trinity.environments.countdown import Countdown
 from trinity.environments.frozen_lake import FrozenLake
 from trinity.environments.gym_card import BlackJack, EZPoints, GymCard, NumberLine, Points24
 from trinity.environments.maths import Maths
+from trinity.environments.nim import Nim
 from trinity.environments.sandbox.environment import Shell
 from trinity.environments.scienceworld.environment import ScienceWorld
 from trinity.environments.sokoban import Sokoban
@@ -28,6 +29,7 @@ _BUILT_IN: tuple[type[Environment], ...] = (
     EZPoints,
     Points24,
     BlackJack,
+    Nim,
     WebShop,
     AlfWorld,
     ScienceWorld,

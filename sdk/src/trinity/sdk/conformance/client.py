@@ -70,7 +70,7 @@ class Stream:
 
     def __init__(self, provider: "Provider", described: Description) -> None:
         self._call = provider.stub.Episode()
-        self._images = described.images
+        self._described = described
         self._step_seconds = described.step_timeout_seconds + GRACE_SECONDS
         self._reset_seconds = (described.reset_timeout_seconds or described.step_timeout_seconds) + GRACE_SECONDS
 
@@ -111,7 +111,7 @@ class Stream:
         if message is grpc.aio.EOF:
             raise await self._status(what)
         answer = wire.answer_from_proto(message)
-        problem = answer_problem(answer, turn, images=self._images)
+        problem = answer_problem(answer, turn, self._described)
         if problem:
             raise Broken(f"the answer to {what} breaks the contract: {problem}")
         return answer

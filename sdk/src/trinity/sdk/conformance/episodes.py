@@ -24,7 +24,7 @@ from trinity.sdk.contract import (
 from trinity.sdk.environment import Description
 
 T = TypeVar("T")
-Seen = tuple[str, tuple[bytes, ...], float, bool, dict[str, Any]]
+Seen = tuple[str, tuple[bytes, ...], tuple[float, str, dict[str, float]], bool, dict[str, Any]]
 
 _SILENCE_SECONDS = 0.3
 _RELEASE_SECONDS = 10.0
@@ -327,7 +327,8 @@ class EpisodeChecks:
 
 
 def _seen(answer: Answer) -> Seen:
-    return answer.observation, tuple(answer.images), answer.reward, answer.done, json_object(answer.info_json)
+    rewards = (answer.reward, answer.player, dict(answer.rewards))
+    return answer.observation, tuple(answer.images), rewards, answer.done, json_object(answer.info_json)
 
 
 def _decode(images: Sequence[bytes], turn: int) -> None:

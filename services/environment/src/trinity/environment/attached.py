@@ -216,7 +216,7 @@ class AttachedPlayer:
             answer = (await self._attachment.peer.ask(call)).result
         if not isinstance(answer, Answer):
             raise ContractViolation("it answered with scores")
-        if problem := answer_problem(answer, turn, images=self._attachment.environments[self._name].images):
+        if problem := answer_problem(answer, turn, self._attachment.environments[self._name]):
             raise ContractViolation(problem)
         if problem := self._totals.problem(answer):
             raise ContractViolation(problem)

@@ -61,6 +61,7 @@ class AttachedSource:
             all(one.deterministic for one in each),
             all(one.snapshots for one in each),
             any(one.images for one in each),
+            each[0].players,  # those of all: see `_check`
         )
 
     def player(self) -> AttachedPlayer:
@@ -197,6 +198,11 @@ class Hub:
         for described in offer.environments:
             if problem := description_problem(described):
                 raise InvalidInput(f"offer.environments.{described.name[:200]}", problem)
+            known = self._sources.get(described.name)
+            if known is not None and known.description.players != described.players:
+                names = ", ".join(known.description.players) or "none"
+                problem = f"are {', '.join(described.players) or 'none'}; attached providers of it announce {names}"
+                raise InvalidInput(f"offer.environments.{described.name}.players", problem)
         _check_names([one.name for one in offer.environments], "offer.environments", self._built_in[0])
         _check_names(offer.scorers, "offer.scorers", self._built_in[1])
         if not offer.environments and not offer.scorers:

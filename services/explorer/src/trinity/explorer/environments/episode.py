@@ -106,6 +106,11 @@ class Episode:
         """True if the provider announces that states can be restored. False before reset."""
         return self._description.snapshots
 
+    @property
+    def players(self) -> tuple[str, ...]:
+        """Names of the players; empty for a single one, and before reset."""
+        return self._description.players
+
     async def reset(self, keep_states: bool = False) -> Step:
         """Begin at the provider with the fewest open episodes. Raises EnvironmentFailed.
 
@@ -189,7 +194,7 @@ class Episode:
         if message is grpc.aio.EOF:
             await self._fail_by_status(where, what)
         answer = answer_from_proto(message)
-        problem = answer_problem(answer, self._turn, images=self._description.images) or self._totals.problem(answer)
+        problem = answer_problem(answer, self._turn, self._description) or self._totals.problem(answer)
         if answer.images and not problem:
             assert not isinstance(self._images, str)  # else the reset was refused
             self._image_bytes += sum(map(len, answer.images))

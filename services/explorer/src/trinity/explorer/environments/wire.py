@@ -34,4 +34,6 @@ def step_of(answer: Answer) -> Step:
         answer.turn,
         answer.state,
         tuple(answer.images),
+        answer.player,
+        dict(answer.rewards),
     )

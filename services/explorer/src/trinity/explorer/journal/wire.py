@@ -15,6 +15,7 @@ from trinity.explorer.types import Completion
 from trinity.runtime.errors import FailureCause, InvalidInput
 from trinity.runtime.messages import from_message, to_message
 from trinity.sdk.contract import answer_problem
+from trinity.sdk.environment import Description
 from trinity.sdk.wire import answer_from_proto
 
 
@@ -72,6 +73,6 @@ def _decoded(message: environment_pb2.EpisodeResponse) -> Step:
     """Raises InvalidInput if an answer breaks the contract or ends the episode."""
     answer = answer_from_proto(message)
     problem = "it has a turn below 0" if message.turn < 0 else "it is done" if message.done else ""
-    if problem := problem or answer_problem(answer, answer.turn, images=True):
+    if problem := problem or answer_problem(answer, answer.turn, Description("", images=True)):
         raise InvalidInput("turn.answer", f"cannot be right: {problem}")
     return step_of(answer)
