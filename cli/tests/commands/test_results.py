@@ -29,6 +29,21 @@ def evaluation(step: int, **values: float) -> dict[str, Any]:
     return {"step": step, **{f"eval/test/{name}/mean@1": value for name, value in values.items()}}
 
 
+def test_versions_that_played_against_older_ones_are_rated(tmp_path: Path) -> None:
+    job = write(
+        tmp_path / "nim",
+        evaluation(0, score_against_0=0.5),
+        evaluation(10, score_against_0=0.75),
+        evaluation(20, score_against_0=0.9, score_against_10=0.75),
+    )
+    (curve,) = [one for one in collect([job], METRICS) if one.metric == "rating"]
+    assert [step for step, _ in curve.points] == [0, 10, 20]
+    assert [round(value) for _, value in curve.points] == [0, 185, 370]
+    assert collect([job], ("rating",)) == [curve]
+    with pytest.raises(RunError, match="no evaluation of rating"):
+        collect([write(tmp_path / "first", evaluation(0, score_against_0=0.5))], ("rating",))
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     write(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from trinity.explorer.engine.engine import Using
-from trinity.explorer.sampler.versions import Versions
+from trinity.explorer.engine.versions import Versions, saved_in
 from trinity.runtime.errors import DataLoss, NotFound
 from trinity.weights import Canary, Probe
 from trinity.weights.saved_adapters import folder_of, save
@@ -29,7 +29,7 @@ class _Adapters:
     def is_used(self, name: str) -> bool:
         return self.named[name] > 0
 
-    async def load(self, name: str, folder: Path) -> None:
+    async def load(self, name: str, folder: Path, serial: int) -> None:
         assert (folder / "adapter").exists()
         await asyncio.sleep(0)
         self.named[name] = 0
@@ -40,7 +40,7 @@ class _Adapters:
 
 
 class _Options:
-    precision = "float32"
+    precision, max_model_len = "float32", 64
 
 
 class _Engine:
@@ -52,14 +52,14 @@ class _Engine:
         self.adapters = _Adapters()
 
     @contextlib.asynccontextmanager
-    async def using(self, name: str):
+    async def using(self, name: str = ""):
         if name:
             self.adapters.named[name] += 1
         yield Using(name, [0], 0)
         if name:
             self.adapters.named[name] -= 1
 
-    async def logprobs(self, token_ids: tuple[int, ...], adapter: str) -> np.ndarray:
+    async def logprobs(self, token_ids: tuple[int, ...], images: tuple[bytes, ...], adapter: str) -> np.ndarray:
         return np.full(len(token_ids) - 1, -3.0 if adapter == "13" else -1.0, np.float32)
 
 
@@ -69,7 +69,7 @@ def _save(root: Path, position: int) -> None:
 
 def _versions(root: Path) -> tuple[_Engine, Versions]:
     engine = _Engine()
-    return engine, Versions(engine, root, 2)  # type: ignore[arg-type]
+    return engine, Versions(engine, saved_in(root), 2)  # type: ignore[arg-type]
 
 
 async def _use(versions: Versions, position: int) -> str:

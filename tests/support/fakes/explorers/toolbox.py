@@ -70,6 +70,8 @@ class Step:
     images: tuple[bytes, ...] = ()
     state: bytes = b""
     turn: int = 0
+    player: str = ""
+    rewards: dict[str, float] = field(default_factory=dict)
 
 
 class Corridor:
@@ -123,6 +125,7 @@ class Toolbox:
         self.schemas: list[Any] = []
         self.taught: list[tuple[str, list[int]]] = []  # models, and the prompts that they read
         self.version = self.teacher_top = 0
+        self.olders: dict[int, Toolbox] = {}  # older versions that play seats
 
     def prompt(
         self, messages: Any, reply_prefix: str | None = None, tools: Any = None, images: Sequence[bytes] = ()
@@ -169,6 +172,11 @@ class Toolbox:
             spans = (VersionSpan(self.version, 0, len(ids)),)
             made.append(Completion(ids, np.full(len(ids), -0.5, np.float32), spans, "length" if cut else "stop"))
         return made
+
+    async def older(self, key: str) -> "tuple[int, Toolbox]":
+        names = sorted(self.olders)
+        version = names[len(key) % len(names)]
+        return version, self.olders[version]
 
     @property
     def judges(self) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from trinity import plugins
 
@@ -81,7 +81,7 @@ class EpisodeRules:
         turns = tuple(sorted(self.branches.get("turns", ())))
         return Branches(**{**self.branches, "turns": turns}) if self.branches else None
 
-    def with_args(self, args: dict[str, Any]) -> "EpisodeRules":
+    def with_args(self, args: dict[str, Any]) -> Self:
         """Returns these rules with a YAML's workflow_args, which have no problem, in place of the defaults."""
         environment = args.get("environment", self.environment)
         given: dict[str, Any] = {}
@@ -115,6 +115,32 @@ class EpisodeRules:
             set_by.update(dict.fromkeys(targets, name))
         if not environment:
             yield "environment", "is missing; give the name of an environment"
+
+
+# Values of seats; any other is the name of an auxiliary model.
+POLICY, OLDER = "policy", "older"
+
+
+@dataclass(frozen=True)
+class GameRules(EpisodeRules):
+    """Rules of games of several players.
+
+    seats: `policy`, `older` or an auxiliary model, by player; the policy plays the others. rotate: rollout i of a group
+    moves the seats i players on.
+    """
+
+    seats: dict[str, Any] = field(default_factory=dict)
+    rotate: bool = False
+
+    def problems(self, args: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        yield from super().problems(args)
+        if args.get("branches"):
+            yield "branches", "is set; games of several players do not branch, leave it out"
+        seats = args.get("seats")
+        for player, seat in seats.items() if isinstance(seats, dict) else ():
+            if not isinstance(seat, str):
+                wanted = f"must be {POLICY}, {OLDER} or the name of an auxiliary model"
+                yield f"seats.{player}", f"is {seat!r:.100}, {wanted}"
 
 
 def _unknown(name: str, known: list[str]) -> str:
@@ -244,6 +270,7 @@ PLAIN_RULES: dict[str, EpisodeRules] = {
     "gym_card_workflow": EpisodeRules("gym_card"),
     "countdown_workflow": EpisodeRules("countdown"),
     "dapo_workflow": EpisodeRules("math", {"max_attempts": 3}, max_turns=3),
+    "players_workflow": GameRules(),
 }
 EPISODE_WORKFLOWS: dict[str, EpisodeRules] = {
     **PLAIN_RULES,

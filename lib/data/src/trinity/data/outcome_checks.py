@@ -8,7 +8,7 @@ import numpy as np
 
 from trinity.runtime.errors import InvalidInput
 
-ROLLOUTS_PER_REPEAT = 2
+ROLLOUTS_PER_REPEAT = 8  # a game has at most that many players
 LONGEST_NAME = 256
 LATEST_SECONDS = 1e11  # Unix time of the year 5138
 # Probability of at least 0.999. Far from what rounding in other batches changes of two tokens together.
@@ -46,9 +46,9 @@ class Timed(Attempted, Protocol):
 
 
 def check_rollouts(repeat_times: int, experiences: Iterable[Numbered]) -> None:
-    """Raise InvalidInput for more than twice the task's rollouts, or for a step that occurs twice.
+    """Raise InvalidInput for more than eight times the task's rollouts, or for a step that occurs twice.
 
-    A workflow may fail to make all rollouts, or add an experience to each: R3L keeps the first of two attempts.
+    A workflow may fail to make all rollouts, or give several experiences for each: one of each player of a game.
     """
     most = ROLLOUTS_PER_REPEAT * repeat_times
     seen = set()

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from trinity.reading.errors import RunError
+from trinity.reading.ratings import ratings
 from trinity.runtime import files
 
-METRICS = ("success", "accuracy", "answered", "steps", "attempts", "reward")
+RATING = "rating"  # of versions that played against older ones
+METRICS = ("success", "accuracy", "answered", "steps", "attempts", "reward", RATING)
 # Of rollouts, not of evaluations: R3L's ratio of second attempts that were better.
 _ROLLOUT_METRICS = ("second_improve", "second_success")
 _LOWER_IS_BETTER = ("steps", "attempts")
 _EVALUATION = re.compile(r"eval/(?P<taskset>.+)/(?P<metric>[^/]+)/mean@(?P<n>\d+)")
+_SCORE = re.compile(r"eval/(?P<taskset>.+)/score_against_(?P<version>\d+)/mean@\d+")
 _ROLLOUT = re.compile(r"rollout/(?P<metric>[^/]+)/mean")
 
 
@@ -62,12 +65,19 @@ def _run_of(file: Path, root: Path) -> str:
 
 def _curves(run: str, file: Path, metrics: Sequence[str]) -> Iterator[Curve]:
     points: dict[tuple[str, str], dict[int, float]] = {}
+    scores: dict[str, dict[tuple[int, int], float]] = {}
     with file.open(encoding="utf-8", errors="replace") as lines:
         for line in files.json_lines(lines):
             for step, name, value in _values(line):
                 key = _key(name, metrics)
                 if key is not None:
                     points.setdefault(key, {})[step] = value
+                if match := _SCORE.fullmatch(name):
+                    scores.setdefault(match["taskset"], {})[step, int(match["version"])] = value
+    for taskset, played in scores.items() if RATING in metrics else ():
+        rated = ratings(played)
+        if steps := {step for step, _ in played if step in rated}:
+            points[taskset, RATING] = {step: rated[step] for step in steps}
     for (taskset, metric), values in sorted(points.items()):
         yield Curve(run, taskset, metric, tuple(sorted(values.items())))
 

@@ -3,10 +3,12 @@
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import structlog
 
 from trinity.config import Plan
+from trinity.config.checks.players import plays_older
 from trinity.config.checks.teacher import teachers
 from trinity.config.checks.vision import archives
 from trinity.config.experts import mixture_of
@@ -20,6 +22,7 @@ from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.devices import has_nccl, platform_of
 from trinity.explorer.engine.engine import EnginePool
+from trinity.explorer.engine.older import OlderVersions
 from trinity.explorer.environments.client import READS_NONE, EnvironmentClient
 from trinity.explorer.journal.calls import Calls
 from trinity.explorer.journal.journal import Journals
@@ -32,11 +35,13 @@ from trinity.explorer.settings import ExplorerSettings
 from trinity.explorer.types import EngineOptions
 from trinity.explorer.weights.choice import ExactGates
 from trinity.explorer.weights.follower import WeightFollower
+from trinity.explorer.weights.loader import fetch_adapters
 from trinity.explorer.weights.member import Activity, CollectiveMember
 from trinity.runtime.broker import Broker
 from trinity.runtime.devices import choose
 from trinity.runtime.names import RunNames
 from trinity.runtime.trust.keys import KeyFile
+from trinity.weights import Manifest
 from trinity.weights.adapters import read_adapters
 from trinity.weights.client import Membership
 from trinity.weights.stores.cache import WeightCache
@@ -96,7 +101,7 @@ class ExplorerBuilder:
     def _adapters(self) -> tuple[int, int]:
         """Slots for unmerged adapters, and the largest rank; 0 if the engines follow whole models, or merge adapters.
 
-        The trained adapters get slots for several versions, each served adapter one slot.
+        The trained adapters get slots for several versions, older versions that play and served adapters one each.
         """
         served = [read_adapters(folder).rank for folder in self._settings.serve_adapters.values()]
         lora = self._config.model.lora
@@ -104,7 +109,8 @@ class ExplorerBuilder:
             return len(served), max(served, default=0)
         given = lora.path and lora.lora_rank is None
         rank = read_adapters(Path(lora.path or "").expanduser()).rank if given else lora.rank
-        return self._plan.adapters_held + len(served), max([rank, *served])
+        held = self._plan.adapters_held + self._explorer.older_versions.keep * plays_older(self._config)
+        return held + len(served), max([rank, *served])
 
     @property
     def _follows(self) -> bool:
@@ -156,6 +162,20 @@ class ExplorerBuilder:
         exact = ExactGates(enforced=self._config.reproducible)
         address, merges = self._settings.sync_address, not options.adapters
         return WeightFollower(address, membership, pool, cache, activity, exact, collective, merges)
+
+    def older(
+        self, options: EngineOptions, pool: EnginePool, follower: WeightFollower, cache_folder: Path
+    ) -> OlderVersions | None:
+        """Older versions that play seats; None if no taskset has such a seat."""
+        if not plays_older(self._config):
+            return None
+        stores = [name for name in self._settings.transports.split(",") if name != "collective"]
+        cache = WeightCache(cache_folder / "older", self._run_id, stores, self._settings.nats_url)
+
+        def fetch(manifest: Manifest) -> tuple[dict[str, Any], str]:
+            return fetch_adapters(cache, manifest, options.model)
+
+        return OlderVersions(pool, follower.find, fetch, lambda: follower.step, self._explorer.older_versions)
 
     async def tools(
         self, options: EngineOptions, pool: EnginePool, tokenizer: ChatTokenizer, keys: KeyFile | None = None

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Coroutine
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -102,7 +103,7 @@ class ExplorerService:
                 if running.only_serves:
                     await self._run(follower.run(), follower.gates.wait_for_step(0), serve, ready)
                 else:
-                    await self._explore(follower, options, pool, tokenizer, ready)
+                    await self._explore(follower, options, pool, tokenizer, cache, ready)
 
     def _keeps_weights(self) -> bool:
         progress = self._running.progress
@@ -114,10 +115,12 @@ class ExplorerService:
         options: EngineOptions,
         pool: EnginePool,
         tokenizer: ChatTokenizer,
+        cache: Path,
         ready: asyncio.Event,
     ) -> None:
         running, keys = self._running, self._api_keys if self._records else None
         running.tools = tools = await self._build.tools(options, pool, tokenizer, keys)
+        tools.older_versions = self._build.older(options, pool, follower, cache)
         try:
             async with await connect(self._settings.nats_url, f"trinity-explorer-{running.explorer_id}") as broker:
                 tools.calls = self._build.calls(broker)

@@ -9,6 +9,7 @@ from trinity.config.checks.auxiliary import check_auxiliary
 from trinity.config.checks.engine_args import check_engine_args
 from trinity.config.checks.lora import check_lora, check_stages
 from trinity.config.checks.over_rollout import check_over_rollout
+from trinity.config.checks.players import check_players
 from trinity.config.checks.reproducible import check_reproducible
 from trinity.config.checks.router_replay import check_router_replay
 from trinity.config.checks.teacher import TEACHER_WORKFLOWS, check_teacher
@@ -287,6 +288,7 @@ def _check_online(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
         yield from check_reproducible(config)
         yield from check_over_rollout(config)
         yield from check_traffic(config)
+        yield from check_players(config)
     if plugins_loaded and config.mode in ("both", "train"):
         yield from check_teacher(config)
     if config.mode in ("both", "train"):

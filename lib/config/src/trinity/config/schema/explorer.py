@@ -190,6 +190,18 @@ class TrafficConfig(Section):
     guard: GuardConfig | None = Field(None, description="Withdraw versions that clients reward less; null: never")
 
 
+class OlderVersionsConfig(Section):
+    """Versions that play seats named `older` (players_workflow). See docs/workflows.md."""
+
+    every: PositiveInt = Field(10, description="They are those of every n-th optimizer step, and the base model")
+    keep: int = Field(4, ge=1, le=16, description="The newest that many of them play, each as often as the others")
+
+    def before(self, step: int) -> list[int]:
+        """The versions that play against that of `step`, oldest first: those that are older, or the base model."""
+        newest = max(0, (step - 1) // self.every)
+        return [number * self.every for number in range(max(0, newest - self.keep + 1), newest + 1)]
+
+
 class ExplorerConfig(Section):
     """Rollout engines and what runs on them."""
 
@@ -255,6 +267,7 @@ class ExplorerConfig(Section):
         description="external_agent_workflow: longest wait for a program that opens a session of a task, in seconds; "
         "then the attempt fails",
     )
+    older_versions: OlderVersionsConfig = Field(default_factory=OlderVersionsConfig)
     rollout_model: PolicyEngineConfig = Field(default_factory=PolicyEngineConfig)
     auxiliary_models: list[AuxiliaryModelConfig] = Field(default_factory=list, description="Judges and reward models")
     environments: list[EnvironmentConfig] = Field(

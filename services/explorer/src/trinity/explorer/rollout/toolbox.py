@@ -1,18 +1,22 @@
 """The workflows' toolbox: this explorer's engines, tokenizer, auxiliary models and environments."""
 
+import copy
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from trinity.config.checks.teacher import POLICY
+from trinity.config.workflows import OLDER
 from trinity.data.experience import Experience, SamplingParams, Task
 from trinity.data.images import PlacedImage
 from trinity.explorer.chat import ChatTokenizer, Message
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.engine import EnginePool
+from trinity.explorer.engine.older import OlderVersions
 from trinity.explorer.environments.client import Answer, EnvironmentClient, Score
 from trinity.explorer.journal.calls import Calls
 from trinity.explorer.journal.journal import EpisodeJournal, current_episode
@@ -42,6 +46,8 @@ class ExplorerTools:
         """`seed`: of a reproducible run; each request's seed is derived from it. `teacher_top`: of the algorithm."""
         self.gateway = gateway
         self.calls: Calls | None = None  # set once the explorer has a run
+        self.older_versions: OlderVersions | None = None
+        self._sample = pool.generate
         self._seed = seed
         self._teacher_top = teacher_top
         self._auxiliary = auxiliary
@@ -78,7 +84,14 @@ class ExplorerTools:
         if self._seed is not None:
             sampling = replace(sampling, seed=seeds.of_request(self._seed, prompt_token_ids))
         with tracing.span("engine.generate", prompt_tokens=len(prompt_token_ids), n=sampling.n):
-            return await self._pool.generate(prompt_token_ids, sampling, images)
+            return await self._sample(prompt_token_ids, sampling, images)
+
+    async def older(self, key: str) -> tuple[int, "ExplorerTools"]:
+        if self.older_versions is None:
+            raise InvalidInput("workflow_args.seats", f"has a seat {OLDER!r}, and the YAML's tasksets have none")
+        version, made = await self.older_versions.choose(key), copy.copy(self)
+        made._sample = partial(self.older_versions.generate, version)
+        return version, made
 
     async def policy_logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
         self._check_length(token_ids)

@@ -9,9 +9,9 @@ import numpy as np
 
 from trinity.data.tenants.samples import NO_LOGPROB, Sample, Sampled, Samples, Top
 from trinity.explorer.engine.engine import Using
+from trinity.explorer.engine.versions import Versions
 from trinity.explorer.sampler.seconds import Seconds
 from trinity.explorer.sampler.turns import Turns
-from trinity.explorer.sampler.versions import Versions
 from trinity.explorer.types import EngineFailed
 from trinity.runtime.errors import InvalidInput
 

@@ -8,10 +8,10 @@ import torch
 
 from trinity.data.tenants import account
 from trinity.explorer.engine.engine import Engine, start_engines
+from trinity.explorer.engine.versions import Versions, saved_in
 from trinity.explorer.sampler.seconds import Seconds
 from trinity.explorer.sampler.servicer import SamplerServicer
 from trinity.explorer.sampler.settings import SamplerSettings
-from trinity.explorer.sampler.versions import Versions
 from trinity.explorer.types import EngineOptions
 from trinity.runtime import process, waits
 from trinity.runtime.devices import choose
@@ -42,7 +42,7 @@ class SamplerService:
             problem = f"is {settings.most_adapters}, and vLLM refuses: {error}; with 0 tenants train and do not sample"
             raise InvalidInput("sampled_adapters", problem) from error
         with closing(engine):
-            versions = Versions(engine, settings.folder / FOLDER, settings.most_adapters)
+            versions = Versions(engine, saved_in(settings.folder / FOLDER), settings.most_adapters)
             path = account.path_of(settings.folder, self.name)
             used = account.read(path)
             self._servicer.serve(versions, Seconds(used))

@@ -24,7 +24,7 @@ from trinity.explorer.weights.member import Activity, Reports, SyncMember
 from trinity.runtime.errors import InvalidInput, TrinityError, Unavailable
 from trinity.runtime.metrics import Gauge
 from trinity.weights import Manifest, VersionState
-from trinity.weights.client import Membership, View
+from trinity.weights.client import Membership, Version, View
 from trinity.weights.pointer import Epoch
 
 log = structlog.get_logger(__name__)
@@ -93,6 +93,10 @@ class WeightFollower:
         versions older than the served one."""
         stale = most_stale is not None and self.version - version > most_stale
         return version not in self._choice.view.rejected and not stale
+
+    async def find(self, version: int) -> Version | None:
+        """The service's record of a version; None if there is none or no answer."""
+        return await self._member.version(version)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:

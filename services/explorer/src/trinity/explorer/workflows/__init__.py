@@ -8,6 +8,7 @@ from trinity.explorer.workflows.base import Toolbox, Workflow
 from trinity.explorer.workflows.distill import DistillMathWorkflow, DistillWorkflow
 from trinity.explorer.workflows.environments import ENVIRONMENT_WORKFLOWS
 from trinity.explorer.workflows.judges import MathRulerWorkflow, MathTrainableRulerWorkflow, RubricJudgeWorkflow
+from trinity.explorer.workflows.players import PlayersWorkflow
 from trinity.explorer.workflows.r3l import R3L_WORKFLOWS
 from trinity.explorer.workflows.single_turn import (
     MathBoxedWorkflow,
@@ -46,6 +47,7 @@ WORKFLOWS: dict[str, type[Workflow]] = {
     "external_agent_workflow": ExternalAgentWorkflow,
     "traffic_workflow": TrafficWorkflow,
     **ENVIRONMENT_WORKFLOWS,
+    "players_workflow": PlayersWorkflow,
     **R3L_WORKFLOWS,
 }
 

@@ -75,6 +75,9 @@ class Toolbox(Protocol):
     ) -> list[Completion]:
         """Sample `sampling.n` completions. `images`: all images in the prompt."""
 
+    async def older(self, key: str) -> "tuple[int, Toolbox]":
+        """An older version of the policy, the same for equal keys, and a toolbox that samples from it."""
+
     async def policy_logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
         """float32 [L - 1]: the policy's log-probabilities of each token after the first, at temperature 1."""
 

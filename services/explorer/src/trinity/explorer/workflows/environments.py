@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from trinity.config.workflows import EPISODE_WORKFLOWS, EpisodeRules
+from trinity.config.workflows import EPISODE_WORKFLOWS, EpisodeRules, GameRules
 from trinity.data.experience import Experience, Task, TaskKind
 from trinity.explorer.workflows.base import Toolbox, Workflow, gather_rollouts
 from trinity.explorer.workflows.episode import Episode, by_step, whole
@@ -50,4 +50,6 @@ def environment_workflow(rules: EpisodeRules) -> type[Workflow]:
     return type("EnvironmentWorkflow", (EnvironmentWorkflow,), {"rules": rules, "__doc__": EnvironmentWorkflow.__doc__})
 
 
-ENVIRONMENT_WORKFLOWS = {name: environment_workflow(rules) for name, rules in EPISODE_WORKFLOWS.items()}
+ENVIRONMENT_WORKFLOWS = {
+    name: environment_workflow(rules) for name, rules in EPISODE_WORKFLOWS.items() if not isinstance(rules, GameRules)
+}

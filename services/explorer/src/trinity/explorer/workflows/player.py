@@ -122,6 +122,9 @@ class Player:
 
     def begin(self, first: Any, guidance: str = "") -> Episode:
         """The conversation up to the first reply. `first`: the answer to reset; `guidance` ends the system prompt."""
+        if first.player:
+            what = f"{self._task.workflow} plays one player, and {self.rules.environment} names {first.player}"
+            raise InvalidInput("task.workflow", f"{what}; use players_workflow")
         text, instructions = first.observation, str(first.info.get("instructions") or "")
         if instructions and text.startswith(instructions):
             text = text[len(instructions) :].lstrip("\n")
@@ -170,7 +173,7 @@ class Player:
         self, episode: Episode, journal: EpisodeJournal, seen: bytes, made: Completion | None
     ) -> Completion:
         """Sample a reply, in parts that the journal writes. `made`: its first tokens, if they are recorded."""
-        sampling, number = self._sampling(episode), len(episode.turns) - episode.shared_turns
+        sampling, number = self.sampling(episode), len(episode.turns) - episode.shared_turns
         # A stop text may cross the end of a part.
         at_once = journal.flush_tokens if not sampling.stop else 0
         if made is not None and len(made.token_ids) >= sampling.max_tokens:
@@ -190,10 +193,11 @@ class Player:
 
     async def reply(self, episode: Episode) -> Completion:
         conversation = episode.conversation
-        (completion,) = await self._tools.generate(conversation.tokens, self._sampling(episode), conversation.images)
+        (completion,) = await self._tools.generate(conversation.tokens, self.sampling(episode), conversation.images)
         return completion
 
-    def _sampling(self, episode: Episode) -> SamplingParams:
+    def sampling(self, episode: Episode) -> SamplingParams:
+        """The sampling of the next reply."""
         sampling = replace(self._task.sampling, n=1, max_tokens=self._turn_tokens)
         sampling = requested(sampling, episode.info.get("sampling"))
         return replace(sampling, min_tokens=min(sampling.min_tokens, sampling.max_tokens))

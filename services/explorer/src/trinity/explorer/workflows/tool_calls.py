@@ -225,4 +225,7 @@ class ToolCallWorkflow(SimpleWorkflow):
         async with self.tools.episode(environment, self.row, args, seed_of(self.task)) as episode:
             first = await episode.reset()
             _refuse_images(first)
+            if first.player:
+                what = f"is {environment!r}, a game of several players; use players_workflow"
+                raise InvalidInput("workflow_args.environment", what)
             yield EnvironmentTools(episode, first.info.get("tools"))

@@ -1,0 +1,122 @@
+"""Older versions that play seats: which one is chosen, whose adapters sample, and what is refused."""
+
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trinity.config.schema.explorer import OlderVersionsConfig
+from trinity.data.experience import SamplingParams, VersionSpan
+from trinity.explorer.engine.engine import Using
+from trinity.explorer.engine.older import OlderVersions
+from trinity.explorer.types import Completion
+from trinity.runtime.errors import DataLoss, Unavailable
+from trinity.weights import Canary, Lora, Manifest, Probe, VersionState
+from trinity.weights.client import Version
+
+pytestmark = pytest.mark.core
+
+CANARY = Canary((Probe((1, 2, 3), (-1.0, -1.0)),), 0.1, 0.2)
+
+
+class _Adapters:
+    def __init__(self) -> None:
+        self.named: dict[str, tuple[int, bool]] = {}
+
+    def is_used(self, name: str) -> bool:
+        return False
+
+    async def load(self, name: str, folder: Path | None, serial: int) -> None:
+        assert folder is None or (folder / "adapter_config.json").exists()
+        self.named[name] = (serial, folder is None)
+
+    async def drop(self, name: str) -> None:
+        del self.named[name]
+
+
+class _Options:
+    precision, max_model_len = "float32", 64
+
+
+class _Engine:
+    """Computes -1 for each token, and -3 with version 30."""
+
+    options = _Options()
+
+    def __init__(self) -> None:
+        self.adapters = _Adapters()
+
+    @contextlib.asynccontextmanager
+    async def using(self, name: str) -> AsyncIterator[Using]:
+        yield Using(name, [self.adapters.named[name][0]], 1)
+
+    async def logprobs(self, token_ids: Sequence[int], images: Any, adapter: str) -> np.ndarray:
+        return np.full(len(token_ids) - 1, -3.0 if adapter == "30" else -1.0, np.float32)
+
+    async def generate(self, prompt: Any, sampling: Any, images: Any, adapter: str) -> list[Completion]:
+        serial, _ = self.adapters.named[adapter]
+        made = np.array([7], np.int32), np.zeros(1, np.float32)
+        return [Completion(*made, (VersionSpan(serial, 0, 1),), "stop")] * sampling.n
+
+
+class _Pool:
+    def __init__(self) -> None:
+        self.engines = [_Engine(), _Engine()]
+
+    @contextlib.asynccontextmanager
+    async def engine_for(self, tokens: Sequence[int], sequences: int = 1) -> AsyncIterator[_Engine]:
+        yield self.engines[tokens[0]]
+
+
+def older(step: int, tmp_path: Path, **states: VersionState) -> tuple[_Pool, OlderVersions]:
+    """The versions are RETIRED if `states` does not say otherwise: v10=..."""
+    pool = _Pool()
+    (tmp_path / "adapter").touch()
+
+    async def find(version: int) -> Version | None:
+        manifest = Manifest("run", version, version, (), (), (), 1.0, canary=CANARY)
+        return Version(manifest, states.get(f"v{version}", VersionState.RETIRED))
+
+    def fetch(manifest: Manifest) -> tuple[dict[str, Any], str]:
+        files = [str(tmp_path / "adapter")] if manifest.version else []
+        return {"lora": Lora(8, 16.0, ()), "files": files}, "folder"
+
+    config = OlderVersionsConfig(every=10, keep=3)
+    return pool, OlderVersions(pool, find, fetch, lambda: step, config)  # type: ignore[arg-type]
+
+
+async def test_each_of_the_newest_older_versions_is_chosen_as_often(tmp_path: Path) -> None:
+    _, versions = older(45, tmp_path)
+    chosen = Counter([await versions.choose(f"task-{index}") for index in range(300)])
+    assert sorted(chosen) == [20, 30, 40]
+    assert min(chosen.values()) > 70
+    assert await versions.choose("task-1") == await versions.choose("task-1")
+
+
+async def test_withdrawn_versions_do_not_play(tmp_path: Path) -> None:
+    gone = {"v20": VersionState.REJECTED, "v40": VersionState.STAGED}
+    _, versions = older(45, tmp_path, **gone)
+    assert {await versions.choose(f"task-{index}") for index in range(50)} == {30}
+    _, versions = older(45, tmp_path, v30=VersionState.REJECTED, **gone)
+    with pytest.raises(Unavailable, match="none of the older versions 20, 30, 40 can play"):
+        await versions.choose("task-1")
+
+
+async def test_each_engine_loads_a_version_once_and_names_it_in_spans(tmp_path: Path) -> None:
+    pool, versions = older(25, tmp_path)
+    for version in (0, 10, 0, 20, 10):
+        made = await versions.generate(version, [0, 1], SamplingParams(max_tokens=4, n=2))
+        assert [one.version_spans for one in made] == [(VersionSpan(version, 0, 1),)] * 2
+    assert pool.engines[0].adapters.named == {"0": (0, True), "10": (10, False), "20": (20, False)}
+    assert pool.engines[1].adapters.named == {}
+
+
+async def test_a_version_whose_canary_fails_here_samples_nothing(tmp_path: Path) -> None:
+    pool, versions = older(45, tmp_path)
+    with pytest.raises(DataLoss, match="computes other log-probabilities than the trainer"):
+        await versions.generate(30, [0, 1], SamplingParams(max_tokens=4))
+    assert pool.engines[0].adapters.named == {}
