@@ -66,6 +66,24 @@ def test_what_a_taskset_gives_is_tried_out(
     assert said or "countdown" not in text.replace("countdown_", ""), text
 
 
+def game(name: str, **seats: str) -> dict[str, Any]:
+    return {"default_workflow_type": "players_workflow", "workflow_args": {"environment": name, "seats": seats}}
+
+
+@pytest.mark.parametrize(
+    ("taskset", "said"),
+    [
+        (game("nim", first="policy"), ""),
+        (play("nim"), "environment: is 'nim', a game of first and second; environment_workflow plays one player"),
+        (game("countdown"), "environment: is 'countdown', of one player; use environment_workflow"),
+        (game("nim", third="policy"), "seats.third: is given, and the players of nim are first, second"),
+    ],
+)
+def test_seats_that_do_not_fit_the_environment_are_refused(tmp_path: Path, taskset: dict[str, Any], said: str) -> None:
+    code, text = check(tmp_path, {**PUZZLE, "stones": 9}, **taskset)
+    assert (code, said in text) == (2 if said else 0, True), text
+
+
 def test_a_missing_extra_is_said_with_its_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)  # so that its import fails
     code, text = check(tmp_path, PUZZLE, **play("gymnasium", id="Taxi-v3"))

@@ -197,7 +197,7 @@ async def test_more_than_two_players() -> None:
 @pytest.mark.parametrize(
     ("kind", "seats", "message"),
     [
-        (Count, {"red": "policy"}, r"workflow_args.seats: has 'red', and the players of count are white, black"),
+        (Count, {"red": "policy"}, r"workflow_args.seats.red: is given, and the players of count are white, black"),
         (Count, {"white": "judge", "black": "judge"}, "workflow_args.seats: leaves the policy no seat"),
         (Alone, {}, "workflow_args.environment: is 'count', of one player; use environment_workflow"),
         (

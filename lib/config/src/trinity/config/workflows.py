@@ -5,7 +5,7 @@ an illegal one, by `environment_args`. The rules here hold for every conversatio
 actions.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from enum import StrEnum
@@ -141,6 +141,17 @@ class GameRules(EpisodeRules):
             if not isinstance(seat, str):
                 wanted = f"must be {POLICY}, {OLDER} or the name of an auxiliary model"
                 yield f"seats.{player}", f"is {seat!r:.100}, {wanted}"
+
+    def seats_problem(self, players: Sequence[str]) -> tuple[str, str] | None:
+        """Returns (argument, problem) of seats that do not fit the players of the environment; None if they fit."""
+        known = ", ".join(players)
+        if not players:
+            return "environment", f"is {self.environment!r}, of one player; use environment_workflow"
+        if unknown := sorted(set(self.seats) - set(players)):
+            return f"seats.{unknown[0]}", f"is given, and the players of {self.environment} are {known}"
+        if POLICY not in [self.seats.get(player, POLICY) for player in players]:
+            return "seats", f"leaves the policy no seat; give it one of {known}"
+        return None
 
 
 def _unknown(name: str, known: list[str]) -> str:

@@ -14,7 +14,7 @@ from trinity.config import Plan, Problem
 from trinity.config.checks.vision import archives
 from trinity.config.names import reward_named
 from trinity.config.schema.buffer import TasksetConfig
-from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS, scored_by
+from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS, GameRules, scored_by
 from trinity.data.datasets import Row
 from trinity.data.vision import why_no_images
 from trinity.plugins.environments import built_in_environments, built_in_scorers, installed_environments, unplayable
@@ -44,6 +44,7 @@ def check_environments(
         workflow, reward = names_for(plan, key, taskset)
         for name, place, args in _episodes(workflow, taskset.workflow_args):
             yield from _environment(plan, key, name, place, args, dict(rows[0]), job)
+            yield from _players(key, workflow, name, taskset.workflow_args)
         column = taskset.format.reward_fn_key
         firsts: dict[str, list[int]] = {}  # of the rows that a reward function scores
         for number, row in enumerate(rows):
@@ -122,6 +123,20 @@ def _environment(
         yield f"{there}: no episode of {name!r} began within {seconds:g} s"
         return
     yield from _problems(key, f"workflow_args.{place}", there, name, f"no episode of {name!r} could begin", error)
+
+
+def _players(key: str, workflow: str, name: str, given: dict[str, Any]) -> Iterator[Problem]:
+    """Yields a problem if the players of an environment do not fit the workflow or its seats."""
+    if (kind := _here().get(name)) is None:
+        return
+    players, rules = kind.description.players, EPISODE_WORKFLOWS.get(workflow)
+    if isinstance(rules, GameRules):
+        if found := rules.with_args(given).seats_problem(players):
+            argument, problem = found
+            yield Problem(f"{key}.workflow_args.{argument}", problem)
+    elif players:
+        problem = f"is {name!r}, a game of {' and '.join(players)}; {workflow} plays one player, use players_workflow"
+        yield Problem(f"{key}.workflow_args.environment", problem)
 
 
 def _showing(plan: Plan, key: str, name: str) -> Iterator[Problem]:

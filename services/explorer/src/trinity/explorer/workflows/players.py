@@ -122,16 +122,11 @@ class PlayersWorkflow(EnvironmentWorkflow):
 
     def _seating(self, players: Sequence[str], rollout: int) -> dict[str, str]:
         """Who plays each player. Raises InvalidInput for seats that do not fit the environment."""
-        rules, name = self._rules, self._rules.environment
-        known = ", ".join(players)
-        if not players:
-            raise InvalidInput("workflow_args.environment", f"is {name!r}, of one player; use environment_workflow")
-        if unknown := sorted(set(rules.seats) - set(players)):
-            raise InvalidInput("workflow_args.seats", f"has {unknown[0]!r}, and the players of {name} are {known}")
-        seats = [rules.seats.get(player, POLICY) for player in players]
-        if POLICY not in seats:
-            raise InvalidInput("workflow_args.seats", f"leaves the policy no seat; give it one of {known}")
-        moved = rollout % len(seats) if rules.rotate else 0
+        if found := self._rules.seats_problem(players):
+            argument, problem = found
+            raise InvalidInput(f"workflow_args.{argument}", problem)
+        seats = [self._rules.seats.get(player, POLICY) for player in players]
+        moved = rollout % len(seats) if self._rules.rotate else 0
         return dict(zip(players, seats[-moved:] + seats[:-moved], strict=True))
 
     async def _play_seat(self, seat: Seat, who: str) -> Episode | None:
