@@ -14,6 +14,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Iterator
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
@@ -119,27 +120,28 @@ def kill(machine: Command) -> None:
     machine.kill()
 
 
-def measure(args: argparse.Namespace, folder: Path, nats: NatsServer) -> list[tuple[str, ...]]:
+def measure(args: argparse.Namespace, folder: Path, nats: NatsServer) -> Iterator[tuple[str, ...]]:
+    """Yields each row once it is known."""
     pair, whole = Pair(args, folder, nats), 2 * args.gpus
     first, second = pair.start(0, "mode=train"), pair.start(1, "mode=train_node", "cluster.node_name=second")
     try:
-        rows = [whole_run.plain("start: until the first step", f"{pair.until(whole, 1, first):.1f} s")]
+        yield whole_run.plain("start: until the first step", f"{pair.until(whole, 1, first):.1f} s")
         steps = args.interval + 2
-        rows.append(whole_run.plain(f"a step by {whole} ranks", f"{pair.until(whole, steps, first) / steps:.2f} s"))
+        yield whole_run.plain(f"a step by {whole} ranks", f"{pair.until(whole, steps, first) / steps:.2f} s")
         waits = [line["time/save"] for line in whole_run.trained(pair.stage) if line.get("time/save")]
-        rows.append(whole_run.plain("a step waits for its checkpoint, at most", f"{max(waits, default=0):.2f} s"))
+        yield whole_run.plain("a step waits for its checkpoint, at most", f"{max(waits, default=0):.2f} s")
         before = max(line["step"] for line in pair.batches())
         kill(second)
         lost = pair.until(args.gpus, 1, first)
-        rows.append(whole_run.row("killed: until a step by the others", f"{lost:.1f} s", lost, AGAIN_SECONDS))
-        rows += pair.parts(time.time() - lost)
+        yield whole_run.row("killed: until a step by the others", f"{lost:.1f} s", lost, AGAIN_SECONDS)
+        yield from pair.parts(time.time() - lost)
         again = before - pair.batches()[-1]["step"] + 1
-        rows.append(whole_run.plain("steps that were trained again", str(max(0, again))))
-        rows.append(whole_run.plain(f"a step by {args.gpus} ranks", f"{pair.until(args.gpus, 5, first) / 5:.2f} s"))
+        yield whole_run.plain("steps that were trained again", str(max(0, again)))
+        yield whole_run.plain(f"a step by {args.gpus} ranks", f"{pair.until(args.gpus, 5, first) / 5:.2f} s")
         second = pair.start(1, "mode=train_node", "cluster.node_name=second")
         back = pair.until(whole, 1, first)
-        rows.append(whole_run.row("back: until a step by all", f"{back:.1f} s", back, 2 * AGAIN_SECONDS))
-        return [*rows, *pair.parts(time.time() - back)]
+        yield whole_run.row("back: until a step by all", f"{back:.1f} s", back, 2 * AGAIN_SECONDS)
+        yield from pair.parts(time.time() - back)
     finally:
         kill(second)
         kill(first)
@@ -155,7 +157,9 @@ def main() -> None:
         nats.start()
         try:
             made = Table(f"two machines of {args.gpus} GPUs, {args.size}, ZeRO 3", whole_run.COLUMNS, [])
-            made.rows += measure(args, folder, nats)
+            for row in measure(args, folder, nats):
+                print(*row, file=sys.stderr, flush=True)
+                made.rows.append(row)
             made.show()
         finally:
             nats.stop()

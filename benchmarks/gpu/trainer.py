@@ -12,8 +12,10 @@ loss is GRPO's, without a reference. 4096, 16384: the longest length; gradient_c
 few layers as 40 GiB allow. full, none: as 4096, with gradient_checkpointing true and false. unfused: as full,
 without our kernels. padding: lengths uniform in [1, 4096], packed, against rows of 4 padded to the longest.
 prompts: 4 groups of 8 sequences with one prompt, 4096 + 512 and 1024 + 1024 tokens each, with and without
-shared_prompts, in micro-batches of at most 36,864. compiled, the peer of 4096: the transformers model with
-torch.compile, 4 rows of 4096, the same head and loss, AdamW only on bf16, without recompute.
+shared_prompts, in micro-batches of at most 36,864. trees: 8 rollouts, a prompt of 4096 tokens and turns of 512, without
+and with shared_prompts: two turns after each, three times, and step-wise episodes of four turns. compiled, the peer of
+4096: the transformers model with torch.compile, 4 rows of 4096, the same head and loss, AdamW only on bf16, without
+recompute.
 
 sequence-16k, sequence-64k (Qwen3 sizes): one sequence a step, every layer recomputed, as prime-rl's baselines on one
 H100 (its repository, benchmarks/baselines, 2026-01). mlp-16k, mlp-64k: the same, only MLPs recomputed.
@@ -56,9 +58,12 @@ PRIME_RL = {
     "Qwen3-0.6B": {"tokens/s": {16_384: 11_896, 65_536: 10_147}, "rank": 0, "goal": 3.0},
     "Qwen3-4B": {"tokens/s": {16_384: 6_229, 65_536: 4_164}, "rank": 16, "goal": 2.0},
 }
-PARTS = ("4096", "full", "none", "unfused", "16384", "padding", "prompts", "compiled", *SEQUENCES)
+PARTS = ("4096", "full", "none", "unfused", "16384", "padding", "prompts", "trees", "compiled", *SEQUENCES)
 GROUPS = {"long": (4096, 512, 2.5), "even": (1024, 1024, 1.3)}  # prompt, response, the least gain of sharing
 PROMPTS = [f"{name}{kind}" for name in GROUPS for kind in ("", " shared")]
+TREE_PROMPT, TREE_TURN = 4096, 512
+LEAST_OF_TREES = {"branched": 2.5, "step-wise": 2.5}  # the least gain of sharing
+TREES = [f"{name}{kind}" for name in LEAST_OF_TREES for kind in ("", " shared")]
 PEAK_FLOPS, PART_SECONDS = 989e12, 240.0
 LEAST_TOKENS, LEAST_OF_ALL_KEPT, MOST_GIB, LEAST_OF_PADDED, LEAST_SHARE = 46_000, 52_000, 40.0, 1.7, 0.40
 LAYERS_IN_40_GIB = 12  # of 28 recompute their MLPs
@@ -151,6 +156,17 @@ def time_groups(job: dict[str, Any], prompt: int, response: int, trainer: dict[s
         engine.train(replace(made, sequences=tuple(sequences)), 1000)
 
     return timed_steps(job, lengths, step)
+
+
+def time_trees(job: dict[str, Any], shape: str, trainer: dict[str, Any]) -> dict[str, Any]:
+    """Eight rollouts of one prompt. The tokens of each whole sequence count."""
+    from trainer import make_trees
+
+    prompt, turn = (max(1, size * job["longest"] // 4096) for size in (TREE_PROMPT, TREE_TURN))
+    engine = engine_of({**job, "longest": prompt + 4 * turn}, trainer)
+    batches = [make_trees(shape, prompt, turn, job["vocabulary"], step) for step in range(1, job["steps"] + 3)]
+    lengths = [sequence.length for sequence in batches[0].sequences]
+    return timed_steps(job, lengths, lambda number: engine.train(batches[number - 1], 1000))
 
 
 def time_engine(job: dict[str, Any], lengths: list[int], trainer: dict[str, Any]) -> dict[str, Any]:
@@ -249,11 +265,11 @@ def time_part(part: str, job: dict[str, Any]) -> dict[str, Any]:
         rows = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": job["tokens"] // longest}
         chosen = packed if part == "packed" else {"use_remove_padding": False, **rows}
         return time_engine(job, lengths, {**chosen, "gradient_checkpointing": True})
-    if part in PROMPTS:
-        prompt, response, _ = GROUPS[part.split()[0]]
+    if part in (*PROMPTS, *TREES):
+        name = part.split()[0]
         chosen = {"gradient_checkpointing": "mlp", "max_token_len_per_gpu": 9 * job["tokens"] // 4}
-        shared = part.endswith("shared")
-        return time_groups(job, prompt, response, {**packed, **chosen, "shared_prompts": shared})
+        shared = {**packed, **chosen, "shared_prompts": part.endswith("shared")}
+        return time_trees(job, name, shared) if part in TREES else time_groups(job, *GROUPS[name][:2], shared)
     checkpointing = {"full": True, "none": False, "unfused": True}.get(part, "mlp")
     trainer = {**packed, "gradient_checkpointing": checkpointing, "fused_kernels": part != "unfused"}
     if checkpointing == "mlp" and job["gpus"] == 1:
@@ -316,9 +332,10 @@ def table(args: argparse.Namespace, found: Found, parameters: int) -> Any:
             limit = f"tokens/s >= {at_least(speed[part], LEAST_OF_ALL_KEPT)}"
             ratio = f"{speed[part] / LEAST_OF_ALL_KEPT:.2f}"
         elif part.endswith(" shared") and part.split()[0] in speed:
-            gain, least = speed[part] / speed[part.split()[0]], GROUPS[part.split()[0]][2]
+            name = part.split()[0]
+            gain, least = speed[part] / speed[name], LEAST_OF_TREES.get(name) or GROUPS[name][2]
             limit, ratio = f"of unshared >= {at_least(gain, least)}", f"{gain:.2f}"
-        elif part not in ("packed", "padded", *PROMPTS) and "4096" in speed:
+        elif part not in ("packed", "padded", *PROMPTS, *TREES) and "4096" in speed:
             limit, ratio = "of 4096", f"{speed[part] / speed['4096']:.2f}"
         elif part == "packed" and "padded" in speed:
             gain = speed["packed"] / speed["padded"]
@@ -388,7 +405,7 @@ def main() -> None:
         parameters = int(made.stdout.split()[-1])
         job = {"folder": folder, "model": f"{folder}/model", "device": device, "vocabulary": SHAPES[args.size][5],
                **{name: getattr(args, name) for name in _OF_JOB}}  # fmt: skip
-        several = {"padding": ["padded", "packed"], "prompts": PROMPTS}
+        several = {"padding": ["padded", "packed"], "prompts": PROMPTS, "trees": TREES}
         parts = [part for name in args.parts for part in several.get(name, [name])]
         # Each in separate processes, for its memory. A tiny part measures nothing.
         for together in [parts] if args.tiny else [[part] for part in parts]:
