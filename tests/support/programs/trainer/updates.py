@@ -125,9 +125,9 @@ def short_of_memory(model: str, zero: int, failures: int, place: str = "forward"
     tries, rows = [0], []
     forward = short.policy.forward
 
-    def noting(micro: Any) -> Any:
+    def noting(micro: Any, *rest: Any) -> Any:
         rows.append(len(micro.mask))
-        return forward(micro)
+        return forward(micro, *rest)
 
     def fail(*_: Any) -> None:
         tries[0] += 1
@@ -172,11 +172,11 @@ def looked_at_in_halves(model: str, failures: int) -> Seen:
     expected, calls, problem, found = plain.train(fixed_batch(1), 100), [0], "", {}
     forward = short.policy.forward
 
-    def failing(micro: Any) -> Any:
+    def failing(micro: Any, *rest: Any) -> Any:
         calls[0] += 1
         if calls[0] <= failures:
             raise torch.OutOfMemoryError("out of memory")
-        return forward(micro)
+        return forward(micro, *rest)
 
     short.policy.forward = failing
     try:
@@ -265,8 +265,8 @@ def tokens_of_updates(model: str) -> Seen:
     last: dict[tuple[int, ...], list[Any]] = {}
     before = engine._preparer.logprobs(batch, engine._model)
 
-    def noting(micro: Any) -> Any:
-        found, ids, ends = forward(micro), micro.input_ids[0].tolist(), micro.boundaries.tolist()
+    def noting(micro: Any, *rest: Any) -> Any:
+        found, ids, ends = forward(micro, *rest), micro.input_ids[0].tolist(), micro.boundaries.tolist()
         if torch.is_grad_enabled():
             for row, (first, end) in enumerate(pairwise(ends)):
                 last[tuple(ids[first:end])] = [values[row].detach().numpy() for values in found]
