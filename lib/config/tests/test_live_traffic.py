@@ -39,10 +39,18 @@ def test_such_a_run_needs_no_taskset() -> None:
         ({"algorithm": {"algorithm_type": "reinforceplusplus", "repeat_times": 4}}, "algorithm.repeat_times"),
         ({"buffer": {"batch_size": 4}}, "buffer.total_steps"),
         ({"synchronizer": {"sync_offset": 0}}, "synchronizer.sync_offset"),
+        ({"explorer": {"record": True, "traffic": {"trial": {}}}}, "explorer.traffic.trial"),
     ],
 )
 def test_what_leaves_calls_untrained_is_refused(changes: dict[str, Any], key: str) -> None:
     assert said(**changes) == [key]
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_a_trial_needs_engines_that_hold_two_versions(merged: bool) -> None:
+    model = {**VALUES["model"], "lora_configs": [{"merged": merged}]}
+    found = said(model=model, explorer={"record": True, "traffic": {"trial": {}}})
+    assert found == (["explorer.traffic.trial"] if merged else [])
 
 
 def test_an_endpoint_beside_the_run_has_no_tasks_to_judge() -> None:

@@ -54,3 +54,27 @@ def test_rewards_of_any_range_and_order_are_compared_with_earlier_versions_only(
     guard.forget(lambda version: version == 2)
     alarms = [alarm for _ in range(20) if (alarm := guard.add(3, -1.0)) is not None]
     assert len(alarms) < 20 and (alarms[-1].version, alarms[-1].good) == (3, 1)
+
+
+def test_in_a_trial_versions_are_compared_with_those_that_are_served_beside_them() -> None:
+    """Questions become harder in the middle: both versions are right less often, and neither is withdrawn."""
+    alarms = dict.fromkeys((True, False), 0)
+    for together in alarms:
+        for seed in range(60):
+            guard, rng = Guard(0.01, 0.05, 0.0, 1.0, together=together), np.random.default_rng(seed)
+            served(guard, rng, 1, 0.9, calls=1024)
+            for _ in range(200):
+                served(guard, rng, 1, 0.4, calls=4)
+                alarm = served(guard, rng, 2, 0.4, calls=1)
+                alarms[together] += alarm is not None
+                if alarm is not None:
+                    break
+    assert alarms[True] <= 1 and alarms[False] == 60
+    found = 0
+    for seed in range(60):
+        guard, rng = Guard(0.01, 0.05, 0.0, 1.0, together=True), np.random.default_rng(seed)
+        for call in range(1000):
+            if served(guard, rng, 1 + (call % 5 == 0), 0.7 - 0.4 * (call % 5 == 0), calls=1) is not None:
+                found += 1
+                break
+    assert found >= 58, "a version that is worse is found within 200 of its rewards"

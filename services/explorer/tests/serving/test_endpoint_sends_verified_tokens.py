@@ -44,6 +44,9 @@ class Pool:
         self.prompts.append(tokens)
         yield self.engines[0]
 
+    def adapter_of_call(self, _: Engine) -> str:
+        return ""
+
     def load(self, version: int) -> int:
         """As EnginePool.load, at once."""
         serial = self.loads.begin(version)

@@ -14,6 +14,7 @@ from trinity.config.checks.vision import archives
 from trinity.config.experts import mixture_of
 from trinity.config.memory import vocabulary_of
 from trinity.config.schema.buffer import GenerationConfig
+from trinity.config.schema.explorer import TrialConfig
 from trinity.data.experience import Limits
 from trinity.data.task_source import sampling_of
 from trinity.data.templates import refuse_rewritten_history
@@ -23,6 +24,7 @@ from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.devices import has_nccl, platform_of
 from trinity.explorer.engine.engine import EnginePool
 from trinity.explorer.engine.older import OlderVersions
+from trinity.explorer.engine.trial import Trial
 from trinity.explorer.environments.client import READS_NONE, EnvironmentClient
 from trinity.explorer.journal.calls import Calls
 from trinity.explorer.journal.journal import Journals
@@ -93,6 +95,7 @@ class ExplorerBuilder:
             turn_end=turn_end,
             adapters=slots,
             adapter_rank=rank,
+            keeps_before=self._trial is not None,
             base_in_four_bits=model.in_four_bits and self._follows,
             reproducible=self._config.reproducible,
             top=self._plan.algorithm.teacher_top,
@@ -110,6 +113,7 @@ class ExplorerBuilder:
         given = lora.path and lora.lora_rank is None
         rank = read_adapters(Path(lora.path or "").expanduser()).rank if given else lora.rank
         held = self._plan.adapters_held + self._explorer.older_versions.keep * plays_older(self._config)
+        held += self._trial is not None
         return held + len(served), max([rank, *served])
 
     @property
@@ -117,8 +121,15 @@ class ExplorerBuilder:
         """True if the engines follow a run's versions, and not whole models of a folder."""
         return self._settings.serve_folder is None and self._config.mode != "bench"
 
+    @property
+    def _trial(self) -> TrialConfig | None:
+        traffic = self._explorer.traffic
+        return traffic.trial if traffic is not None and self._explorer.record and self._follows else None
+
     async def pool(self, options: EngineOptions) -> EnginePool:
-        return await EnginePool.start(options, self._devices(options))
+        pool = await EnginePool.start(options, self._devices(options))
+        pool.trial = Trial(self._trial, pool.loads) if self._trial is not None else None
+        return pool
 
     def _devices(self, options: EngineOptions) -> list[str | None]:
         """CUDA_VISIBLE_DEVICES of each engine."""

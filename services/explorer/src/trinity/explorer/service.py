@@ -106,7 +106,9 @@ class ExplorerService:
                     await self._explore(follower, options, pool, tokenizer, cache, ready)
 
     def _keeps_weights(self) -> bool:
-        progress = self._running.progress
+        progress, pool = self._running.progress, self._running.pool
+        if pool is not None and pool.tries:
+            return True
         return (progress.running_tasks if self._plan.config.reproducible else progress.evaluations) > 0
 
     async def _explore(

@@ -97,6 +97,7 @@ class EngineOptions:
     routes: bool = False  # record the experts of every token
     adapters: int = 0  # slots for unmerged adapters; 0: weights are loaded into the model
     adapter_rank: int = 0  # the largest rank of an adapter
+    keeps_before: bool = False  # the version before the newest stays among the adapters
     base_in_four_bits: bool = False  # the base model has the values of NF4, as the trainer's
     reproducible: bool = False  # results do not depend on the other sequences of a batch
     top: int = 0  # likeliest tokens that `Engine.teach` gives in each place

@@ -15,6 +15,9 @@ def check_traffic(config: Config) -> Iterator[Problem]:
         return
     if not config.explorer.record:
         yield Problem("explorer.record", f"is false, and {KEY} records calls at the endpoint; set it to true")
+    if config.explorer.traffic.trial is not None and (config.model.lora is None or config.model.lora.merged):
+        problem = "needs engines that hold two versions: set model.lora_configs.0.merged to false, or remove it"
+        yield Problem(f"{KEY}.trial", problem)
     if config.mode not in ("both", "train"):
         return
     source, repeat = config.buffer.explorer_input, config.algorithm.repeat_times

@@ -182,12 +182,23 @@ class GuardConfig(Section):
         return self
 
 
+class TrialConfig(Section):
+    """A new version answers a part of the calls until it is tried; the version before it answers the others."""
+
+    share: float = Field(0.2, gt=0, lt=1, description="Part of the calls that a new version answers")
+    calls: PositiveInt = Field(100, description="Calls after which it answers all, at each explorer")
+    seconds: PositiveFloat = Field(3600, description="Longest trial; newer versions wait for its end")
+
+
 class TrafficConfig(Section):
     """Plain calls at the endpoint, recorded until a client sends a reward. See docs/agents.md."""
 
     keep_days: float = Field(7.0, gt=0, le=3650, description="Longest wait of a recorded call for its reward, in days")
     keep_mib: PositiveInt = Field(1024, description="Recorded calls and rewards on NATS, in MiB; the oldest go")
     guard: GuardConfig | None = Field(None, description="Withdraw versions that clients reward less; null: never")
+    trial: TrialConfig | None = Field(
+        None, description="Try a new version on a part of the calls; needs lora_configs[].merged: false. null: no trial"
+    )
 
 
 class OlderVersionsConfig(Section):

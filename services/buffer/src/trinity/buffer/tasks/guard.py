@@ -13,8 +13,9 @@ Ramdas, Estimating means of bounded random variables by betting, arXiv:2010.0968
 
 Assumptions, which no test can check:
 - Whether and when a client sends a reward does not depend on the reward, nor on the version.
-- Clients ask the same kind of questions of the tested version as of the versions before it, which were served earlier:
-  a change of the traffic of more than `margin` looks like a worse version.
+- Clients ask the same kind of questions of the tested version as of the versions before it. Without a trial these were
+  served earlier: a change of the traffic of more than `margin` looks like a worse version. In a trial both are served
+  at once, and rewards of earlier versions that come during the test are compared with (`together`).
 - Rewards are independent of each other, given their versions. Each is clipped into [low, high]. That the tested version
   was trained on some of the rewards it is compared with is neglected.
 
@@ -47,16 +48,20 @@ class Alarm:
 class _Test:
     """`pool`: scaled rewards of earlier versions, the newest last, whose newest version is `good`."""
 
-    pool: list[float]
+    pool: deque[float]
     good: int
     wealth: np.ndarray = field(default_factory=lambda: np.ones(len(_BETS)))
     rewards: int = 0
 
 
 class Guard:
-    """The tests of a run. `alpha`: probability of a false alarm for a version; `margin`: of the scaled reward."""
+    """The tests of a run. `alpha`: probability of a false alarm for a version; `margin`: of the scaled reward.
 
-    def __init__(self, alpha: float, margin: float, low: float, high: float) -> None:
+    together: a new version is served beside the one before it.
+    """
+
+    def __init__(self, alpha: float, margin: float, low: float, high: float, *, together: bool = False) -> None:
+        self._together = together
         self._threshold, self._margin, self._low, self._high = 1 / alpha, margin, low, high
         self._bets = _BETS / (1 + margin)
         self._pool: deque[tuple[int, float]] = deque(maxlen=_POOL)
@@ -67,10 +72,14 @@ class Guard:
         scaled = (min(max(reward, self._low), self._high) - self._low) / (self._high - self._low)
         if version not in self._tests and (not self._tests or version > min(self._tests)):
             earlier = [(of, value) for of, value in self._pool if of < version]
-            self._tests[version] = _Test([v for _, v in earlier], max((of for of, _ in earlier), default=-1))
+            pool = deque((value for _, value in earlier), _POOL)
+            self._tests[version] = _Test(pool, max((of for of, _ in earlier), default=-1))
             for oldest in sorted(self._tests)[:-_TESTS]:
                 del self._tests[oldest]
         self._pool.append((version, scaled))
+        for newer in (newer for newer in self._tests if newer > version and self._together):
+            self._tests[newer].pool.append(scaled)
+            self._tests[newer].good = max(self._tests[newer].good, version)
         test = self._tests.get(version)
         if test is None:
             return None

@@ -30,7 +30,7 @@ PASSED = Counter("trinity_buffer_rewards_passed_total", "Rewards of recorded cal
 WITHDRAWN = Counter("trinity_buffer_versions_withdrawn_total", "Rollbacks by the guard of live traffic")
 WAITING = Gauge("trinity_buffer_rewards_waiting", "Rewards of recorded calls that wait for their batch")
 
-_MOST_WAITING = 1024
+_MOST_WAITING = 16_384  # beyond it the guard does not read on; while a version is tried, few rewards are fed
 _READ_AHEAD = 256
 _LOOK_SECONDS = 0.25
 
@@ -53,7 +53,10 @@ class RewardedCalls:
         self._waiting: deque[Rewarded] = deque()
         traffic = context.plan.config.explorer.traffic
         given = traffic.guard if traffic is not None else None
-        self._guard = Guard(given.alpha, given.margin, given.reward_low, given.reward_high) if given else None
+        self._guard: Guard | None = None
+        if traffic is not None and given is not None:
+            tries, bounds = traffic.trial is not None, (given.reward_low, given.reward_high)
+            self._guard = Guard(given.alpha, given.margin, *bounds, together=tries)
         self._withdrawn: tuple[tuple[int, int], ...] = ()  # as the guard knows them
 
     @property

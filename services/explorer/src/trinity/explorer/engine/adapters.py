@@ -57,18 +57,25 @@ class HeldAdapters:
         """Slots in use."""
         return len(self._occupied())
 
+    def serial(self, name: str) -> int | None:
+        """Returns the serial of a name's load; None if unknown."""
+        return self._named[name].serial if name in self._named else None
+
     def is_used(self, name: str) -> bool:
         """Returns True while a request uses the adapter. Raises InvalidInput if unknown."""
         return self._find(name).running > 0
 
-    async def load(self, name: str, folder: Path | None, serial: int = 0) -> float:
+    async def load(self, name: str, folder: Path | None, serial: int = 0, keep: str = "") -> float:
         """Load a folder of peft under a name; None stands for the base model. Returns the seconds of the engine.
 
-        serial: recorded in the spans of tokens. New requests of the name use the new adapter once this returns. Waits
+        serial: recorded in the spans of tokens. keep: another name for the adapter before, which then stays; "": it
+        leaves. New requests of the name use the new adapter once this returns. Waits
         while replaced adapters hold the slot that it needs. Raises Full if the named ones hold all, and InvalidInput
         with vLLM's reason if it refuses the folder; then the adapter before stays.
         """
         async with self._loading:
+            if keep and (kept := self._named.pop(keep, None)) is not None:
+                self._leaving.append(kept)
             request, begin = None, time.monotonic()
             number = next(self._ids)
             if folder is not None:
@@ -84,7 +91,9 @@ class HeldAdapters:
                 except Exception as error:  # vLLM's core wraps every error
                     raise InvalidInput("adapter", f"{name!r} cannot be loaded from {folder}: {error}") from error
             seconds = time.monotonic() - begin
-            if (before := self._named.get(name)) is not None:
+            if (before := self._named.get(name)) is not None and keep:
+                self._named[keep] = before
+            elif before is not None:
                 self._leaving.append(before)
             self._named[name] = Held(request, serial, f"adapter{number}")
             await self._remove_idle()

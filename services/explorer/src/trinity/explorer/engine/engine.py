@@ -32,6 +32,7 @@ from trinity.explorer.engine.adapters import HeldAdapters, lay_out
 from trinity.explorer.engine.homes import Homes
 from trinity.explorer.engine.images import DecodedImages
 from trinity.explorer.engine.start import start_vllm
+from trinity.explorer.engine.trial import BEFORE, POLICY, Trial
 from trinity.explorer.types import Completion, EngineFailed, EngineOptions, EngineUsage, Taught
 from trinity.explorer.weights.load_history import LoadHistory
 from trinity.runtime.errors import Full, InvalidInput
@@ -51,7 +52,6 @@ _CALL_SECONDS = 120.0
 _LOAD_SECONDS = 1800.0
 _BEFORE_ALL_OTHERS = -1
 _RATE_SECONDS = 30.0
-_POLICY = ""  # the name of the adapter that `load` swaps
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Engine:
         prompt_token_ids: Sequence[int],
         sampling: SamplingParams,
         images: Sequence[PlacedImage] = (),
-        adapter: str = _POLICY,
+        adapter: str = POLICY,
     ) -> list[Completion]:
         """Sample `sampling.n` completions. Raises InvalidInput if they do not fit, EngineFailed if vLLM fails.
 
@@ -175,7 +175,7 @@ class Engine:
         return self.options.images
 
     @contextlib.asynccontextmanager
-    async def using(self, adapter: str = _POLICY) -> AsyncIterator[Using]:
+    async def using(self, adapter: str = POLICY) -> AsyncIterator[Using]:
         """The weights of a request that runs until the context ends. Raises InvalidInput for an unknown adapter."""
         if not self.options.adapters:
             if adapter:
@@ -184,7 +184,7 @@ class Engine:
             return
         async with self.adapters.use(adapter) as held:
             given = {} if held.request is None else {"lora_request": held.request}
-            yield Using(held.salt, [held.serial], 1 if adapter else 0, given)
+            yield Using(held.salt, [held.serial], 0 if adapter in (POLICY, BEFORE) else 1, given)
 
     async def after_load(self) -> None:
         """Wait for a running load, so that a request afterwards belongs to the new weights.
@@ -233,7 +233,7 @@ class Engine:
         )
 
     async def logprobs(
-        self, token_ids: Sequence[int], images: Sequence[bytes] = (), adapter: str = _POLICY
+        self, token_ids: Sequence[int], images: Sequence[bytes] = (), adapter: str = POLICY
     ) -> np.ndarray:
         """float32 [L - 1]: log-probability of each token after the first; see `teach`."""
         return (await self.teach(token_ids, 1, 0, images, adapter)).logprobs
@@ -244,7 +244,7 @@ class Engine:
         prompt_length: int,
         top: int,
         images: Sequence[bytes] = (),
-        adapter: str = _POLICY,
+        adapter: str = POLICY,
     ) -> Taught:
         """Log-probabilities of the tokens after the prompt, at temperature 1, by the newest weights.
 
@@ -309,7 +309,8 @@ class Engine:
             if folder is not None:
                 await asyncio.to_thread(lay_out, folder, lora, files)
             try:
-                seconds = await _within(_LOAD_SECONDS, "the swap", self.adapters.load(_POLICY, folder, serial))
+                swap = self.adapters.load(POLICY, folder, serial, BEFORE if self.options.keeps_before else "")
+                seconds = await _within(_LOAD_SECONDS, "the swap", swap)
             except (InvalidInput, Full) as error:
                 raise EngineFailed(f"loading an adapter failed: {error}") from error
         self.serials.append(serial)
@@ -401,6 +402,7 @@ class EnginePool:
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = list(engines)
         self.loads = LoadHistory(self.engines[0].options.precision)
+        self.trial: Trial | None = None
         self._homes = Homes(len(self.engines))
         self._recent: deque[tuple[float, int]] = deque()
 
@@ -424,6 +426,15 @@ class EnginePool:
         """Each engine's usage, about a second old. An idle engine reports nothing."""
         pairs = zip(self.engines, self._homes.running, strict=True)
         return [engine.usage if running else EngineUsage() for engine, running in pairs]
+
+    @property
+    def tries(self) -> bool:
+        """True while calls are split between two versions."""
+        return self.trial is not None and any(self.trial.is_on(engine.adapters) for engine in self.engines)
+
+    def adapter_of_call(self, engine: Engine) -> str:
+        """Returns the name of the adapter that samples a call at the endpoint."""
+        return self.trial.choose(engine.adapters) if self.trial is not None else POLICY
 
     @contextlib.asynccontextmanager
     async def engine_for(self, tokens: Sequence[int], sequences: int = 1) -> AsyncIterator[Engine]:

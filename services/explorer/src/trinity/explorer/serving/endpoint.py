@@ -56,7 +56,8 @@ class PooledClient:
         tokens = prompt.get("prompt_token_ids", ()) if isinstance(prompt, dict) else ()
         async with self._pool.engine_for(tokens, getattr(sampling_params, "n", 1)) as engine:
             await engine.after_load()
-            async with engine.using(chosen.lora_name if chosen is not None else "") as weights:
+            adapter = chosen.lora_name if chosen is not None else self._pool.adapter_of_call(engine)
+            async with engine.using(adapter) as weights:
                 if isinstance(prompt, dict):  # key-value blocks of other weights are not reused
                     prompt = {**prompt, "cache_salt": f"{weights.salt}{prompt.get('cache_salt') or ''}"}
                 how = {**kwargs, **weights.arguments}

@@ -57,6 +57,9 @@ class LoadHistory:
         """Serial of the weights that the engines hold or are loading."""
         return len(self._loads) - 1
 
+    def version(self, serial: int) -> int:
+        return self._loads[serial].version
+
     def verdict(self, serial: int) -> Verdict:
         return self._loads[serial].verdict
 
