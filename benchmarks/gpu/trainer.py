@@ -4,6 +4,7 @@
     python benchmarks/gpu/trainer.py --size 7B --gpus 2 [4096] [16384]   ZeRO 3
     python benchmarks/gpu/trainer.py --size Qwen3-0.6B                   against prime-rl's published figures
     python benchmarks/gpu/trainer.py --size Qwen3-4B                     the same, adapters of rank 16
+    python benchmarks/gpu/trainer.py --size 7B --lora 32 [--load-in-4bit] [full]       adapters, on one GPU
     python benchmarks/gpu/trainer.py --size 7B-A1B --gpus 4              64 experts, 8 of them for each token
     python benchmarks/gpu/trainer.py --cpu --tiny
 
@@ -67,7 +68,7 @@ TREES = [f"{name}{kind}" for name in LEAST_OF_TREES for kind in ("", " shared")]
 PEAK_FLOPS, PART_SECONDS = 989e12, 240.0
 LEAST_TOKENS, LEAST_OF_ALL_KEPT, MOST_GIB, LEAST_OF_PADDED, LEAST_SHARE = 46_000, 52_000, 40.0, 1.7, 0.40
 LAYERS_IN_40_GIB = 12  # of 28 recompute their MLPs
-_OF_JOB = ("gpus", "zero", "steps", "tokens", "longest", "torch_attention", "lora", "tiny")
+_OF_JOB = ("gpus", "zero", "steps", "tokens", "longest", "torch_attention", "lora", "load_in_4bit", "tiny")
 ADAM = {"lr": 1e-6, "weight_decay": 0.0}
 
 
@@ -117,7 +118,8 @@ def engine_of(job: dict[str, Any], trainer: dict[str, Any]) -> Any:
     config["checkpoint_root_dir"] = job["folder"]
     config["model"] = {"model_path": job["model"], "max_model_len": job["longest"], "max_prompt_tokens": 1}
     if job["lora"]:
-        config["model"]["lora_configs"] = [{"lora_rank": job["lora"], "lora_alpha": 2 * job["lora"]}]
+        lora = {"lora_rank": job["lora"], "lora_alpha": 2 * job["lora"], "load_in_4bit": job["load_in_4bit"]}
+        config["model"]["lora_configs"] = [lora]
     config["algorithm"] |= {"optimizer": ADAM, "kl_loss_fn": "none"}
     config["trainer"] = {"deepspeed": {"zero_stage": job["zero"]}, "grad_clip": 1.0, **trainer}
     return TrainEngine(make_plan(Config.model_validate(config)), ranks_from_environment(1), job["device"])
@@ -310,11 +312,17 @@ def run_parts(parts: list[str], job: dict[str, Any], seconds: float) -> Found:
     return {}
 
 
+def of_kind(args: argparse.Namespace) -> str:
+    """The model, and what of it trains."""
+    base = " on a base of four bits" if args.load_in_4bit else ""
+    return args.size + (f", adapters of rank {args.lora}{base}" if args.lora else "")
+
+
 def table(args: argparse.Namespace, found: Found, parameters: int) -> Any:
     from buffer_table import Table, at_least, at_most
 
     made = Table(
-        f"training {args.size}, {parameters / 1e9:.3g} B parameters, on {args.gpus} GPU(s), ZeRO {args.zero}",
+        f"training {of_kind(args)}, {parameters / 1e9:.3g} B parameters, on {args.gpus} GPU(s), ZeRO {args.zero}",
         ("part", "s/step", "tokens/s", "6N", "GiB", "limit", "ratio"),
         [f"{args.tokens:,} tokens a GPU and step; medians of {args.steps} steps; GRPO without a reference"],
     )
@@ -324,6 +332,8 @@ def table(args: argparse.Namespace, found: Found, parameters: int) -> Any:
         limit, ratio = "", ""
         if part in SEQUENCES and args.size in PRIME_RL:
             limit, ratio = against_prime_rl(args.size, SEQUENCES[part], speed[part], parameters)
+        elif args.lora:  # the other limits are for whole models
+            pass
         elif args.size == "7B" and part in ("4096", "16384"):
             limit, ratio = f"6N >= {at_least(share[part], LEAST_SHARE)}", f"{share[part] / LEAST_SHARE:.2f}"
         elif part == "4096" and args.size not in EXPERTS:
@@ -342,7 +352,7 @@ def table(args: argparse.Namespace, found: Found, parameters: int) -> Any:
             limit, ratio = f"of padded >= {at_least(gain, LEAST_OF_PADDED)}", f"{gain / LEAST_OF_PADDED:.2f}"
         cells = (f"{seen['seconds']:.3f}", f"{speed[part]:,.0f}", f"{share[part]:.1%}", f"{seen['gib']:.1f}")
         made.rows.append((part, *cells, limit, ratio))
-        if part == "4096" and args.size not in ("7B", *EXPERTS):
+        if part == "4096" and args.size not in ("7B", *EXPERTS) and not args.lora:
             gib = seen["gib"]
             limit = f"GiB <= {at_most(gib, MOST_GIB)}"
             made.rows.append(("4096, memory", "", "", "", f"{gib:.1f}", limit, f"{gib / MOST_GIB:.2f}"))
@@ -368,6 +378,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, default=1, help="each is a rank")
     parser.add_argument("--zero", type=int, choices=[0, 1, 2, 3], help="stage; default 3 on several GPUs, else 2")
     parser.add_argument("--steps", type=int, default=5, help="that count; two come before them")
+    parser.add_argument("--lora", type=int, metavar="RANK", help="train adapters; default: 16 for Qwen3-4B, else none")
+    parser.add_argument("--load-in-4bit", action="store_true", help="hold the base of the adapters in four bits")
     torchs = "PyTorch's kernel of attention, also where flash-attn-4 is installed"
     parser.add_argument("--torch-attention", action="store_true", help=torchs)
     parser.add_argument("--cpu", action="store_true", help="ranks on the CPU, in float32")
@@ -378,7 +390,10 @@ def parse() -> argparse.Namespace:
         parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
     defaults = {"1.5B": [part for part in PARTS if part not in SEQUENCES], "7B": ["4096", "16384"], "7B-A1B": ["4096"]}
     args.parts = args.parts or defaults.get(args.size, list(SEQUENCES))
-    args.lora = PRIME_RL[args.size]["rank"] if args.size in PRIME_RL else 0
+    if args.lora is None:
+        args.lora = PRIME_RL[args.size]["rank"] if args.size in PRIME_RL else 0
+    if args.load_in_4bit and not args.lora:
+        parser.error("--load-in-4bit is for the base of adapters; give --lora too")
     args.zero = args.zero if args.zero is not None else (3 if args.gpus > 1 else 2)
     args.tokens, args.longest = (16_384, 4096) if not args.tiny else (128, 32)
     if args.tiny:
