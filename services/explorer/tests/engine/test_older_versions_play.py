@@ -4,6 +4,7 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ import pytest
 
 from trinity.config.schema.explorer import OlderVersionsConfig
 from trinity.data.experience import SamplingParams, VersionSpan
+from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.engine import Using
 from trinity.explorer.engine.older import OlderVersions
+from trinity.explorer.rollout.toolbox import ExplorerTools
 from trinity.explorer.types import Completion
-from trinity.runtime.errors import DataLoss, Unavailable
+from trinity.runtime.errors import DataLoss, InvalidInput, Unavailable
 from trinity.weights import Canary, Lora, Manifest, Probe, VersionState
 from trinity.weights.client import Version
 
@@ -113,6 +116,29 @@ async def test_each_engine_loads_a_version_once_and_names_it_in_spans(tmp_path: 
         assert [one.version_spans for one in made] == [(VersionSpan(version, 0, 1),)] * 2
     assert pool.engines[0].adapters.named == {"0": (0, True), "10": (10, False), "20": (20, False)}
     assert pool.engines[1].adapters.named == {}
+
+
+def toolbox(pool: Any) -> ExplorerTools:
+    names = ("prompt", "next_turn", "placed", "tokens", "text", "reply", "observed", "episode", "until_served")
+    parts: Any = SimpleNamespace(model_path="model", **dict.fromkeys(names))
+    return ExplorerTools(pool, parts, parts, AuxiliaryModels({}), 100, 100)
+
+
+async def test_a_toolbox_of_an_older_version_samples_from_it(tmp_path: Path) -> None:
+    pool, versions = older(15, tmp_path)
+    pool.generate = None  # type: ignore[attr-defined]
+    tools = toolbox(pool)
+    tools.older_versions = versions
+    version, by_it = await tools.older("task-1")
+    (made,) = await by_it.generate([0, 1], SamplingParams(max_tokens=4))
+    assert made.version_spans == (VersionSpan(version, 0, 1),)
+    assert by_it is not tools and list(pool.engines[0].adapters.named) == [str(version)]
+
+
+async def test_a_seat_that_only_a_row_asks_for_is_refused() -> None:
+    pool: Any = SimpleNamespace(generate=None)
+    with pytest.raises(InvalidInput, match="has a seat 'older', and the YAML's tasksets have none"):
+        await toolbox(pool).older("task-1")
 
 
 async def test_a_version_whose_canary_fails_here_samples_nothing(tmp_path: Path) -> None:
