@@ -81,7 +81,7 @@ MUTATIONS = [
     ),
     Mutation(
         f"{_TRAINER}/engine/checkpoints.py",
-        "write_adapters(folder, lora, self.plan.config.model.model_path, weights)",
+        "write_adapters(folder, lora, model.model_path, weights, model.in_four_bits)",
         "pass",
         f"{_LORA}::test_checkpoints_have_the_adapters_and_the_last_one_a_whole_model",
     ),

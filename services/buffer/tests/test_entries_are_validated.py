@@ -94,7 +94,7 @@ WRONG: list[tuple[str, Change]] = [
     ("group.explorer_id", put("explorer_id", "x" * 300)),
     ("group.started_at_seconds", put("started_at_seconds", float("nan"))),
     ("group.finished_at_seconds", put("finished_at_seconds", 1e300)),
-    ("group.experiences[0].rollout", put("e.rollout", 8)),
+    ("group.experiences[0].rollout", put("e.rollout", 32)),
     (f"{FIRST}.rollout", put("e.rollout", -1)),
     (f"{FIRST}.step", put("e.step", -1)),
     ("group.experiences[4].step", doubled),

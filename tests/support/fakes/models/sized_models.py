@@ -29,5 +29,10 @@ def model_of(size: str, packed: bool = True, lean: bool = True) -> Any:
     weights = [torch.nn.Parameter(torch.empty(count, device="meta"))]
     config = SimpleNamespace(get_text_config=lambda: shape)
     return SimpleNamespace(
-        packed=packed, lean=lean, group=None, parameters=lambda: weights, model=SimpleNamespace(config=config)
+        packed=packed,
+        lean=lean,
+        group=None,
+        parameters=lambda: weights,
+        modules=lambda: (),
+        model=SimpleNamespace(config=config),
     )

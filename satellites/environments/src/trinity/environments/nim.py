@@ -10,7 +10,7 @@ FIRST, SECOND = "first", "second"
 
 
 class Nim(Environment):
-    """Players take 1 to `most` stones in turn. The one who takes the last stone wins: reward 1, and -1 for the other player.
+    """Players take 1 to `most` stones in turn. The one who takes the last stone wins: reward 1, and -1 for the other.
 
     A reply that is no such number loses at once. A row is {"stones": 9}. Metrics of a player: `best_moves`, the share
     of its moves that left a multiple of `most` + 1 where this was possible (Bouton, "Nim, a game with a complete

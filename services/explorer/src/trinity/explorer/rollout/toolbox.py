@@ -4,7 +4,6 @@ import copy
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,7 +46,7 @@ class ExplorerTools:
         self.gateway = gateway
         self.calls: Calls | None = None  # set once the explorer has a run
         self.older_versions: OlderVersions | None = None
-        self._sample = pool.generate
+        self._version: int | None = None  # older than the served one, if another toolbox samples from it
         self._seed = seed
         self._teacher_top = teacher_top
         self._auxiliary = auxiliary
@@ -84,13 +83,15 @@ class ExplorerTools:
         if self._seed is not None:
             sampling = replace(sampling, seed=seeds.of_request(self._seed, prompt_token_ids))
         with tracing.span("engine.generate", prompt_tokens=len(prompt_token_ids), n=sampling.n):
-            return await self._sample(prompt_token_ids, sampling, images)
+            if self._version is not None and self.older_versions is not None:
+                return await self.older_versions.generate(self._version, prompt_token_ids, sampling, images)
+            return await self._pool.generate(prompt_token_ids, sampling, images)
 
     async def older(self, key: str) -> tuple[int, "ExplorerTools"]:
         if self.older_versions is None:
             raise InvalidInput("workflow_args.seats", f"has a seat {OLDER!r}, and the YAML's tasksets have none")
-        version, made = await self.older_versions.choose(key), copy.copy(self)
-        made._sample = partial(self.older_versions.generate, version)
+        made = copy.copy(self)
+        made._version = version = await self.older_versions.choose(key)
         return version, made
 
     async def policy_logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
