@@ -161,7 +161,7 @@ class Experiment:
 
 
 def seconds_of(experiments: list[Experiment], at_once: int) -> dict[str, float]:
-    """Seconds until all have ended, and the mean of those that one waited for samples and for commands."""
+    """Returns the seconds until all experiments ended, and the mean seconds one waited for samples and commands."""
     begin = time.monotonic()
     with ThreadPoolExecutor(at_once) as pool:
         for done in [pool.submit(experiment.run) for experiment in experiments]:

@@ -23,7 +23,7 @@ LEAST_PILE, LARGEST_PILE = 3, 9
 
 
 def conversation(rng: random.Random, habits: list[float]) -> list[dict[str, str]]:
-    """What one player of a random game sees and says, in the words of the environment `nim`.
+    """Returns the messages of one player in a random game, in the wording of the environment `nim`.
 
     habits: the probability of taking one stone, by pile.
     """

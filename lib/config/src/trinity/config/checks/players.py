@@ -17,7 +17,7 @@ def plays_older(config: Config) -> bool:
 
 
 def check_players(config: Config) -> Iterator[Problem]:
-    """Finds seats that nobody plays, and older versions that the engines or the storage would not have."""
+    """Yields a problem for each seat without a player, and for older versions that the run could not load."""
     known = [POLICY, OLDER, *(auxiliary_name(model) for model in config.explorer.auxiliary_models)]
     for place, seats in _seats(config):
         for player, seat in seats.items():

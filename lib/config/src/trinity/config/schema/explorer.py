@@ -208,7 +208,7 @@ class OlderVersionsConfig(Section):
     keep: int = Field(4, ge=1, le=16, description="The newest that many of them play, each as often as the others")
 
     def before(self, step: int) -> list[int]:
-        """The versions that play against that of `step`, oldest first: those that are older, or the base model."""
+        """Returns the steps of the versions that play against the version of `step`, oldest first; 0 is the base."""
         newest = max(0, (step - 1) // self.every)
         return [number * self.every for number in range(max(0, newest - self.keep + 1), newest + 1)]
 

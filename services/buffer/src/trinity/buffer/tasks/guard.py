@@ -57,7 +57,7 @@ class _Test:
 class Guard:
     """The tests of a run. `alpha`: probability of a false alarm for a version; `margin`: of the scaled reward.
 
-    together: a new version is served beside the one before it.
+    together: explorers serve a new version and the one before it at the same time.
     """
 
     def __init__(self, alpha: float, margin: float, low: float, high: float, *, together: bool = False) -> None:

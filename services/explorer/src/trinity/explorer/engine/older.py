@@ -1,6 +1,6 @@
 """Older versions of the policy, which play seats of games as frozen opponents.
 
-The engines hold their adapters beside the newest ones. Every version passes its canary here before it samples.
+Engines hold the adapters of several versions at once. A version samples only after it has passed its canary.
 """
 
 import asyncio

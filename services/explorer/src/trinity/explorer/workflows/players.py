@@ -1,7 +1,7 @@
 """Games of several players. The policy plays some seats, older versions of it or auxiliary models the others.
 
     Table: reset -> the player whom the environment names acts -> ... -> done
-    Seat:  one player's view of the table, an episode of its own with reset and step
+    Seat:  one player's view of the table: an episode with its own reset and step
 
 So each seat has its own conversation, and sees what the environment shows it at its turns. The seats of the policy
 become experiences, compared with the same seat in the other rollouts of the group. Nothing else is trained.
@@ -121,7 +121,7 @@ class PlayersWorkflow(EnvironmentWorkflow):
         return made
 
     def _seating(self, players: Sequence[str], rollout: int) -> dict[str, str]:
-        """Who plays each player. Raises InvalidInput for seats that do not fit the environment."""
+        """Maps each player to its seat. Raises InvalidInput for seats that do not fit the environment."""
         if found := self._rules.seats_problem(players):
             argument, problem = found
             raise InvalidInput(f"workflow_args.{argument}", problem)
