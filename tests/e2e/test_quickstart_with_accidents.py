@@ -226,11 +226,18 @@ def _scrape(address: str) -> str:
 
 
 def _scrape_targets(run: TrinityRun) -> dict[str, set[str]]:
-    """Names of the samples of each service, at the addresses that the job folder has for Prometheus."""
+    """Names of the samples of each service, at the addresses that the job folder has for Prometheus.
+
+    An explorer has a lag once it serves a version: they are looked at for up to 30 s.
+    """
     found: dict[str, set[str]] = defaultdict(set)
-    for entry in json.loads((run.job / "prometheus.json").read_text()):
-        for family in text_string_to_metric_families(_scrape(entry["targets"][0])):
-            found[entry["labels"]["service"]] |= {sample.name for sample in family.samples}
+    for _ in range(30):
+        for entry in json.loads((run.job / "prometheus.json").read_text()):
+            for family in text_string_to_metric_families(_scrape(entry["targets"][0])):
+                found[entry["labels"]["service"]] |= {sample.name for sample in family.samples}
+        if "trinity_sync_member_lag_versions" in found["sync"]:
+            break
+        time.sleep(1)
     return found
 
 

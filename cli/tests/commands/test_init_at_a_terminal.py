@@ -46,7 +46,7 @@ def test_questions_lead_to_a_yaml_that_passes_the_deep_check(folder: Path) -> No
         assert terminal.ended(30) == 0
         shown = terminal.screen()
     assert [line for line in shown.lines if line.startswith('  problem: "0+1"')], shown.lines
-    assert "grpo (accuracy_reward compares each reply with the row's answer)" in " ".join(shown.lines)
+    assert "grpo (accuracy_reward compares each reply with the row's answer)" in "".join(shown.lines)
     taskset = load(folder / "mine.yaml").buffer.explorer_input.taskset
     assert taskset is not None
     assert (taskset.format.prompt_key, taskset.format.response_key) == ("problem", "id")

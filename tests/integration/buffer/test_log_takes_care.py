@@ -285,7 +285,7 @@ async def test_tasks_are_fed_as_far_as_the_log_has_room_and_a_checkpoint_is_aske
         stats = await trainer.stats()
     assert [g.ordinal for entry in ledger for g in entry.groups] == list(range(1, 12 * run.groups + 1))
     assert adds_up(stats)
-    assert stats.log_limit_bytes == int(limit * 2**30), "the limit did not have to grow"
+    assert stats.log_limit_bytes <= int(limit * 2**30 * 1.25), "at most once: for groups that took seconds to store"
 
 
 async def test_a_full_log_holds_the_explorers_and_grows_for_a_batch_that_would_never_fit(started: Started) -> None:
