@@ -116,6 +116,8 @@ class Evaluator:
             self._index = index if index < len(self._rows) else 0  # there may be fewer rows than before
             for source in self._sources:
                 self._tally(self._step, source.taskset.name)
+        if self._is_read:
+            await self._cut(self.read_through)  # an earlier process may have ended before it did
 
     def _due(self) -> int | None:
         """The step to evaluate now, if any: the LIVE one, when an interval, the start or the end was reached."""
@@ -246,6 +248,8 @@ class Evaluator:
         async for message in tail(self._context.broker, self._context.names.evaluations_stream, self.read_through):
             await self._take(message)
             self.read_through = message.sequence
+            if message.sequence == self._stored_before:
+                await self._cut(message.sequence)
 
     async def _take(self, message: Message) -> None:
         blob = self._blob_of(message)
