@@ -30,6 +30,7 @@ JUDGE = {"auxiliary_models": [{"model_path": "a/judge", "engine_num": 2, "tensor
         ("simple_workflow", {}, True),
         ("rubric_judge_workflow", {}, False),
         ("rubric_judge_workflow", {"judge": "judge"}, False),
+        ("players_workflow", {"environment": "nim", "seats": {"first": "judge"}}, False),
         ("math_rm_workflow", {}, False),
         ("simple_workflow", {"reward_model": "judge"}, False),
         ("async_math_workflow", {"reward_model": ""}, False),

@@ -144,12 +144,16 @@ async def test_an_auxiliary_model_plays_by_text() -> None:
         asked.append([(m["role"], m["content"]) for m in messages])
         return counting([("user", messages[-1]["content"]), ("assistant", "")])
 
-    made = await play(toolbox(judged=judged), n=1, seats={"black": "judge"})
+    tools = toolbox(judged=judged)
+    made = await play(tools, n=1, seats={"black": "judge"})
     assert [(info(one)["player"], one.reward, one.metrics["score"]) for one in made] == [("white", -0.5, 0.0)]
     assert info(made[0])["seats"] == {"white": "policy", "black": "judge"}
     assert asked[1] == [
         ("system", "Count."), ("user", "It is 1."), ("assistant", "2"), ("user", "It is 3."),
     ]  # fmt: skip
+    tools.judged_step = 20
+    made = await play(tools, n=1, seats={"black": "judge"})
+    assert info(made[0])["seats"]["black"] == "judge 20", "it follows another run"
 
 
 async def test_an_early_end_of_one_seat_ends_the_game_of_all() -> None:

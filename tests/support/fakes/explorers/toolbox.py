@@ -116,6 +116,7 @@ class Toolbox:
     ) -> None:
         self._policy, self._environments = policy, environments or {"corridor": Corridor}
         self._judged, self._scored = judged, scored
+        self.judged_step: int | None = None
         self.max_prompt_tokens = self.max_model_tokens = max_model_tokens
         self.history_problem, self.opened = history_problem, opened
         self.model_path = "model"
@@ -185,6 +186,9 @@ class Toolbox:
     async def judge(self, messages: Any, sampling: SamplingParams, model: str = "") -> list[str]:
         assert self._judged is not None
         return [self._judged(list(messages)) for _ in range(sampling.n)]
+
+    def judge_step(self, model: str = "") -> int | None:
+        return self.judged_step
 
     async def rate(self, conversations: Any, model: str = "") -> list[float]:
         return [float(len(conversation)) for conversation in conversations]

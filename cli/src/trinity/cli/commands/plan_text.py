@@ -134,6 +134,7 @@ def _processes(plan: Plan) -> list[tuple[str, str]]:
         for model in config.explorer.auxiliary_models:
             size = f"{model.engine_num} engine(s) x {model.tensor_parallel_size} GPU(s)"
             size = f"served at {model.external_model.base_url}" if model.external_model else size
+            size += f", follows {model.follows}" if model.follows else ""
             rows.append(("auxiliary", f"{auxiliary_name(model)}: {size}"))
     if config.mode in ("both", "train"):
         zero = f"ZeRO {config.trainer.deepspeed.zero_stage}"

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from trinity.config.algorithms import for_quantized, resolvable, resolve
 from trinity.config.checks.over_rollout import over_rollout_advice
+from trinity.config.checks.players import seats_of
 from trinity.config.checks.weights import weights_advice
 from trinity.config.memory import Sharding, host_gib, parameters_of, training_gib, weights_gib
 from trinity.config.names import auxiliary_name
@@ -62,7 +63,8 @@ def _advice(config: Config) -> Iterator[str]:
 
 def _tasks_advice(config: Config) -> Iterator[str]:
     """Workflows and reward functions taken by default, arguments that nothing reads, models that nothing asks."""
-    source, asked, others = config.buffer.explorer_input, set[str](), False
+    source, others = config.buffer.explorer_input, False
+    asked = {who for _, seats in seats_of(config) for who in seats.values()}
     for key, taskset in config.buffer.explorer_input.by_key():
         place = f"buffer.explorer_input.{key}"
         given = source.workflow_of(taskset, key.startswith("eval"), default="")

@@ -16,6 +16,7 @@ from trinity.config.service import load_plan
 from trinity.explorer.build import ExplorerBuilder
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.engine import EnginePool
+from trinity.explorer.engine.folder import FolderFollower
 from trinity.explorer.rollout.account import keep
 from trinity.explorer.rollout.loop import Progress, RolloutLoop
 from trinity.explorer.rollout.toolbox import ExplorerTools
@@ -92,7 +93,7 @@ class ExplorerService:
                 return
             if self._settings.serve_folder is not None:
                 unverified = self._plan.config.allow_unverified_checkpoint
-                checkpoints = endpoint.FolderFollower(self._settings.serve_folder, pool, unverified=unverified)
+                checkpoints = FolderFollower(self._settings.serve_folder, pool, unverified=unverified)
                 await self._run(checkpoints.run(), checkpoints.first_loaded(), serve, ready)
                 return
             activity = Activity(

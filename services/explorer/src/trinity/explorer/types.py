@@ -89,7 +89,7 @@ class EngineOptions:
     max_num_seqs: int | None = None
     engine_args: Mapping[str, Any] = field(default_factory=dict)  # further options of vLLM
     trust_remote_code: bool = False
-    weights_change: bool = True  # False for auxiliary models, which are never updated
+    weights_change: bool = True  # False for auxiliary models that follow no run
     pooling: bool = False  # the model rates instead of writing
     rope: Mapping[str, Any] = field(default_factory=dict)  # ModelConfig.rope
     images: ImageRules | None = None  # None: the model reads no images

@@ -13,13 +13,13 @@ _OLDER_KEY = "explorer.older_versions"
 
 def plays_older(config: Config) -> bool:
     """Tells if a seat of a taskset is played by older versions."""
-    return any(seat == OLDER for _, seats in _seats(config) for seat in seats.values())
+    return any(seat == OLDER for _, seats in seats_of(config) for seat in seats.values())
 
 
 def check_players(config: Config) -> Iterator[Problem]:
     """Yields a problem for each seat without a player, and for older versions that the run could not load."""
     known = [POLICY, OLDER, *(auxiliary_name(model) for model in config.explorer.auxiliary_models)]
-    for place, seats in _seats(config):
+    for place, seats in seats_of(config):
         for player, seat in seats.items():
             if isinstance(seat, str) and seat not in known:
                 problem = f"is {seat!r}, which plays no seat; {did_you_mean(seat, known)}"
@@ -43,7 +43,7 @@ def check_players(config: Config) -> Iterator[Problem]:
         yield Problem("synchronizer.versions_to_keep", f"{problem}: at least {needed}")
 
 
-def _seats(config: Config) -> Iterator[tuple[str, dict[str, str]]]:
+def seats_of(config: Config) -> Iterator[tuple[str, dict[str, str]]]:
     """Yields place and seats of each taskset whose workflow plays games of several players."""
     source = config.buffer.explorer_input
     for key, taskset in source.by_key():

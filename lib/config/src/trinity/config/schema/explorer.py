@@ -11,6 +11,7 @@ from trinity.config.schema.base import (
     EnvironmentText,
     FolderName,
     NonNegativeInt,
+    OptionalLocalPath,
     OptionalPath,
     PositiveFloat,
     PositiveInt,
@@ -102,7 +103,7 @@ class ExternalModelConfig(Section):
 
 
 class AuxiliaryModelConfig(RolloutModelConfig):
-    """A further model, with weights that stay: a judge, or a reward model. Workflows reach it by name."""
+    """A further model: a judge, or a reward model. Its weights stay, unless it follows a run."""
 
     name: str = Field("", description="Name workflows ask for; empty: the last part of model_path")
     model_path: AnyPath = Field(description="Folder or hub name")
@@ -112,6 +113,9 @@ class AuxiliaryModelConfig(RolloutModelConfig):
     max_model_len: Tokens | None = Field(None, description="In tokens; null: the policy's")
     trust_remote_code: bool = Field(False, description="Let transformers and vLLM run the model folder's own code")
     enable_thinking: bool | None = Field(None, description="As model.enable_thinking, for this model")
+    follows: OptionalLocalPath = Field(
+        "", description="Job folder of a run, whose newest checkpoint the engines load; empty: the weights stay"
+    )
     external_model: ExternalModelConfig | None = Field(None, description="The model is served elsewhere: no engine")
 
     @property

@@ -1,10 +1,16 @@
-"""Auxiliary models: judges that write and reward models that rate, on engines of their own, with weights that stay."""
+"""Auxiliary models, on engines of their own: judges that write, and reward models that rate.
+
+Their weights stay, or those of a judge follow the checkpoints of another run, as an opponent's that learns, too.
+"""
 
 import asyncio
 import uuid
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import structlog
 
 from trinity.config.names import auxiliary_name, rates
 from trinity.config.schema.explorer import AuxiliaryModelConfig
@@ -13,9 +19,12 @@ from trinity.data.experience import SamplingParams
 from trinity.explorer.chat import ChatTokenizer, Message
 from trinity.explorer.engine.engine import EnginePool
 from trinity.explorer.engine.external import ExternalJudge
+from trinity.explorer.engine.folder import FolderFollower
 from trinity.explorer.engine.start import start_vllm
 from trinity.explorer.types import EngineFailed, EngineOptions, Taught
 from trinity.runtime.errors import InvalidInput
+
+log = structlog.get_logger(__name__)
 
 
 class Judge:
@@ -24,6 +33,20 @@ class Judge:
     def __init__(self, pool: EnginePool, tokenizer: ChatTokenizer) -> None:
         self._pool = pool
         self._tokenizer = tokenizer
+        self._follower: FolderFollower | None = None
+        self._following: asyncio.Task[None] | None = None
+
+    async def follow(self, folder: Path) -> None:
+        """Load the newest checkpoint of a job folder, if it has one, and from now on each that comes."""
+        self._follower = FolderFollower(folder, self._pool)
+        await self._follower.load_newest()
+        log.info("explorer.auxiliary.follows", folder=str(folder), step=self._follower.version)
+        self._following = asyncio.create_task(self._follower.run())
+
+    @property
+    def step(self) -> int | None:
+        """The step of the checkpoint in the engines, 0 before the first; None if the weights stay."""
+        return None if self._follower is None else self._follower.version
 
     async def chat(self, messages: Sequence[Message], sampling: SamplingParams) -> list[str]:
         completions = await self._pool.generate(self._tokenizer.prompt(messages), sampling)
@@ -46,9 +69,14 @@ class Judge:
             return await engine.teach(token_ids, prompt_length, top)
 
     async def check(self) -> None:
+        """Raises EngineFailed if an engine is gone, or no longer follows its run."""
         await self._pool.check()
+        if self._following is not None and self._following.done():
+            raise EngineFailed(f"an auxiliary model could not load a checkpoint: {self._following.exception()}")
 
     def close(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
         self._pool.close()
 
 
@@ -176,7 +204,10 @@ async def _start(config: AuxiliaryModelConfig, policy: EngineOptions, cards: Ite
     if options.pooling:
         engines = await asyncio.to_thread(start_vllm, options, devices)
         return RewardModel(engines, tokenizer, options.max_model_len)
-    return Judge(await EnginePool.start(options, devices), tokenizer)
+    judge = Judge(await EnginePool.start(options, devices), tokenizer)
+    if config.follows:
+        await judge.follow(Path(config.follows).expanduser())
+    return judge
 
 
 def prepare(config: AuxiliaryModelConfig, policy: EngineOptions) -> tuple[EngineOptions, ChatTokenizer]:
@@ -193,11 +224,14 @@ def prepare(config: AuxiliaryModelConfig, policy: EngineOptions) -> tuple[Engine
         max_model_len=config.max_model_len or policy.max_model_len,
         trust_remote_code=config.trust_remote_code,
         gpu_memory_gib=policy.gpu_memory_gib,
-        weights_change=False,
+        weights_change=bool(config.follows),
         top=policy.top,
     )
-    tokenizer = ChatTokenizer(model)
-    return replace(options, turn_end=tokenizer.turn_end, pooling=_rates(config)), tokenizer
+    tokenizer, rates_text = ChatTokenizer(model), _rates(config)
+    if rates_text and config.follows:
+        what = f"has {auxiliary_name(config)!r}, which rates; only models that write follow a run (follows)"
+        raise InvalidInput("explorer.auxiliary_models", what)
+    return replace(options, turn_end=tokenizer.turn_end, pooling=rates_text), tokenizer
 
 
 def _rates(config: AuxiliaryModelConfig) -> bool:

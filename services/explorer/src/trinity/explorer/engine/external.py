@@ -23,6 +23,8 @@ _Made = TypeVar("_Made")
 class ExternalJudge:
     """An external model that writes text. `place`: its key in the YAML."""
 
+    step = None  # as of a Judge: its weights are not those of a run
+
     def __init__(self, config: AuxiliaryModelConfig, place: str) -> None:
         given = config.external_model
         assert given is not None

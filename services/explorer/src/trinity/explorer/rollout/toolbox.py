@@ -123,6 +123,9 @@ class ExplorerTools:
         with tracing.span("auxiliary.judge", model=model, n=sampling.n):
             return await self._auxiliary.judge(model).chat(messages, sampling)
 
+    def judge_step(self, model: str = "") -> int | None:
+        return self._auxiliary.judge(model).step
+
     @property
     def judges(self) -> list[str]:
         return self._auxiliary.judges

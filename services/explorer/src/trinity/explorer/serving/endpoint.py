@@ -19,13 +19,9 @@ from trinity.explorer.serving.bounds import Bounds, bounded
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.settings import LOOPBACK, split_address
 from trinity.runtime.trust.keys import KeyFile
-from trinity.weights import manifest_of_folder
-from trinity.weights.checkpoint_manifest import verify_model
-from trinity.weights.checkpoints import newest_model
 
 log = structlog.get_logger(__name__)
 
-_POLL_SECONDS = 2.0
 _BACKLOG = 2048  # as uvicorn
 
 
@@ -194,46 +190,3 @@ def _vllm() -> tuple[Any, Any, Any]:
         return parsed
 
     return app.build_app, state.init_app_state, arguments
-
-
-class FolderFollower:
-    """Keeps the engines at the newest checkpoint of a job folder. `version`: its step; 0 for the base model."""
-
-    def __init__(self, folder: Path, pool: EnginePool, *, unverified: bool = False) -> None:
-        """`unverified`: also load files that are not in a checkpoint's manifest."""
-        self._folder = folder
-        self._unverified = unverified
-        self._pool = pool
-        self._refused = -1
-        self._first = asyncio.Event()
-        self.version = 0
-
-    async def run(self) -> None:
-        while True:
-            await self.load_newest()
-            self._first.set()
-            await asyncio.sleep(_POLL_SECONDS)
-
-    async def first_loaded(self) -> None:
-        """Wait until the first checkpoint is loaded, or none was found."""
-        await self._first.wait()
-
-    async def load_newest(self) -> None:
-        """Load the newest checkpoint unless it is already served. A checkpoint that cannot be loaded is logged once."""
-        found = await asyncio.to_thread(newest_model, self._folder)
-        if found is None or found[0] in (self.version, self._refused):
-            return
-        step, model = found
-        try:
-            if not self._unverified:
-                await asyncio.to_thread(verify_model, model)
-            manifest = await asyncio.to_thread(manifest_of_folder, "serve", step, model, checksums=False)
-        except InvalidInput as error:
-            self._refused = step
-            log.warning("explorer.checkpoint.refused", step=step, reason=str(error))
-            return
-        files, tensors = manifest.load_arguments(model)
-        serial, pause = await self._pool.load(step, {"files": files, "tensors": [list(tensor) for tensor in tensors]})
-        self._pool.loads.trust(serial)
-        self.version = step
-        log.info("explorer.checkpoint.loaded", step=step, pause=round(pause, 4))

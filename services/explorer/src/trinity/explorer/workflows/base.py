@@ -97,6 +97,9 @@ class Toolbox(Protocol):
     async def judge(self, messages: Sequence[Message], sampling: SamplingParams, model: str = "") -> list[str]:
         """`sampling.n` replies of a judge model; empty name: the first one."""
 
+    def judge_step(self, model: str = "") -> int | None:
+        """The step of the checkpoint that a judge samples from; None if its weights stay."""
+
     async def rate(self, conversations: Sequence[Sequence[Message]], model: str = "") -> list[float]:
         """A reward model's output for each whole conversation; empty name: the first one."""
 

@@ -101,6 +101,7 @@ class PlayersWorkflow(EnvironmentWorkflow):
         async with self.player.episode() as remote:
             first = await remote.reset()
             seating = self._seating(remote.players, rollout)
+            names = {player: self._name(who) for player, who in seating.items()}
             table = Table(remote, remote.players, str(first.info.get("instructions") or ""))
             async with rollouts_group() as group:
                 playing = {
@@ -110,7 +111,6 @@ class PlayersWorkflow(EnvironmentWorkflow):
                 table.show(first)
         played = {player: one for player, task in playing.items() if (one := task.result()) is not None}
         rewards = {player: played[player].reward if player in played else table.rewards[player] for player in seating}
-        names = {player: self._name(who) for player, who in seating.items()}
         made: list[Experience] = []
         for index, (player, who) in enumerate(seating.items()):
             if who == POLICY and played[player].turns:
@@ -159,7 +159,11 @@ class PlayersWorkflow(EnvironmentWorkflow):
         return self._older[1]
 
     def _name(self, who: str) -> str:
-        return f"version {self._older[0]}" if who == OLDER and self._older is not None else who
+        """Returns who plays a seat, and the version as the game begins unless it is the policy's."""
+        if who == OLDER and self._older is not None:
+            return f"version {self._older[0]}"
+        step = self.tools.judge_step(who) if who not in (POLICY, OLDER) else None
+        return who if step is None else f"{who} {step}"
 
     def _scores(self, player: str, rewards: Mapping[str, float], seating: Mapping[str, str]) -> dict[str, float]:
         """The mean of 1 for less, 0.5 for equal and 0 for more reward of each other seat that the policy does not play,
