@@ -138,6 +138,11 @@ def explorers(run: Run) -> None:
         run.beside("leave")
 
 
+def attack(run: Run) -> None:
+    done = run.beside("attack")
+    done.wait(120)
+
+
 def roll_back(run: Run) -> None:
     done = run.beside("rollback")
     done.wait(120)
@@ -163,6 +168,8 @@ CASES = [
          needs="engine"),
     Case("explorers", "an explorer joins, the engine of the first is killed, the other leaves", explorers,
          (0.25, 0.5, 0.75), needs="explorers"),
+    Case("attacked", "forged groups, and calls without an identity and by an explorer, which change a run", attack,
+         (0.4,), needs="services"),
     Case("rollback", "the operator rolls back to the weights of two versions ago", roll_back, (0.6,),
          needs="versions"),
 ]  # fmt: skip

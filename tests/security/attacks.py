@@ -428,7 +428,10 @@ async def _goes_on(target: Target, restarts: dict[str, int], first: int) -> Row:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--job", type=Path, required=True, help="job folder of the live run, or of its live stage")
-    rows = asyncio.run(attack(parser.parse_args().job))
+    known = [*ATTACKS, *OF_OWN_NATS]
+    parser.add_argument("--only", nargs="+", default=[], choices=known, metavar="ATTACK", help="names of the table")
+    args = parser.parse_args()
+    rows = asyncio.run(attack(args.job, args.only))
     found = Table(title="attacks on a live run")
     for column in ("attack", "what came of it", "problem"):
         found.add_column(column, overflow="fold")

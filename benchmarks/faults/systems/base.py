@@ -34,7 +34,7 @@ class System(Protocol):
     name: str
     recovery: str  # the supervisor and the state that it resumes from; printed after the table
     ahead: int  # steps that sampling may be ahead of training
-    parts: frozenset[str]  # of "engine", "explorers", "versions": cases that need others are left out
+    parts: frozenset[str]  # of "engine", "explorers", "services", "versions": cases that need others are left out
 
     def prepare(self, settings: Settings, folder: Path) -> None:
         """Installs what the system needs, and writes its configuration into the folder of the run."""
@@ -46,7 +46,7 @@ class System(Protocol):
         """
 
     def beside(self, what: str, folder: Path) -> Sequence[str]:
-        """Returns the command that a user types during the run: "join" or "rollback"."""
+        """Returns the command that a user types during the run, "join" or "rollback", or an attacker, "attack"."""
 
     def sampler(self, root: psutil.Process) -> psutil.Process | None:
         """The engine's process among those of a run; None without one."""

@@ -10,11 +10,18 @@ import yaml
 from systems.base import ROOT, Settings
 
 _TRINITY = [sys.executable, "-m", "trinity.cli.main"]
+_ATTACKS = (
+    "changes without an identity",
+    "changes by an explorer",
+    "a group of a stranger to NATS",
+    "a group below another explorer's subject",
+    "a forged group with reward 1e6",
+)
 
 
 class Trinity:
     name = "trinity"
-    ahead, parts = 1, frozenset({"engine", "explorers", "versions"})
+    ahead, parts = 1, frozenset({"engine", "explorers", "services", "versions"})
     recovery = "`trinity run` restarts services; resumes from its newest checkpoint and the ledger; reproducible: true"
 
     def prepare(self, settings: Settings, folder: Path) -> None:
@@ -65,6 +72,9 @@ class Trinity:
     def beside(self, what: str, folder: Path) -> Sequence[str]:
         if what == "join":
             return [*self.command(None, folder), "mode=explore", "explorer.name=second"]
+        if what == "attack":
+            script = [sys.executable, str(ROOT / "tests/security/attacks.py")]
+            return [*script, "--job", str(folder / "disk/faults/run"), "--only", *_ATTACKS]
         return [*_TRINITY, "weights", "rollback", "latest-2", "--yes", "--config", str(folder / "run.yaml")]
 
     def sampler(self, root: psutil.Process) -> psutil.Process | None:
