@@ -12,6 +12,7 @@ from trinity.cli.supervise.stage import join, join_config
 from trinity.cli.supervise.stage.join_config import joined_config
 from trinity.cli.supervise.stage.serve import _plan
 from trinity.config import Config
+from trinity.config.checks.sections import check
 from trinity.config.run_record import Addresses, RunRecord, announcement
 from trinity.config.schema.model import ModelConfig
 from trinity.reading import run_record
@@ -90,6 +91,31 @@ def test_lengths_sampling_and_workflows_come_from_the_run_and_nothing_else_does(
     assert "/secret/data" not in text
     assert (merged.explorer, merged.monitor) == (ours.explorer, ours.monitor)
     assert merged.checkpoint_root_dir == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("lora", "taken"),
+    [
+        ({"lora_rank": 64, "merged": False}, True),
+        ({"lora_rank": 64, "path": "/evil/adapters", "merged": False}, True),
+        ({"path": "/evil/adapters", "merged": False}, False),
+    ],
+)
+def test_older_versions_play_as_the_run_says(lora: dict[str, Any], taken: bool, tmp_path: Path) -> None:
+    args = {"environment": "nim", "seats": {"second": "older"}}
+    taskset = {"path": "/t", "default_workflow_type": "players_workflow", "workflow_args": args}
+    theirs = record(
+        tmp_path / "elsewhere", {**MODEL, "lora_configs": [lora]}, buffer={"explorer_input": {"taskset": taskset}},
+        explorer={"older_versions": {"every": 5, "keep": 2}},
+    )  # fmt: skip
+    about = RunRecord.model_validate_json(announcement(theirs))
+    joined = joined_config(config(tmp_path, {"model_path": "owner/policy"}), about)
+    assert (joined.explorer.older_versions.every, joined.explorer.older_versions.keep) == (5, 2)
+    found = joined.model.lora
+    assert (found is not None) == taken
+    assert found is None or (found.lora_rank, found.merged, found.path) == (64, False, None)
+    problems = [problem.path for problem in check(joined)]
+    assert problems == ([] if taken else ["model.lora_configs"])
 
 
 def test_every_key_of_the_model_is_decided() -> None:

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from trinity.config.advice import advice
 from trinity.config.checks.players import plays_older
 from trinity.config.checks.sections import check
 from trinity.config.schema import Config
+from trinity.config.schema.buffer import TasksetConfig
 from trinity.config.schema.explorer import OlderVersionsConfig
 
 pytestmark = pytest.mark.core
@@ -42,6 +44,7 @@ def test_seats_of_the_policy_and_of_older_versions_need_nothing_more() -> None:
     [
         ({"second": "oder"}, {}, f"{SEATS}.second", "is 'oder', which plays no seat; did you mean 'older'"),
         ({"second": 3}, {}, f"{SEATS}.second", "is 3, must be policy, older or the name of an auxiliary model"),
+        ({"second": ["older"]}, {}, f"{SEATS}.second", "is \\['older'\\], must be policy, older or the name of"),
         (
             {"second": "older"},
             {"model": {"model_path": "/m", "max_model_len": 64}},
@@ -66,6 +69,30 @@ def test_seats_that_nobody_can_play_are_refused(seats: Any, changes: dict[str, A
     found = said(seats, **changes)
     assert list(found) == [key]
     assert re.search(message, found[key])
+
+
+def test_seats_of_another_form_break_no_advice() -> None:
+    list(advice(config({"second": ["older"]})))
+
+
+def test_an_endpoint_seats_nobody_and_an_explorer_takes_the_numbers_of_its_run() -> None:
+    nothing = {"model": {"model_path": "/m", "max_model_len": 64}, "synchronizer": {}}
+    assert said({"second": "older"}, mode="serve", **nothing) == {}
+    assert not plays_older(config({"second": "older"}, mode="serve"))
+    assert said({"second": "older"}, mode="explore", synchronizer={}) == {}
+    assert list(said({"second": "older"}, mode="explore", **nothing)) == ["model.lora_configs"]
+    assert "mode" in said({"second": "older"}, mode="bench")
+
+
+@pytest.mark.parametrize(("interval", "rated"), [(100, False), (40, False), (30, True)])
+def test_evaluations_whose_versions_never_meet_are_told(interval: int, rated: bool) -> None:
+    args = {"environment": "nim", "seats": {"second": "older"}}
+    evaluated = {"path": "/e", "default_workflow_type": "players_workflow", "workflow_args": args}
+    made = config({"second": "older"}, explorer={"eval_interval": interval})
+    source = made.buffer.explorer_input.model_copy(update={"eval_tasksets": [TasksetConfig.model_validate(evaluated)]})
+    made = made.model_copy(update={"buffer": made.buffer.model_copy(update={"explorer_input": source})})
+    found = [one for one in advice(made) if "have a rating" in one]
+    assert [one.endswith("evaluate every 30 or less") for one in found] == ([] if rated else [True])
 
 
 def test_an_auxiliary_model_may_play_a_seat() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from trinity.config.algorithms import for_quantized, resolvable, resolve
 from trinity.config.checks.over_rollout import over_rollout_advice
-from trinity.config.checks.players import seats_of
+from trinity.config.checks.players import players_advice, seats_of
 from trinity.config.checks.weights import weights_advice
 from trinity.config.memory import Sharding, host_gib, parameters_of, training_gib, weights_gib
 from trinity.config.names import auxiliary_name
@@ -59,12 +59,13 @@ def _advice(config: Config) -> Iterator[str]:
         yield from _tasks_advice(config)
     if not learns_from_disk(config) and resolvable(config.algorithm):
         yield from over_rollout_advice(config)
+        yield from players_advice(config)
 
 
 def _tasks_advice(config: Config) -> Iterator[str]:
     """Workflows and reward functions taken by default, arguments that nothing reads, models that nothing asks."""
     source, others = config.buffer.explorer_input, False
-    asked = {who for _, seats in seats_of(config) for who in seats.values()}
+    asked = {who for _, seats in seats_of(config) for who in seats.values() if isinstance(who, str)}
     for key, taskset in config.buffer.explorer_input.by_key():
         place = f"buffer.explorer_input.{key}"
         given = source.workflow_of(taskset, key.startswith("eval"), default="")

@@ -55,6 +55,7 @@ def announcement(record: RunRecord) -> bytes:
         reproducible=config.reproducible,
         explorer=ExplorerConfig(
             environments=config.explorer.environments,
+            older_versions=config.explorer.older_versions,
             rollout_model=PolicyEngineConfig(seed=config.explorer.rollout_model.seed),
         ),
         synchronizer=SynchronizerConfig(collective_timeout=config.synchronizer.collective_timeout),

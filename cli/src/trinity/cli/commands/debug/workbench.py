@@ -38,7 +38,8 @@ class Workbench:
     def __init__(self, stage: Config) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="trinity-debug-"))
         rollout = stage.explorer.rollout_model.model_copy(update={"engine_num": 1})
-        explorer = stage.explorer.model_copy(update={"rollout_model": rollout, "name": "debug", "record": False})
+        plain = {"record": False, "traffic": None}
+        explorer = stage.explorer.model_copy(update={"rollout_model": rollout, "name": "debug", **plain})
         changes = {"mode": "serve", "checkpoint_root_dir": str(self._folder), "explorer": explorer, "stages": []}
         self._plan = make_plan(stage.model_copy(update=changes))
         self._failed = False

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trinity.config import Config, make_plan
+from trinity.config.checks.players import plays_older
 from trinity.config.checks.reproducible import check_reproducible
 from trinity.config.run_record import RunRecord, workflows
 from trinity.config.schema.model import ModelConfig
@@ -40,7 +41,7 @@ def joined_config(config: Config, about: RunRecord) -> Config:
     theirs = about.config
     synchronizer = config.synchronizer.model_copy(update={"collective_timeout": theirs.synchronizer.collective_timeout})
     buffer = config.buffer.model_copy(update={"explorer_input": workflows(theirs.buffer.explorer_input)})
-    explorer = config.explorer
+    explorer = config.explorer.model_copy(update={"older_versions": theirs.explorer.older_versions})
     if theirs.reproducible:
         engine = explorer.rollout_model.model_copy(update={"seed": theirs.explorer.rollout_model.seed})
         explorer = explorer.model_copy(update={"rollout_model": engine})
@@ -48,6 +49,10 @@ def joined_config(config: Config, about: RunRecord) -> Config:
         update={"mode": "explore", "name": theirs.name, "model": own_model(config, about), "explorer": explorer,
                 "reproducible": theirs.reproducible, "synchronizer": synchronizer, "buffer": buffer, "stages": []}
     )  # fmt: skip
+    lora = theirs.model.lora
+    if plays_older(joined) and joined.model.lora is None and lora is not None and (lora.lora_rank or not lora.path):
+        numbers = lora.model_copy(update={"path": None})
+        joined = joined.model_copy(update={"model": joined.model.model_copy(update={"lora_configs": [numbers]})})
     for problem in check_reproducible(joined):
         raise RunError(f"the run is reproducible, and {problem.path} {problem.message}", code=2)
     return joined

@@ -12,8 +12,8 @@ _OLDER_KEY = "explorer.older_versions"
 
 
 def plays_older(config: Config) -> bool:
-    """Tells if a seat of a taskset is played by older versions."""
-    return any(seat == OLDER for _, seats in seats_of(config) for seat in seats.values())
+    """Tells if a seat of a taskset is played by older versions. An endpoint plays no games."""
+    return config.mode != "serve" and any(seat == OLDER for _, seats in seats_of(config) for seat in seats.values())
 
 
 def check_players(config: Config) -> Iterator[Problem]:
@@ -30,8 +30,9 @@ def check_players(config: Config) -> Iterator[Problem]:
     if lora is None or lora.merged:
         problem = "has no adapters with merged: false, and engines hold older versions only as such"
         yield Problem("model.lora_configs", f"{problem}; give [{{lora_rank: 32, merged: false}}], or seat no {OLDER}")
-    if config.mode in ("bench", "serve"):
-        yield Problem("mode", f"is {config.mode}, which holds no older versions; seat no {OLDER}")
+    if config.mode == "bench":
+        yield Problem("mode", f"is bench, which holds no older versions; seat no {OLDER}")
+    if config.mode not in ("both", "train"):  # an explorer takes the other keys from the run that it joins
         return
     interval = make_plan(config).staleness.interval
     if older.every % interval:
@@ -41,6 +42,16 @@ def check_players(config: Config) -> Iterator[Problem]:
     if sync.versions_to_keep < needed:
         problem = f"is {sync.versions_to_keep}; {_OLDER_KEY} plays versions up to {older.every * older.keep} steps old"
         yield Problem("synchronizer.versions_to_keep", f"{problem}: at least {needed}")
+
+
+def players_advice(config: Config) -> Iterator[str]:
+    """Yields a remark if the versions that evaluations compare have too few opponents in common to be rated."""
+    older, interval = config.explorer.older_versions, config.explorer.eval_interval
+    rated = any(OLDER in seats.values() for place, seats in seats_of(config) if ".eval_taskset" in place)
+    if rated and interval > older.every * (older.keep - 1):
+        remark = f"is {interval}, and versions play those of {older.every * older.keep} steps before them: only the"
+        most = f"{older.every * (older.keep - 1) or older.every} or less"
+        yield f"explorer.eval_interval: {remark} first evaluations have a rating; evaluate every {most}"
 
 
 def seats_of(config: Config) -> Iterator[tuple[str, dict[str, str]]]:
