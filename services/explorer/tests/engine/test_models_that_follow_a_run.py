@@ -17,7 +17,7 @@ from trinity.explorer.engine.auxiliary import AuxiliaryModels, Judge, prepare
 from trinity.explorer.engine.folder import FolderFollower
 from trinity.explorer.types import EngineFailed, EngineOptions
 from trinity.runtime.errors import InvalidInput
-from trinity.weights.checkpoint_manifest import ManifestWriter
+from trinity.weights.checkpoint_manifest import ManifestWriter, verify_model
 from trinity.weights.checkpoints import COMPLETE, checkpoint_folder, model_folder
 
 TOKENS, PROMPT = [5, 6, 7, 8, 9, 10], 2
@@ -95,6 +95,50 @@ async def test_a_changed_checkpoint_is_refused_and_the_one_before_stays(quicksta
     config.write_text(config.read_text() + " ")
     await follower.load_newest()
     assert (follower.version, pool.loaded) == (5, [5])
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("at", ["verify_model", "load"])
+async def test_a_checkpoint_that_is_removed_meanwhile_is_passed_over(
+    at: str, quickstart_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool: Any = _Pool(wrong=5)
+    save(tmp_path, 5, quickstart_model)
+
+    def remove(*_: object) -> None:
+        shutil.rmtree(checkpoint_folder(tmp_path, 5))
+
+    if at == "load":
+        load = pool.load
+
+        async def removed(*given: Any) -> Any:
+            remove()
+            return await load(*given)
+
+        pool.load = removed
+    else:
+        monkeypatch.setattr(
+            "trinity.explorer.engine.folder.verify_model", lambda model: remove() or verify_model(model)
+        )
+    follower = FolderFollower(tmp_path, pool)
+    await follower.load_newest()
+    assert follower.version == 0
+    monkeypatch.undo()
+    pool.load = _Pool.load.__get__(pool)
+    save(tmp_path, 10, quickstart_model)
+    await follower.load_newest()
+    assert (follower.version, pool.loaded) == (10, [10])
+
+
+@pytest.mark.core
+async def test_a_step_that_is_saved_again_is_loaded_again(quickstart_model: Path, tmp_path: Path) -> None:
+    pool: Any = _Pool()
+    follower = FolderFollower(tmp_path, pool)
+    for _ in range(2):
+        save(tmp_path, 5, quickstart_model)
+        await follower.load_newest()
+        await follower.load_newest()
+    assert pool.loaded == [5, 5]
 
 
 @pytest.mark.core

@@ -57,16 +57,13 @@ class Judge:
 
         Raises InvalidInput, EngineFailed.
         """
-        async with self._pool.engine_for(()) as engine:
-            limit, tokens = engine.options.max_model_len - 1, self._tokenizer.vocabulary_size
-            if len(token_ids) > limit:
-                raise InvalidInput("token_ids", f"are {len(token_ids)}, the auxiliary model takes {limit}")
-            if max(token_ids) >= tokens:
-                raise InvalidInput(
-                    "token_ids",
-                    f"has {max(token_ids)}, the auxiliary model knows {tokens}: a teacher needs the policy's tokenizer",
-                )
-            return await engine.teach(token_ids, prompt_length, top)
+        limit, tokens = self._pool.engines[0].options.max_model_len - 1, self._tokenizer.vocabulary_size
+        if len(token_ids) > limit:
+            raise InvalidInput("token_ids", f"are {len(token_ids)}, the auxiliary model takes {limit}")
+        if max(token_ids) >= tokens:
+            what = f"has {max(token_ids)}, the auxiliary model knows {tokens}: a teacher needs the policy's tokenizer"
+            raise InvalidInput("token_ids", what)
+        return await self._pool.teach(token_ids, prompt_length, top)
 
     async def check(self) -> None:
         """Raises EngineFailed if an engine is gone, or no longer follows its run."""
