@@ -18,7 +18,7 @@ from trinity.explorer.engine.older import OlderVersions
 from trinity.explorer.rollout.toolbox import ExplorerTools
 from trinity.explorer.types import Completion
 from trinity.runtime.errors import DataLoss, InvalidInput, Unavailable
-from trinity.weights import Canary, Lora, Manifest, Probe, VersionState
+from trinity.weights import Canary, FileInfo, Lora, Manifest, Probe, VersionState
 from trinity.weights.client import Version
 
 pytestmark = pytest.mark.core
@@ -75,13 +75,14 @@ class _Pool:
         yield self.engines[tokens[0]]
 
 
-def older(step: int, tmp_path: Path, **states: VersionState) -> tuple[_Pool, OlderVersions]:
-    """The versions are RETIRED if `states` does not say otherwise: v10=..."""
+def older(step: int, tmp_path: Path, bare: Sequence[int] = (), **states: VersionState) -> tuple[_Pool, OlderVersions]:
+    """The versions are RETIRED if `states` does not say otherwise: v10=... The service knows no files of `bare`."""
     pool = _Pool()
     (tmp_path / "adapter").touch()
 
     async def find(version: int) -> Version | None:
-        manifest = Manifest("run", version, version, (), (), (), 1.0, canary=CANARY)
+        files = (FileInfo("adapter", 1, "0" * 64),) if version and version not in bare else ()
+        manifest = Manifest("run", version, version, (), files, (), 1.0, canary=CANARY)
         return Version(manifest, states.get(f"v{version}", VersionState.RETIRED))
 
     def fetch(manifest: Manifest) -> tuple[dict[str, Any], str]:
@@ -107,6 +108,14 @@ async def test_withdrawn_versions_do_not_play(tmp_path: Path) -> None:
     _, versions = older(45, tmp_path, v30=VersionState.REJECTED, **gone)
     with pytest.raises(Unavailable, match="none of the older versions 20, 30, 40 can play"):
         await versions.choose("task-1")
+
+
+async def test_a_version_without_files_plays_no_more_and_is_not_the_base_model(tmp_path: Path) -> None:
+    pool, versions = older(45, tmp_path, bare=[20, 40])
+    assert {await versions.choose(f"task-{index}") for index in range(50)} == {30}
+    with pytest.raises(Unavailable, match="the files of version 40 are gone"):
+        await versions.generate(40, [0, 1], SamplingParams(max_tokens=4))
+    assert pool.engines[0].adapters.named == {}
 
 
 async def test_each_engine_loads_a_version_once_and_names_it_in_spans(tmp_path: Path) -> None:

@@ -183,10 +183,14 @@ class ExplorerBuilder:
         stores = [name for name in self._settings.transports.split(",") if name != "collective"]
         cache = WeightCache(cache_folder / "older", self._run_id, stores, self._settings.nats_url)
 
+        older = self._explorer.older_versions
+
         def fetch(manifest: Manifest) -> tuple[dict[str, Any], str]:
+            now = follower.step  # another engine may still read versions of the window before
+            cache.keep_only({manifest.version, *older.before(now), *older.before(now - older.every * older.keep)})
             return fetch_adapters(cache, manifest, options.model)
 
-        return OlderVersions(pool, follower.find, fetch, lambda: follower.step, self._explorer.older_versions)
+        return OlderVersions(pool, follower.find, fetch, lambda: follower.step, older)
 
     async def tools(
         self, options: EngineOptions, pool: EnginePool, tokenizer: ChatTokenizer, keys: KeyFile | None = None

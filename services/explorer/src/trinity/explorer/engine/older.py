@@ -40,7 +40,9 @@ class OlderVersions:
         served: Callable[[], int],
         config: OlderVersionsConfig,
     ) -> None:
-        """find: the sync service's record of a version. served: the step of the newest weights here."""
+        """find: the sync service's record of a version, None without one; raises Unavailable if it does not answer.
+        served: the step of the newest weights here.
+        """
         self._pool, self._find, self._fetch, self._served, self._config = pool, find, fetch, served, config
         self._held: dict[Engine, Versions] = {
             engine: Versions(engine, self._adapters, config.keep, base=None) for engine in pool.engines
@@ -55,12 +57,9 @@ class OlderVersions:
         first = zlib.crc32(key.encode()) % len(known)
         for version in (*known[first:], *known[:first]):
             found = await self._find(version)
-            if found is not None and found.state in _PLAYED and not found.files_gone:
+            if found is not None and found.state in _PLAYED and _has_files(found):
                 return version
-        names = ", ".join(map(str, known))
-        raise Unavailable(
-            f"none of the older versions {names} can play: withdrawn, deleted, or the sync service is away"
-        )
+        raise Unavailable(f"none of the older versions {', '.join(map(str, known))} can play: withdrawn or deleted")
 
     async def generate(
         self, version: int, prompt: Sequence[int], sampling: SamplingParams, images: Sequence[PlacedImage] = ()
@@ -78,8 +77,8 @@ class OlderVersions:
     @contextlib.asynccontextmanager
     async def _adapters(self, version: int) -> AsyncIterator[tuple[Path | None, Canary | None]]:
         found = await self._find(version)
-        if found is None:
-            raise Unavailable(f"the sync service does not describe version {version} now")
+        if found is None or not _has_files(found):
+            raise Unavailable(f"the files of version {version} are gone")
         manifest = found.manifest
         told, _ = await run_in_daemon_thread(fetch_seconds(manifest), self._fetch, manifest)
         if not told["files"]:
@@ -88,3 +87,8 @@ class OlderVersions:
         with tempfile.TemporaryDirectory(prefix="trinity-adapter-") as made:
             await asyncio.to_thread(lay_out, Path(made), told["lora"], [Path(file) for file in told["files"]])
             yield Path(made), manifest.canary
+
+
+def _has_files(version: Version) -> bool:
+    """The base model is here without files of its own."""
+    return not version.files_gone and (version.version == 0 or bool(version.manifest.files))

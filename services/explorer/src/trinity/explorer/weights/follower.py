@@ -95,8 +95,8 @@ class WeightFollower:
         return version not in self._choice.view.rejected and not stale
 
     async def find(self, version: int) -> Version | None:
-        """The service's record of a version; None if there is none or no answer."""
-        return await self._member.version(version)
+        """The service's record of a version; None if there is none. Raises Unavailable without an answer."""
+        return await self._member.find(version)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:

@@ -12,7 +12,7 @@ from trinity.explorer.types import EngineFailed
 from trinity.explorer.weights.choice import Choice
 from trinity.explorer.weights.loader import Loaded
 from trinity.runtime import waits
-from trinity.runtime.errors import AlreadyExists, Conflict, TrinityError, Unavailable
+from trinity.runtime.errors import AlreadyExists, Conflict, NotFound, TrinityError, Unavailable
 from trinity.weights import ExplorerState, Manifest
 from trinity.weights import client as calls
 from trinity.weights.canary import Measured
@@ -151,10 +151,17 @@ class SyncMember:
                 await self._sync.ask(calls.leave(self._lease))
         await self._sync.close()
 
+    async def find(self, version: int) -> Version | None:
+        """The service's record of a version; None if there is none. Raises Unavailable without an answer."""
+        try:
+            return await self._sync.ask(calls.version(version))
+        except NotFound:
+            return None
+
     async def version(self, version: int) -> Version | None:
         """The service's record of a version; None if there is none or no answer."""
         try:
-            return await self._sync.ask(calls.version(version))
+            return await self.find(version)
         except TrinityError as error:
             log.info("explorer.sync.silent", version=version, reason=str(error))
             return None
