@@ -8,7 +8,7 @@ import pytest
 
 from support.fakes.data.experience import make_group, make_task
 from trinity.config.schema.buffer import FormatConfig
-from trinity.data.experience import AttemptFailure, Group, Task, VersionSpan
+from trinity.data.experience import AttemptFailure, Experience, Group, Task, VersionSpan
 from trinity.data.wire import task_to_proto
 from trinity.explorer.engine.engine import spans_from
 from trinity.explorer.environments.client import EnvironmentFailed, ScorerFailed
@@ -16,6 +16,7 @@ from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.task_queue import TaskQueue
 from trinity.explorer.types import Completion, EngineFailed
 from trinity.explorer.weights.load_history import WeightsWithdrawn
+from trinity.explorer.workflows.single_turn import SimpleWorkflow
 from trinity.runtime.broker import StreamSpec, connect, ensure_consumer, ensure_streams
 from trinity.runtime.errors import FailureCause
 from trinity.runtime.names import TASK_LEASE_SECONDS, TASKS_CONSUMER
@@ -107,6 +108,18 @@ async def test_a_greedy_baseline_is_the_last_of_the_group_and_says_so() -> None:
     assert sorted(asked) == [(1, 0.0), (3, the_task().sampling.temperature)]
     assert [e.rollout for e in group.experiences] == [0, 1, 2, 3]
     assert [e.metrics.get("greedy", 0.0) for e in group.experiences] == [0.0, 0.0, 0.0, 1.0]
+
+
+async def test_each_seat_of_a_greedy_game_is_a_rollout_of_its_own() -> None:
+    class TwoSeats(SimpleWorkflow):
+        async def run(self) -> list[Experience]:
+            made = await super().run()
+            return [replace(one, rollout=2 * one.rollout + seat) for one in made for seat in (0, 1)]
+
+    found = await attempt._rollouts(TwoSeats, the_task(greedy_baseline=True), Tools())
+    assert [(one.rollout, one.metrics.get("greedy", 0.0)) for one in found] == [
+        *((rollout, 0.0) for rollout in range(6)), (6, 1.0), (7, 1.0),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

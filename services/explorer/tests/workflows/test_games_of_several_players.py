@@ -9,6 +9,7 @@ import pytest
 from support.fakes.explorers.toolbox import Step, Toolbox, make_episode_task, turns
 from trinity.data.experience import Experience, Group, TaskKind
 from trinity.explorer.workflows import WORKFLOWS
+from trinity.explorer.workflows.players import NoTurn
 from trinity.runtime.errors import InvalidInput
 
 pytestmark = pytest.mark.core
@@ -163,6 +164,16 @@ async def test_an_early_end_of_one_seat_ends_the_game_of_all() -> None:
     ]  # fmt: skip
     made = await play(toolbox(), n=1, action_form="action", early_end_reward=-2.0)
     assert [(info(one)["player"], one.reward) for one in made] == [("white", -2.0)]
+
+
+async def test_who_leaves_a_game_has_lost_it() -> None:
+    made = await play(toolbox(judged=wrong), n=1, seats={"black": "judge"}, action_form="action")
+    assert [one.metrics["score"] for one in made] == [0.0], "the policy's first reply is no action"
+
+
+async def test_games_without_a_turn_of_the_policy_are_played_again() -> None:
+    with pytest.raises(NoTurn, match=r"no seat of the policy had a turn in 2 game\(s\)"):
+        await play(toolbox(judged=lambda _: "never"), seats={"white": "judge"})
 
 
 async def test_turn_by_turn_and_in_evaluations() -> None:

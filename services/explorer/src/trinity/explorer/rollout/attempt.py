@@ -223,7 +223,8 @@ async def _rollouts(workflow: type[Workflow], task: Task, tools: Toolbox) -> lis
         replace(task, repeat_times=1, sampling=replace(task.sampling, n=1, temperature=0.0)),
     )
     sampled, greedy = await gather_rollouts(workflow(part, tools).run() for part in parts)
-    return sampled + [replace(e, rollout=others, metrics={**e.metrics, "greedy": 1.0}) for e in greedy]
+    first = max((others, *(e.rollout + 1 for e in sampled)))  # a game has several: one for each seat
+    return sampled + [replace(e, rollout=first + e.rollout, metrics={**e.metrics, "greedy": 1.0}) for e in greedy]
 
 
 def _refuse_older_after_newer(experiences: Sequence[Experience]) -> None:

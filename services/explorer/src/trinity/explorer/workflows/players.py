@@ -9,6 +9,7 @@ become experiences, compared with the same seat in the other rollouts of the gro
 
 import asyncio
 import json
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from trinity.explorer.workflows.base import Toolbox, gather_rollouts, rollouts_g
 from trinity.explorer.workflows.environments import EnvironmentWorkflow
 from trinity.explorer.workflows.episode import End, Episode
 from trinity.explorer.workflows.player import Player, parse_action
-from trinity.runtime.errors import InvalidInput
+from trinity.runtime.errors import InvalidInput, TrinityError
 
 
 class Table:
@@ -32,6 +33,7 @@ class Table:
         self._remote, self.instructions = remote, instructions
         self.seats = {player: Seat(self, player) for player in players}
         self.rewards: dict[str, float] = dict.fromkeys(players, 0.0)
+        self.left = ""  # the player whom a rule of the workflow took out of the game
         self._over = False
 
     def show(self, answer: Any) -> None:
@@ -51,6 +53,7 @@ class Table:
     def leave(self, player: str) -> None:
         """A rule of the workflow ended this player's episode, and with it the game. The others keep their rewards."""
         if not self._over:
+            self.left = player
             self.show(Step(f"The game is over: {player} ended it.", 0.0, True, {}, {}))
 
 
@@ -79,6 +82,10 @@ class Seat:
         return Step(answer.observation, earned, answer.done, answer.info, self.metrics, images=tuple(answer.images))
 
 
+class NoTurn(TrinityError):
+    """All games of a group ended before the policy acted. Another attempt may play others."""
+
+
 class PlayersWorkflow(EnvironmentWorkflow):
     """Plays `repeat_times` games. Each seat of the policy that had a turn gives an experience, or one for each turn."""
 
@@ -95,7 +102,10 @@ class PlayersWorkflow(EnvironmentWorkflow):
             version, tools = await self.tools.older(self.task.task_id)
             self._older = version, Player(self.task, tools, self._rules)
         games = (self._play(rollout) for rollout in range(self.task.repeat_times))
-        return [experience for made in await gather_rollouts(games) for experience in made]
+        found = [experience for made in await gather_rollouts(games) for experience in made]
+        if not found:
+            raise NoTurn(f"no seat of the policy had a turn in {self.task.repeat_times} game(s)")
+        return found
 
     async def _play(self, rollout: int) -> list[Experience]:
         async with self.player.episode() as remote:
@@ -115,7 +125,8 @@ class PlayersWorkflow(EnvironmentWorkflow):
         for index, (player, who) in enumerate(seating.items()):
             if who == POLICY and played[player].turns:
                 number = rollout * len(seating) + index
-                scores = self._scores(player, rewards, seating)
+                ranked = {**rewards, table.left: -math.inf} if table.left else rewards
+                scores = self._scores(player, ranked, seating)
                 facts = {"group": player, "player": player, "seats": names}
                 made += [_with(one, facts, scores) for one in self.experiences(played[player], number)]
         return made
