@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from trinity.explorer.engine.engine import Engine, EnginePool
+from trinity.explorer.engine.trial import POLICY
 from trinity.explorer.serving.asgi import App, Refused, is_preflight, send_error
 from trinity.explorer.serving.bounds import Bounds, bounded
 from trinity.runtime.errors import InvalidInput
@@ -44,15 +45,19 @@ class PooledClient:
                 yield output
 
     async def good_outputs(
-        self, prompt: Any, sampling_params: Any = None, *args: Any, **kwargs: Any
+        self, prompt: Any, sampling_params: Any = None, *args: Any, tried: bool = True, **kwargs: Any
     ) -> AsyncGenerator[tuple[Engine, Sequence[int], Any]]:
-        """Yield outputs of a request, with the engine that samples it and the serials after 0, 1, 2 ... loads."""
+        """Yield outputs of a request, with the engine that samples it and the serials after 0, 1, 2 ... loads.
+
+        tried: a trial of versions may choose who samples it.
+        """
         loads, chosen = self._pool.loads, kwargs.pop("lora_request", None)
         await loads.usable()
         tokens = prompt.get("prompt_token_ids", ()) if isinstance(prompt, dict) else ()
         async with self._pool.engine_for(tokens, getattr(sampling_params, "n", 1)) as engine:
             await engine.after_load()
-            adapter = chosen.lora_name if chosen is not None else self._pool.adapter_of_call(engine)
+            own = self._pool.adapter_of_call(engine) if tried else POLICY
+            adapter = chosen.lora_name if chosen is not None else own
             async with engine.using(adapter) as weights:
                 if isinstance(prompt, dict):  # key-value blocks of other weights are not reused
                     prompt = {**prompt, "cache_salt": f"{weights.salt}{prompt.get('cache_salt') or ''}"}

@@ -44,7 +44,9 @@ class RecordingClient(PooledClient):
         call = CALL.get()
         recording = Recording(call, sampling_params) if call is not None else None
         try:
-            async with contextlib.aclosing(self.good_outputs(prompt, sampling_params, *args, **kwargs)) as outputs:
+            plain = call is None or not call.session.name  # a session keeps to the newest version
+            made = self.good_outputs(prompt, sampling_params, *args, tried=plain, **kwargs)
+            async with contextlib.aclosing(made) as outputs:
                 async for engine, serials, output in outputs:
                     if recording is not None:
                         tokens = await recording.note(output, serials, self._pool.loads)
