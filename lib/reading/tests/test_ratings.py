@@ -29,6 +29,12 @@ def test_who_won_all_games_has_a_finite_rating() -> None:
     assert found[20] == pytest.approx(2 * found[10])
 
 
+def test_versions_that_no_games_connect_to_the_oldest_have_no_rating() -> None:
+    found = ratings({(10, 0): 0.75, (20, 10): 0.75, (200, 160): 0.75})
+    assert sorted(found) == [0, 10, 20]
+    assert found == ratings({(10, 0): 0.75, (20, 10): 0.75})
+
+
 def test_games_against_oneself_rate_nobody() -> None:
     assert ratings({(0, 0): 0.5}) == ratings({}) == {}
 

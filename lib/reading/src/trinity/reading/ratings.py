@@ -12,6 +12,8 @@ _ROUNDS, _EXACT = 10_000, 1e-9
 def ratings(scores: Mapping[tuple[int, int], float]) -> dict[int, float]:
     """Rates versions by the Bradley-Terry model, in points of Elo's scale; the oldest version has 0.
 
+    Versions that games do not connect to the oldest one, directly or through others, have no rating.
+
     scores: the share of points that the first version won against the second, 0 to 1, for each pair; all pairs count
     alike. Maximizes the likelihood by the MM algorithm of Hunter, "MM algorithms for generalized Bradley-Terry models",
     The Annals of Statistics 32 (2004), equation 3: g_i = W_i / sum_j N_ij / (g_i + g_j).
@@ -25,6 +27,12 @@ def ratings(scores: Mapping[tuple[int, int], float]) -> dict[int, float]:
             pairs = games.setdefault(one, {})
             pairs[against] = pairs.get(against, 0.0) + 1 + _DRAWN
             won[one] = won.get(one, 0.0) + points + _DRAWN / 2
+    reached, reaching = set[int](), [min(games)] if games else []
+    while reaching:
+        if (one := reaching.pop()) not in reached:
+            reached.add(one)
+            reaching += games[one]
+    games = {one: pairs for one, pairs in games.items() if one in reached}
     strength = dict.fromkeys(sorted(games), 1.0)
     for _ in range(_ROUNDS):
         before = dict(strength)
