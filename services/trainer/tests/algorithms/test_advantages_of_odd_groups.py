@@ -128,6 +128,14 @@ def test_an_origin_that_is_none_is_refused(fact: dict[str, Any], problem: str) -
         of("tree", rollouts_of([1.0, 0.0], [0, 0], facts=[{}, fact], trajectories_N=torch.tensor([0, 1])))
 
 
+def test_metrics_with_the_names_of_branches_change_no_tree() -> None:
+    numbers, named = torch.tensor([0, 1]), {"turns": 3.0, "parent": 0.0, "branch_turn": 1.0}
+    plain, found = (
+        of("tree", rollouts_of([1.0, 0.0], [0, 0], facts=[fact] * 2, trajectories_N=numbers)) for fact in ({}, named)
+    )
+    assert [one.tolist() for one in found.tokens] == [one.tolist() for one in plain.tokens] == [[0.5] * 3, [-0.5] * 3]
+
+
 def test_turns_of_one_sequence_have_their_nodes_advantages() -> None:
     turns = {"turns": [[0, 1], [1, 2], [2, 3]]}
     facts = [turns, {**turns, "parent": 0, "branch_turn": 2}, {**turns, "parent": 7, "branch_turn": 1}, turns]

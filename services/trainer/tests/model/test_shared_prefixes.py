@@ -17,7 +17,7 @@ from trinity.data.routes import Routes
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data.batch import TrainSequence
 from trinity.trainer.data.microbatch import Limit, MicroBatch, MicroBatchPlanner, collate, plan_micro_batches
-from trinity.trainer.data.shared_prefixes import path_to, token_count, trees_of, units_of
+from trinity.trainer.data.shared_prefixes import path_to, row_of, token_count, trees_of, units_of
 from trinity.trainer.model import shared_attention
 from trinity.trainer.model.attention import check_shared_prompts
 from trinity.trainer.model.policy import PolicyModel, pack
@@ -154,6 +154,19 @@ def test_turns_that_begin_with_earlier_turns_are_one_segment() -> None:
     assert micro.lengths == (60,)
     assert micro.shared is None
     assert micro.predicting.tolist() == [*range(14, 19), *range(34, 39), *range(54, 59)]
+
+
+def test_an_episode_of_very_many_turns_is_laid_out() -> None:
+    """A template that changes former turns: each turn shares only the turns before it."""
+    begun, turns, zeros = np.zeros(10, np.int32), [], np.zeros(30, np.float32)
+    for turn in range(600):
+        tokens = np.concatenate([begun, np.full(30, 5000 + turn, np.int32)])
+        turns.append(TrainSequence(tokens, len(begun), zeros, zeros == 0, group=0))
+        begun = np.concatenate([begun, np.full(10, 100 + turn, np.int32)])
+    trees = trees_of(turns)
+    assert sorted(member for tree in trees for member in tree.members) == list(range(600))
+    assert any(len(tree.members) > 10 for tree in trees), "the last turns share most of the episode"
+    assert sum(row_of(turns, [600]).lengths) == sum(tree.root.tokens for tree in trees)
 
 
 @pytest.mark.parametrize(

@@ -307,7 +307,7 @@ def _rollouts(
         logprobs=[_float64(s.old_logprobs) for s in sequences],
         trajectories_N=torch.tensor([e.rollout if e else -1 - i for i, e in enumerate(experiences)]),
         steps_N=torch.tensor([e.step if e else 0 for e in experiences]),
-        facts=[{**json.loads(e.info_json or "{}"), **e.metrics} if e else {} for e in experiences],
+        facts=[{**e.metrics, **json.loads(e.info_json or "{}")} if e else {} for e in experiences],
         penalties=None if penalties is None else [_float64(p) for p in penalties],
         values=None if values is None else [_float64(v) for v in values],
         teachers=[

@@ -135,17 +135,26 @@ def _common(one: TrainSequence, other: TrainSequence) -> int:
 
 
 def _forest(lengths: Sequence[int], shared: Sequence[int], part: range, start: int) -> list[Segment]:
-    """Lays out what a part of the sequences has from `start`. shared: tokens that each shares with the one before."""
-    if len(part) == 1:
-        return [Segment(start, lengths[part[0]], part[0])]
-    end = min(shared[place] for place in part[1:])
-    cuts = [part.start, *(place for place in part[1:] if shared[place] == end), part.stop]
-    parts = [range(first, last) for first, last in pairwise(cuts)]
-    saved = (end - start) * (len(part) - 1)
-    if end - start < _LEAST_TOKENS or saved < _LEAST_SAVED * sum(lengths[place] - start for place in part):
-        return [one for inner in parts for one in _forest(lengths, shared, inner, start)]
-    below = tuple(one for inner in parts for one in _forest(lengths, shared, inner, end))
-    return [Segment(start, end, part[0], below)]
+    """Lays out what a part of the sequences has from `start`. shared: tokens that each shares with the one before.
+
+    Recursion is shallow: each shared segment saves _LEAST_SAVED of what is below it.
+    """
+    found, parts = [], [part]
+    while parts:
+        part = parts.pop(0)
+        if len(part) == 1:
+            found.append(Segment(start, lengths[part[0]], part[0]))
+            continue
+        end = min(shared[place] for place in part[1:])
+        cuts = [part.start, *(place for place in part[1:] if shared[place] == end), part.stop]
+        inner = [range(first, last) for first, last in pairwise(cuts)]
+        saved = (end - start) * (len(part) - 1)
+        if end - start < _LEAST_TOKENS or saved < _LEAST_SAVED * sum(lengths[place] - start for place in part):
+            parts[:0] = inner
+        else:
+            below = tuple(one for each in inner for one in _forest(lengths, shared, each, end))
+            found.append(Segment(start, end, part[0], below))
+    return found
 
 
 def _leaves(root: Segment) -> list[int]:

@@ -54,7 +54,7 @@ class Rollouts:
         return rewards
 
     def fact(self, index: int, key: str) -> Any:
-        """An entry of the experience's info or metrics; None without it."""
+        """An entry of the experience's info, else of its metrics; None without it."""
         return self.facts[index].get(key) if self.facts is not None else None
 
     def number(self, index: int, key: str) -> float | None:

@@ -94,8 +94,14 @@ def _penalties(rollouts: Rollouts, one: _Rollout, end: int | None = None) -> flo
     return sum(float((rollouts.penalties[index] * rollouts.masks[index])[part].sum()) for index, part in own)
 
 
+def _of_info(rollouts: Rollouts, index: int, key: str) -> Any:
+    """Returns the entry of info; None for a metric of the same name, which is a float."""
+    value = rollouts.fact(index, key)
+    return None if type(value) is float else value
+
+
 def _branching(rollouts: Rollouts, index: int, number: int) -> tuple[int | None, int]:
-    parent, turn = rollouts.fact(index, "parent"), rollouts.fact(index, "branch_turn")
+    parent, turn = _of_info(rollouts, index, "parent"), _of_info(rollouts, index, "branch_turn")
     if parent is None and turn is None:
         return None, 0
     if type(parent) is not int or not 0 <= parent < number:
@@ -106,7 +112,7 @@ def _branching(rollouts: Rollouts, index: int, number: int) -> tuple[int | None,
 
 
 def _turns(rollouts: Rollouts, index: int) -> Iterator[tuple[int, int, slice]]:
-    spans, length = rollouts.fact(index, "turns"), len(rollouts.masks[index])
+    spans, length = _of_info(rollouts, index, "turns"), len(rollouts.masks[index])
     if spans is None:
         yield 0 if rollouts.steps_N is None else int(rollouts.steps_N[index]), index, slice(0, length)
         return
