@@ -40,10 +40,16 @@ def test_such_a_run_needs_no_taskset() -> None:
         ({"buffer": {"batch_size": 4}}, "buffer.total_steps"),
         ({"synchronizer": {"sync_offset": 0}}, "synchronizer.sync_offset"),
         ({"explorer": {"record": True, "traffic": {"trial": {}}}}, "explorer.traffic.trial"),
+        ({"explorer": {"record": True, "traffic": {"guard": {}}}}, "synchronizer.versions_to_keep"),
     ],
 )
 def test_what_leaves_calls_untrained_is_refused(changes: dict[str, Any], key: str) -> None:
     assert said(**changes) == [key]
+
+
+def test_a_guard_goes_back_to_versions_whose_files_are_kept() -> None:
+    explorer = {"record": True, "traffic": {"guard": {}}}
+    assert said(explorer=explorer, synchronizer={"sync_offset": 4, "versions_to_keep": 7}) == []
 
 
 @pytest.mark.parametrize("merged", [True, False])

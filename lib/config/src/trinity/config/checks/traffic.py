@@ -29,6 +29,11 @@ def check_traffic(config: Config) -> Iterator[Problem]:
     plan = make_plan(config)
     if plan.total_steps is None:
         yield Problem("buffer.total_steps", f"is missing; calls of {KEY} come as long as the run lasts")
+    needed, kept = plan.staleness.bound // plan.staleness.interval + 3, config.synchronizer.versions_to_keep
+    traffic = config.explorer.traffic
+    if traffic.guard is not None and traffic.trial is None and kept < needed:  # versions wait for their trial
+        problem = f"is {kept}, and {KEY}.guard rolls back to versions that are no longer LIVE: at least {needed}"
+        yield Problem("synchronizer.versions_to_keep", problem)
     if plan.staleness.bound == 0:
         problem = "is 0: a reward that comes after the next version would never be trained; raise it"
         yield Problem("synchronizer.sync_offset", problem)

@@ -7,6 +7,7 @@ old for the next batch, or was deleted, is passed over: it is counted, and never
 import asyncio
 import contextlib
 import json
+import time
 from collections import deque
 from dataclasses import dataclass
 
@@ -32,7 +33,7 @@ WAITING = Gauge("trinity_buffer_rewards_waiting", "Rewards of recorded calls tha
 
 _MOST_WAITING = 16_384  # beyond it the guard does not read on; while a version is tried, few rewards are fed
 _READ_AHEAD = 256
-_LOOK_SECONDS = 0.25
+_LOOK_SECONDS, _ASK_SECONDS = 0.25, 10.0
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class RewardedCalls:
             tries, bounds = traffic.trial is not None, (given.reward_low, given.reward_high)
             self._guard = Guard(given.alpha, given.margin, *bounds, together=tries)
         self._withdrawn: tuple[tuple[int, int], ...] = ()  # as the guard knows them
+        self._asks_again = 0.0
 
     @property
     def waiting(self) -> int:
@@ -80,7 +82,7 @@ class RewardedCalls:
                     except InvalidInput as error:
                         self._pass("invalid", message.subject, str(error))
                         continue
-                    await self._judge(reward)
+                    await self._judge(reward, acts=read > fed)
                     if read > fed:
                         self._waiting.append(Rewarded(read, reward))
                     if len(self._waiting) >= _MOST_WAITING:
@@ -91,19 +93,23 @@ class RewardedCalls:
             await asyncio.sleep(_LOOK_SECONDS)
             await context.changed.wait_for(lambda: len(self._waiting) < _MOST_WAITING)
 
-    async def _judge(self, reward: CallReward) -> None:
-        """Compare the versions' rewards, and roll back a version that the guard finds worse."""
+    async def _judge(self, reward: CallReward, acts: bool) -> None:
+        """Compare the versions' rewards, and roll back a version that the guard finds worse.
+
+        acts: False for rewards that an earlier process judged.
+        """
         version, live = reward.newest_version, self._context.live
         if self._guard is None or reward.oldest_version != version or live.is_withdrawn(version):
             return
         if live.withdrawn != self._withdrawn:
             self._withdrawn = live.withdrawn
             self._guard.forget(live.is_withdrawn)
-        if (alarm := self._guard.add(version, reward.reward)) is not None:
+        alarm = self._guard.add(version, reward.reward)
+        if alarm is not None and acts and time.monotonic() >= self._asks_again:
             await self._withdraw(alarm)
 
     async def _withdraw(self, alarm: Alarm) -> None:
-        """Ask sync for a rollback. If it fails, the version's next reward asks again."""
+        """Ask sync for a rollback. If it fails, a reward of the version asks again, _ASK_SECONDS later."""
         reason = f"clients' rewards of {alarm.rewards} calls are worse than before (e-value {alarm.e_value:.3g})"
         told = {"version": alarm.version, "good": alarm.good, "reason": reason}
         try:
@@ -112,6 +118,7 @@ class RewardedCalls:
             await self._versions.look()
         except TrinityError as error:
             log.error("buffer.guard.failed", error=str(error), **told)
+            self._asks_again = time.monotonic() + _ASK_SECONDS
             return
         WITHDRAWN.inc()
         log.warning("buffer.guard.withdrew", **told)
