@@ -248,7 +248,8 @@ class _Crowd:
 
     def _lines(self) -> list[dict[str, Any]]:
         path = Path(self._given.sampled)
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be half written
 
     def replies(self) -> Counter[tuple[str, str, str]]:
         return Counter((line["task"], line["place"], line["prompt"]) for line in self._lines())
