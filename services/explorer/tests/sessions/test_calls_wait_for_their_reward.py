@@ -57,13 +57,14 @@ class Vllm:
     seen: list[dict[str, Any]] = field(default_factory=list)
     headers: list[str] = field(default_factory=list)
     before_the_end: Callable[[], Any] | None = None
+    renders: bool = True  # its prompts pass the recorder
 
     async def answer(self, request: Request) -> Response:
         body = await request.json()
         self.seen.append(body)
         self.headers += request.headers.keys()
         call, name = CALL.get(), f"chatcmpl-{len(self.seen)}"
-        if call is not None:
+        if call is not None and self.renders:
             sampling = SimpleNamespace(
                 temperature=body.get("temperature", 1), top_p=body.get("top_p", 1), top_k=0, repetition_penalty=1
             )
@@ -158,6 +159,18 @@ async def test_a_call_is_stored_before_the_end_of_its_reply(explorer: Explorer, 
             if reasons[-1] is not None:
                 assert await stored(broker) == [f"call.{done.id}", f"call.{chunk.id}"], "before the client had the end"
     assert reasons == [None, "stop"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_was_not_recorded_is_answered_all_the_same(
+    explorer: Explorer, broker: Broker, vllm: Vllm, stream: bool
+) -> None:
+    vllm.renders = False
+    async with openai.AsyncOpenAI(base_url=explorer.url, api_key=KEY, max_retries=0) as client:
+        answer = await client.chat.completions.create(model="any", messages=ASKED, stream=stream)
+        last = [chunk async for chunk in answer][-1] if stream else answer
+    assert last.choices[0].finish_reason == "stop"
+    assert await stored(broker) == []
 
 
 async def test_a_reward_at_another_explorer_makes_experience_of_the_call(

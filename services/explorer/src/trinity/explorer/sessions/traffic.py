@@ -9,8 +9,10 @@ A call is recorded if the trainer could train its reply. Recording never fails a
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import nats.errors
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -22,7 +24,7 @@ from trinity.explorer.serving.bounds import replayed
 from trinity.explorer.sessions.gateway import Answer, check_recordable, defaults, written
 from trinity.explorer.sessions.replies import READERS, Reader
 from trinity.explorer.sessions.samples import Said
-from trinity.explorer.sessions.session import CALL, Call, Session
+from trinity.explorer.sessions.session import CALL, Call, Session, SessionFailed
 from trinity.runtime.errors import Conflict, InvalidInput, NotFound, TrinityError
 from trinity.runtime.metrics import Counter
 
@@ -104,22 +106,23 @@ class Traffic:
             return
         call, reader = Call(Session("", b"", self._sampling)), _Identified(READERS[scope["path"]]())
         CALL.set(call)
-        answer = _Kept(call, reader, send, None, keep=lambda: self._keep(reader.id, key_of(scope), call))
+        keep = partial(self._keep, reader, key_of(scope), call)
+        answer = _Kept(call, reader, send, None, keep=keep, passed=partial(self._passed, "untrained"))
         await self._app(scope, replayed(data, receive), answer.send)
 
-    async def _keep(self, call_id: str, key: str, call: Call) -> None:
+    async def _keep(self, reader: "_Identified", key: str, call: Call) -> None:
         if call.session.untrained:
             self._passed("untrained", "; ".join(sorted(call.session.untrained)))
             return
         (branch,) = call.session.tree.branches()
         experience: Experience = branch.experience(0, 0.0)
         try:
-            if not IS_CALL.fullmatch(call_id):
-                raise InvalidInput("id", f"of the response is {call_id[:100]!r}")
-            await self._calls.keep(call_id, key, experience)
+            if not IS_CALL.fullmatch(reader.id):
+                raise InvalidInput("id", f"of the response is {reader.id[:100]!r}")
+            await self._calls.keep(reader.id, key, experience)
         except InvalidInput as error:
             self._passed("untrained", str(error))
-        except TrinityError as error:
+        except (TrinityError, nats.errors.Error) as error:
             self._passed("lost", str(error))
         else:
             CALLS.labels("recorded").inc()
@@ -146,7 +149,16 @@ class _Kept(Answer):
     """Keeps the call before the client has the end of its reply."""
 
     keep: Callable[[], Awaitable[None]] = field(kw_only=True)
+    passed: Callable[[str], None] = field(kw_only=True)
     kept: bool = False
+
+    def _read(self, message: dict[str, Any]) -> None:
+        try:
+            super()._read(message)
+        except SessionFailed as error:  # of a model whose prompts vLLM makes by itself
+            if not self.kept:
+                self.kept = True
+                self.passed(str(error))
 
     async def _pass_on(self, message: dict[str, Any]) -> None:
         if self.call.complete and not self.kept:
