@@ -168,7 +168,7 @@ CASES = [
          needs="engine"),
     Case("explorers", "an explorer joins, the engine of the first is killed, the other leaves", explorers,
          (0.25, 0.5, 0.75), needs="explorers"),
-    Case("attacked", "forged groups, and calls without an identity and by an explorer, which change a run", attack,
+    Case("attacked", "groups forged by a stranger and as another explorer; calls by both that change a run", attack,
          (0.4,), needs="services"),
     Case("rollback", "the operator rolls back to the weights of two versions ago", roll_back, (0.6,),
          needs="versions"),

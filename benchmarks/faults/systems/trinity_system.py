@@ -15,7 +15,6 @@ _ATTACKS = (
     "changes by an explorer",
     "a group of a stranger to NATS",
     "a group below another explorer's subject",
-    "a forged group with reward 1e6",
 )
 
 
