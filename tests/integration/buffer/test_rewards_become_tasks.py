@@ -29,7 +29,7 @@ TRAFFIC: dict[str, Any] = {
     "algorithm": {"algorithm_type": "reinforceplusplus", "repeat_times": 1},
     "buffer": {"batch_size": GROUPS, "explorer_input": {}},
     "explorer": {"record": True, "traffic": {"keep_mib": 1}, "reward_bound": 10.0},
-    "synchronizer": {"sync_interval": 1, "sync_offset": 2},
+    "synchronizer": {"sync_interval": 1, "sync_offset": 2, "versions_to_keep": 5},
 }
 
 
