@@ -101,7 +101,7 @@ def test_a_zoomed_part_has_every_step(opened: Any) -> None:
     watched = opened()
     page = watched.open("/run/one")
     names(page)
-    with page.expect_response(lambda answer: "/curves?" in answer.url) as asked:
+    with page.expect_response(lambda answer: "/curves?" in answer.url and "grad_norm" in answer.url) as asked:
         drag(page, "actor/grad_norm", 0.49, 0.51)
     steps, _, values = asked.value.json()["series"]["actor/grad_norm"]
     assert len(steps) == steps[-1] - steps[0] + 1 > 100 and 900 in values
