@@ -17,7 +17,7 @@ from trinity.config import Config, make_plan
 from trinity.config.checks.players import plays_older
 from trinity.config.checks.reproducible import check_reproducible
 from trinity.config.run_record import RunRecord, workflows
-from trinity.config.schema.model import ModelConfig
+from trinity.config.schema.model import LoraConfig, ModelConfig
 from trinity.reading.errors import RunError
 from trinity.reading.render import visible
 from trinity.runtime import files, names
@@ -51,7 +51,7 @@ def joined_config(config: Config, about: RunRecord) -> Config:
     )  # fmt: skip
     lora = theirs.model.lora
     if plays_older(joined) and joined.model.lora is None and lora is not None and (lora.lora_rank or not lora.path):
-        numbers = lora.model_copy(update={"path": None})
+        numbers = LoraConfig(lora_rank=lora.rank, merged=lora.merged, load_in_4bit=lora.load_in_4bit)
         joined = joined.model_copy(update={"model": joined.model.model_copy(update={"lora_configs": [numbers]})})
     for problem in check_reproducible(joined):
         raise RunError(f"the run is reproducible, and {problem.path} {problem.message}", code=2)
