@@ -5,12 +5,13 @@ tensor, or tensors of two versions, computes something else. So canaries and res
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import random
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,11 @@ class MemberEngine:
             return [cls(options) for _ in devices]
 
         engine.start_engines = start
+
+    @contextlib.asynccontextmanager
+    async def no_load(self) -> AsyncIterator[None]:
+        async with self._loading:
+            yield
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Any = ()
