@@ -1,7 +1,7 @@
 """Two runs learn Nim from each other: each trains one policy, and the other's newest checkpoint sits opposite.
 
-On real vLLM and DeepSpeed. The explorer of one and the trainer of the other are killed. Each run trains each of its
-tasks once, only the moves of its own policy, in games against checkpoints of the other run.
+The runs use real vLLM and DeepSpeed. The test kills the explorer of one run and the trainer of the other. Each run must
+train each of its tasks once. It must train only the moves of its own policy.
 """
 
 import json

@@ -1,9 +1,18 @@
 """The guard of live traffic: worse versions are found within 200 rewards, others hardly ever, whatever the order."""
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import numpy as np
 import pytest
 
+from trinity.buffer.tasks import rewarded
 from trinity.buffer.tasks.guard import Alarm, Guard
+from trinity.buffer.tasks.rewarded import RewardedCalls
+from trinity.config.schema.explorer import TrafficConfig
+from trinity.data.traffic import CallReward
+from trinity.runtime.errors import Conflict
+from trinity.weights.pointer import Live
 
 pytestmark = pytest.mark.core
 
@@ -78,3 +87,33 @@ def test_in_a_trial_versions_are_compared_with_those_that_are_served_beside_them
                 found += 1
                 break
     assert found >= 58, "a version that is worse is found within 200 of its rewards"
+
+
+async def test_rewards_that_an_earlier_process_judged_roll_nothing_back_and_a_refusal_is_not_repeated_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    explorer = SimpleNamespace(traffic=TrafficConfig.model_validate({"guard": {}}))
+    plan = SimpleNamespace(config=SimpleNamespace(explorer=explorer))
+    calls = RewardedCalls(cast(Any, SimpleNamespace(plan=plan, live=Live(), run="run")), cast(Any, None), "")
+    asked: list[object] = []
+
+    class Refusing:
+        def __init__(self, *_: object) -> None: ...
+
+        async def __aenter__(self) -> "Refusing":
+            return self
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+        async def ask(self, *_: object) -> None:
+            asked.append(self)
+            raise Conflict("the files are gone")
+
+    monkeypatch.setattr(rewarded, "SyncClient", Refusing)
+    for version, reward, count in ((0, 1.0, 200), (1, 0.0, 100)):
+        for number in range(count):
+            await calls._judge(CallReward(f"chatcmpl-{version}-{number}", reward, version, version), acts=False)
+    assert not asked
+    for number in range(20):
+        await calls._judge(CallReward(f"chatcmpl-new-{number}", 0.0, 1, 1), acts=True)
+    assert len(asked) == 1

@@ -16,7 +16,7 @@ from support.servers.buffer_run import BufferRun
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.data.experience import Group, Outcome, Task, TaskKind
 from trinity.explorer.rollout import attempt
-from trinity.runtime import names
+from trinity.runtime import headers, names
 from trinity.runtime.broker import connect
 
 pytestmark = [pytest.mark.core, pytest.mark.timeout(300)]
@@ -129,6 +129,10 @@ async def test_large_results_go_when_their_evaluation_is_over_and_its_metrics_st
         assert before.log_limit_bytes == int(LOG_GIB * 2**30), "it did not have to grow"
 
         run.buffer.kill()
+        task = run_names.evaluation_task("small")  # one more is left, as by a buffer that died before it cut
+        newest = await broker.last(run_names.evaluation_tasks_stream, task)
+        marks = {name: newest.headers[name] for name in (headers.EVALUATION_STEP, headers.EVALUATION_INDEX)}
+        await broker.publish(task, newest.data, message_id="left", headers=marks)
         await asyncio.to_thread(run.buffer.start)
         after = await until(lambda stats: stats.finished, trainer)
         assert list(after.evaluations) == list(before.evaluations)

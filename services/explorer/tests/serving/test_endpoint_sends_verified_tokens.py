@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
+from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.engine import Engine
 from trinity.explorer.serving.endpoint import PooledClient
+from trinity.explorer.sessions import recording
+from trinity.explorer.sessions.recording import RecordingClient
+from trinity.explorer.sessions.session import CALL, Call, Session
 from trinity.explorer.types import EngineOptions
 from trinity.explorer.weights.load_history import LoadHistory, WeightsWithdrawn
 
@@ -52,6 +56,21 @@ class Pool:
         serial = self.loads.begin(version)
         self.engines[0].serials.append(serial)
         return serial
+
+
+@pytest.mark.parametrize(("session", "tried"), [(None, True), ("", True), ("agent", False)])
+async def test_a_trial_chooses_for_plain_calls_alone(
+    session: str | None, tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session without a name stands for a plain call that is recorded."""
+    pool: Any = Pool()
+    asked: list[Engine] = []
+    pool.adapter_of_call = lambda engine: asked.append(engine) or ""
+    CALL.set(None if session is None else Call(Session(session, b"", SamplingParams(max_tokens=4))))
+    monkeypatch.setattr(recording, "Recording", lambda *_: None)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(RecordingClient(pool).generate({"prompt_token_ids": [1]})), 0.1)
+    assert len(pool.llm.salts) == 1 and bool(asked) == tried
 
 
 class Client:

@@ -1,16 +1,19 @@
 """Groups of one, equal rewards, empty masks, responses without tokens; groups left out, drawn again or balanced."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from support.fakes.data.experience import make_group, make_task
 from trinity.config.algorithms import resolve
 from trinity.config.schema.algorithm import AlgorithmConfig
 from trinity.plugins.declarations import ADVANTAGES as NAMES
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.algorithms.advantages import Advantages, Rollouts, compute
+from trinity.trainer.data import batch
 from trinity.trainer.data.bad_steps import NotFinite
 from trinity.trainer.data.batch import TrainSequence, with_advantages
 
@@ -126,6 +129,14 @@ def test_a_step_reward_that_is_no_number_is_seen_in_the_advantage_of_its_group(r
 def test_an_origin_that_is_none_is_refused(fact: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
         of("tree", rollouts_of([1.0, 0.0], [0, 0], facts=[{}, fact], trajectories_N=torch.tensor([0, 1])))
+
+
+def test_info_counts_before_a_metric_of_the_same_name() -> None:
+    made = make_group(make_task(repeat_times=1)).experiences[0]
+    made = replace(made, info_json='{"turns": [[0, 1]]}', metrics={"turns": 1.0, "won": 2.0})
+    one = TrainSequence(np.zeros(3, np.int32), 1, np.zeros(2, np.float32), np.ones(2, bool), 0, experience=made)
+    facts = batch._rollouts([one], 0, None, None).facts
+    assert facts is not None and facts[0] == {"turns": [[0, 1]], "won": 2.0}
 
 
 def test_metrics_with_the_names_of_branches_change_no_tree() -> None:

@@ -51,7 +51,7 @@ def rounded_base(
     dtype: "torch.dtype",
     device: Any = "cpu",
 ) -> "Iterator[tuple[str, torch.Tensor]]":
-    """Yields the tensors of a base model. Rounds those that the trainer holds in four bits, in `dtype` on `device`.
+    """Yields the tensors of a base model. A tensor that the trainer holds in four bits is rounded on `device`.
 
     is_held: of a tensor's name and shape (checks.lora.in_four_bits). dtype: what the trainer computes in.
     """

@@ -90,5 +90,5 @@ class OlderVersions:
 
 
 def _has_files(version: Version) -> bool:
-    """The base model is here without files of its own."""
+    """Tells if the weights of a version can be loaded. The base model needs no files."""
     return not version.files_gone and (version.version == 0 or bool(version.manifest.files))
