@@ -50,6 +50,7 @@ _PROBE_SECONDS = 120.0
 # Above these limits vLLM hangs. Loading reads the whole model, perhaps from a folder on another host.
 _CALL_SECONDS = 120.0
 _LOAD_SECONDS = 1800.0
+_KILL_SECONDS = 0.1
 _BEFORE_ALL_OTHERS = -1
 _RATE_SECONDS = 30.0
 
@@ -346,11 +347,14 @@ class Engine:
 
 async def start_engines(options: EngineOptions, devices: Sequence[str | None]) -> list[Engine]:
     """start.start_vllm in a thread. If this is cancelled, the engines' processes are ended, and so is the thread."""
+    starting = asyncio.ensure_future(asyncio.to_thread(start_vllm, options, devices))
     try:
-        engines = [Engine(llm, options) for llm in await asyncio.to_thread(start_vllm, options, devices)]
+        engines = [Engine(llm, options) for llm in await asyncio.shield(starting)]
     except asyncio.CancelledError:
-        for core in active_children():
-            core.kill()
+        while not starting.done():  # it may begin the next engine
+            for core in active_children():
+                core.kill()
+            await asyncio.wait([starting], timeout=_KILL_SECONDS)
         raise
     for engine in engines:
         engine.llm.output_processor.update_scheduler_stats = engine.note_usage
