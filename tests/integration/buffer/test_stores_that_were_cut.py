@@ -19,7 +19,7 @@ from trinity.runtime.errors import EXIT_FOR_GOOD
 pytestmark = pytest.mark.extended
 
 Started = Callable[..., AbstractAsyncContextManager[tuple[BufferRun, FakeTrainer]]]
-STEPS = 3
+STEPS, AHEAD = 3, 6
 Cut = Callable[[Broker, names.RunNames], object]
 
 
@@ -36,9 +36,8 @@ async def _train(run: BufferRun, trainer: FakeTrainer, folder: Path) -> None:
             await trainer.publish(step, folder / f"w{step}")
             newest = step
             await _commit(trainer, step)
-        async with asyncio.timeout(20):
-            while (await trainer.stats()).outstanding:
-                await asyncio.sleep(0.05)
+        groups = (STEPS + AHEAD + 1) * run.groups
+        assert (await _judged(trainer, groups)).stored == groups
         await _commit(trainer, STEPS)
 
 
@@ -64,7 +63,7 @@ async def _cut(broker: Broker, stream: str, kept: int) -> None:
 async def test_a_buffer_that_is_killed_behind_a_commit_takes_the_same_groups_again(
     started: Started, tmp_path: Path
 ) -> None:
-    async with started(steps=12, synchronizer={"sync_interval": 1, "sync_offset": 6}) as (run, trainer):
+    async with started(steps=12, synchronizer={"sync_interval": 1, "sync_offset": AHEAD}) as (run, trainer):
         await _train(run, trainer, tmp_path)
         before = await trainer.stats()
         run.buffer.kill()
@@ -85,7 +84,7 @@ async def test_a_buffer_that_is_killed_behind_a_commit_takes_the_same_groups_aga
 async def test_the_run_ends_with_the_streams_that_disagree(
     started: Started, tmp_path: Path, cut: Cut, reason: str
 ) -> None:
-    async with started(steps=12, synchronizer={"sync_interval": 1, "sync_offset": 6}) as (run, trainer):
+    async with started(steps=12, synchronizer={"sync_interval": 1, "sync_offset": AHEAD}) as (run, trainer):
         await _train(run, trainer, tmp_path)
         run.buffer.kill()
         async with await connect(run.nats.url, "test") as broker:
@@ -99,7 +98,7 @@ async def test_the_run_ends_with_the_streams_that_disagree(
 async def test_groups_of_forgotten_versions_wait_until_they_are_published_again(
     started: Started, tmp_path: Path
 ) -> None:
-    async with started(steps=12, synchronizer={"sync_interval": 1, "sync_offset": 6}) as (run, trainer):
+    async with started(steps=12, synchronizer={"sync_interval": 1, "sync_offset": AHEAD}) as (run, trainer):
         await _train(run, trainer, tmp_path)
         before = await trainer.stats()
         run.buffer.kill()
