@@ -154,7 +154,7 @@ class Experiment:
         for number, prompt in enumerate(prompts):
             chunks = {"chunks": [{"tokens": prompt, "type": "encoded_text"}]}
             requests.append(self._http.post("asample", asked | {"seq_id": number, "prompt": chunks})["request_id"])
-        answers = [self._http.result(request, read_samples) for request in requests]
+        answers = [self._http.result(request, read_samples, START_SECONDS) for request in requests]
         if refused := [answer for answer in answers if not isinstance(answer, Samples)]:
             raise RuntimeError(f"no samples: {refused[0]}")
         return list(zip(prompts, answers, strict=True))

@@ -159,9 +159,11 @@ class HttpTenant:
         found: Samples = self.result(self.post("asample", asked)["request_id"], read_samples)
         return [one.tokens.tolist() for one in found.sequences]
 
-    def result(self, request_id: str, read: Callable[[bytes], Any] = read_output) -> Any:
+    def result(
+        self, request_id: str, read: Callable[[bytes], Any] = read_output, seconds: float = _RESULT_SECONDS
+    ) -> Any:
         """Waits for a result: JSON, or the log-probabilities and metrics of a forward pass."""
-        deadline = time.monotonic() + _RESULT_SECONDS
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             answer = self.answer("retrieve_future", {"request_id": request_id})
             assert answer.status_code == 200, answer.text
