@@ -280,3 +280,38 @@ async def test_a_regrade_trains_stored_groups_with_other_rewards_and_samples_onl
         if filters:
             assert [(one.index, one.reward) for one in used[ordinal].experiences] == [(0, 1.0)]
             assert used[ordinal].reward_mean == 1.0
+
+
+@pytest.mark.parametrize("again", [pytest.param(False, id="fork"), pytest.param(True, id="regrade")])
+@pytest.mark.extended
+async def test_a_run_begins_from_a_regrade_whose_groups_wait(
+    again: bool, started: Started, tmp_path: Path, nats_server: NatsServer
+) -> None:
+    """The groups that wait were sampled by versions of the first run, above the shared step."""
+    async with (
+        started(**ASYNC) as (run, trainer),
+        explorer(nats_server.url, run.run, lambda task, _: played(task, [])),
+    ):
+        await train(trainer, 1, STEPS, tmp_path / "weights")
+        call = trainer.buffer.Fork(pb.ForkRequest(run=trainer.run, step=AT, through_step=STEPS))
+        parts = [part.SerializeToString() async for part in call]
+    at, found = AT + 1, []
+    for name, step in (("regraded", AT), ("second", at)):
+        given = parts if name == "second" and not again else regraded(parts, {})
+        async with forked(tmp_path / name, nats_server, given, step) as (_, trainer):
+            batches, ages = {}, {}
+            for later in range(step + 1, STEPS + 1):
+                batches[later] = [ordinal for ordinal, *_ in content(await trainer.batch(later))]
+                groups = (await trainer.entry(later)).groups
+                ages[later] = [(one.oldest_version, one.newest_version, one.parent_steps) for one in groups]
+                await trainer.publish(later, tmp_path / f"{name}/version-{later}")
+                if later == at and step == AT:
+                    call = trainer.buffer.Fork(
+                        pb.ForkRequest(run=trainer.run, step=at, through_step=STEPS if again else 0)
+                    )
+                    parts = [part.SerializeToString() async for part in call]
+        found.append((batches, ages))
+    (first, first_ages), (second, second_ages) = found
+    assert second == {step: first[step] for step in range(at + 1, STEPS + 1)}
+    assert second_ages == {step: first_ages[step] for step in second}
+    assert any(parent_steps for ages in second_ages.values() for *_, parent_steps in ages)

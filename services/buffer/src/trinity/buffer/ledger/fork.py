@@ -60,7 +60,8 @@ async def parts_after(
     window = window_at(cursor, policy_of(plan))
     waiting = [*window.unused.values(), *window.reusable.values()]
     wanted = {group.log_sequence: group.ordinal for group in waiting}
-    used: set[int] = set()  # sequences of the groups that are regraded
+    # Sequences of groups that go along whichever weights sampled them: those that wait, and those that are regraded.
+    given = set(wanted)
     for later in range(step + 1, min(ledger.newest_step, max(plan.staleness.open_batches(step), through_step)) + 1):
         entry = await ledger.get(later)
         yield replace(entry, cursor=b"", cursor_sequence=0)
@@ -68,13 +69,13 @@ async def parts_after(
         fresh = [(g.log_sequence, g.ordinal) for g in entry.groups if is_used or g.newest_version <= step]
         drops = [drop for drop in entry.dropped if drop.reason != CUT]
         if is_used:
-            used.update(sequence for sequence, _ in fresh)
-            used.update(drop.log_sequence for drop in drops if drop.reason != FENCED)
+            given.update(sequence for sequence, _ in fresh)
+            given.update(drop.log_sequence for drop in drops if drop.reason != FENCED)
         fresh += [(drop.log_sequence, drop.ordinal) for drop in drops]
         wanted |= {sequence: ordinal for sequence, ordinal in fresh if sequence > window.log_sequence}
     for sequence in sorted(wanted):
         outcome, traceparent = await reader.payload(sequence)
-        if sequence in used or _summary(outcome, sequence).newest_version <= step:
+        if sequence in given or _summary(outcome, sequence).newest_version <= step:
             yield BatchGroup(outcome, wanted[sequence], traceparent)
 
 
@@ -109,9 +110,9 @@ class _Regrading:
         found = entry.summary(known.log_sequence, self._limits, task_is_sound=True)
         group = replace(
             found,
-            oldest_version=min(found.oldest_version, self._step),
-            newest_version=min(found.newest_version, self._step),
-            parent_steps=max(0, found.newest_version - self._step),
+            oldest_version=min(known.oldest_version, self._step),  # a payload may have versions of an older line
+            newest_version=min(known.newest_version, self._step),
+            parent_steps=known.parent_steps + max(0, known.newest_version - self._step),
             parent_sha256=part.parent_sha256,
         )
         if part.left_out or not self._pipeline.names:
