@@ -161,6 +161,37 @@ def test_a_file_that_is_gone_is_named(gone: str, stage: JobStage, tmp_path: Path
 
 
 @pytest.mark.parametrize(
+    "added",
+    [
+        "checkpoint/actor/huggingface/model.safetensors",
+        "checkpoint/actor/.full_checkpoint",
+        "version/adapter_config.json",
+        "versions/00000001.pb",
+    ],
+)
+def test_a_file_that_nobody_signed_is_named(added: str, stage: JobStage, tmp_path: Path) -> None:
+    folder, key = made(stage, tmp_path / "out")
+    (folder / added).parent.mkdir(exist_ok=True)
+    shutil.copy(folder / "version/part-00000.safetensors", folder / added)
+    code, text = check(folder, "--key", key)
+    assert (code, f"{added} is not in the statement" in text) == (1, True)
+
+
+@pytest.mark.parametrize("added", ["checkpoint/actor/huggingface", "checkpoint/.full_checkpoint", "version"])
+def test_a_link_that_nobody_signed_is_named(added: str, stage: JobStage, tmp_path: Path) -> None:
+    if added == "version":  # a statement without a version
+        shutil.rmtree(stage.folder / "weights")
+    folder, key = made(stage, tmp_path / "out")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "manifest.pb").write_bytes(b"")
+    (folder / added).unlink(missing_ok=True)
+    (folder / added).symlink_to(elsewhere)
+    code, text = check(folder, "--key", key)
+    assert (code, added in text and "is not in the statement" in text) == (1, True)
+
+
+@pytest.mark.parametrize(
     ("changed", "named", "said"),
     [
         ({"version": STEPS - 1, "base_model": "x"}, "versions/00000003.pb", r"has digest .*version/manifest.pb says"),

@@ -142,7 +142,7 @@ def _statement(job_stage: JobStage, step: int, head: str, folder: Path) -> dict[
         for part in ("checkpoint", "version", "versions")
         for path in (folder / part).rglob("*")
     }
-    found = sorted(name for name in names if (folder / name).is_file() and Path(name).name != COMPLETE)
+    found = sorted(name for name in names if (folder / name).is_file() and name != f"checkpoint/{COMPLETE}")
     subject = [{"name": name, "digest": {"sha256": verifier.sha256(folder / name)}} for name in found]
     config = json.dumps(dump(job_stage.config), sort_keys=True).encode()
     source = job_stage.config.buffer.explorer_input

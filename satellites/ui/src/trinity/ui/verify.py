@@ -11,6 +11,7 @@ import argparse
 import base64
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,6 +146,17 @@ def check_files(folder: Path, listed: "dict[str, str]", what: str) -> None:
             raise Broken(f"{path} has SHA-256 {sha256(path)}, {what} says {digest}")
 
 
+def check_nothing_added(folder: Path, listed: "dict[str, str]") -> None:
+    """Raises Broken for a file or link that the statement does not list: a loader might prefer it to a listed file."""
+    marker = folder / "checkpoint/.full_checkpoint"  # empty, so the statement leaves it out
+    for part in ("checkpoint", "version", "versions"):
+        for root, folders, names in os.walk(folder / part):
+            links = [name for name in folders if Path(root, name).is_symlink()]
+            for path in (Path(root, name) for name in [*names, *links]):
+                if path.relative_to(folder).as_posix() not in listed and (path != marker or path.is_symlink()):
+                    raise Broken(f"{path} is not in the statement: somebody has added it")
+
+
 def check_safetensors(path: Path) -> None:
     """Checks that the header describes exactly the file's bytes."""
     with path.open("rb") as file:
@@ -210,7 +222,10 @@ def is_signed(key: bytes, message: bytes, signature: bytes) -> bool:
 
 
 def check_statement(folder: Path, key: "bytes | None") -> "tuple[int, str]":
-    """Checks the signature and all files that the statement lists. Returns its step, and the digest of its entry."""
+    """Checks the signature, and that the folder has the files that the statement lists and no others.
+
+    Returns its step, and the digest of its entry.
+    """
     path = folder / "statement.dsse.json"
     if not path.exists():
         raise Broken(f"{folder} has no {path.name}: give a folder that `trinity provenance --job JOB` has written")
@@ -221,7 +236,9 @@ def check_statement(folder: Path, key: "bytes | None") -> "tuple[int, str]":
     if key is not None and not any(is_signed(key, signed, one) for one in signatures):
         raise Broken(f"{path} is not signed by the given key")
     statement = json.loads(payload)
-    check_files(folder, {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}, "the statement")
+    listed = {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}
+    check_files(folder, listed, "the statement")
+    check_nothing_added(folder, listed)
     return int(statement["predicate"]["ledger"]["step"]), str(statement["predicate"]["ledger"]["sha256"])
 
 
