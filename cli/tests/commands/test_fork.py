@@ -100,6 +100,12 @@ def test_a_fork_has_links_and_needs_its_parent_no_more(job: Path, capsys: pytest
     assert (parent.job, parent.step, parent.changes) == (str(job), 4, ("algorithm.optimizer.lr=0.5",))
 
 
+def test_a_fork_continues_though_its_parent_began_anew(job: Path) -> None:
+    config = json.loads((job / "config.json").read_text())
+    (job / "config.json").write_text(json.dumps({**config, "continue_from_checkpoint": False}))
+    assert load(make(job) / "fork.yaml", plugins_loaded=False).continue_from_checkpoint
+
+
 def test_the_checkpoint_of_the_parent_stays_as_it_was(job: Path) -> None:
     make(job, name="other/deeper")
     verify(job / "global_step_4")

@@ -165,7 +165,8 @@ def _config(job_stage: JobStage, at: int, overrides: Sequence[str], name: str, s
     for key, why in fixed.items():
         if given := next((one for one in overrides if one.partition("=")[0].split(".")[0] == key), ""):
             raise RunError(f"{given}: {why}", 2)
-    config = load(job_stage.config_file, overrides, plugins_loaded=False)
+    # With false the new run would begin in another folder, without the checkpoint.
+    config = load(job_stage.config_file, [*overrides, "continue_from_checkpoint=true"], plugins_loaded=False)
     whole = parent.name.removesuffix(f"/{job_stage.stage}") if job_stage.stage else parent.name
     if not any(one.startswith("checkpoint_root_dir=") for one in overrides):
         config = config.model_copy(update={"checkpoint_root_dir": str(_root(job_stage, whole))})
