@@ -1,6 +1,7 @@
 """`trinity provenance` and verify.py: one flipped byte anywhere is found, and the file with it is named."""
 
 import asyncio
+import hashlib
 import json
 import re
 import shutil
@@ -248,6 +249,51 @@ def test_rows_of_the_tasks_are_those_of_the_data(stage: JobStage, tmp_path: Path
     rows.write_text(rows.read_text().replace("q7", "q8"))
     code, text = check(folder, "--data", rows)
     assert (code, "another row 7" in text) == (1, True)
+
+
+def field(number: int, value: int | bytes) -> bytes:
+    """A field as protobuf encodes it; numbers and lengths fit into two bytes."""
+
+    def varint(value: int) -> bytes:
+        return bytes([value]) if value < 128 else bytes([value & 127 | 128, value >> 7])
+
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (field(1, b""), "has field 1 2 times"),
+        (field(2, b""), "has fields 1, 2, must be a group alone"),
+        (field(1, field(1, b"")), "has field 1 2 times"),
+        (None, "has field 1 0 times"),
+    ],
+)
+def test_fields_that_protobuf_would_merge_are_refused(
+    extra: bytes | None, said: str, stage: JobStage, tmp_path: Path
+) -> None:
+    payload = b"" if extra is None else encode_outcome(make_group(make_task(1))) + extra
+    with pytest.raises(verify.Broken, match=said):
+        check_group(tmp_path, payload)
+
+
+@pytest.mark.parametrize("number", [1, 5, 7, 8])
+def test_a_field_of_group_or_task_that_occurs_twice_is_refused(number: int, tmp_path: Path) -> None:
+    task = field(5, b"t") + field(7, 3) + field(8, b"{}")
+    twice = task + {5: field(5, b"u"), 7: field(7, 4), 8: field(8, b"{}")}.get(number, b"")
+    group = field(1, twice) + (field(1, task) if number == 1 else b"")
+    assert check_group(tmp_path / "once", field(1, field(1, task)))
+    with pytest.raises(verify.Broken, match=f"has field {number} 2 times"):
+        check_group(tmp_path / "twice", field(1, group))
+
+
+def check_group(folder: Path, payload: bytes) -> object:
+    digest = hashlib.sha256(payload).hexdigest()
+    (folder / "log").mkdir(parents=True)
+    (folder / f"log/{digest}.pb").write_bytes(payload)
+    return verify.check_log(folder, {digest: 1}, None)
 
 
 def test_signatures_of_rfc_8032() -> None:

@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 P, L = 2**255 - 19, 2**252 + 27742317777372353535851937790883648493  # of Ed25519
 D = -121665 * pow(121666, P - 2, P) % P
@@ -58,6 +59,14 @@ def parts(data: bytes) -> "Iterator[tuple[int, int | bytes, bytes]]":
         yield key >> 3, value, data[begin:at]
 
 
+def only(found: "dict[int, list]", number: int, path: Path, default: "int | bytes | None" = None) -> Any:
+    """Returns a field's value. Raises Broken for several: protobuf takes the last one, or merges them."""
+    values = found.get(number, [default])
+    if len(values) > 1 or values[0] is None:
+        raise Broken(f"{path} has field {number} {len(found.get(number, []))} times, must be once")
+    return values[0]
+
+
 def version_digest(manifest: bytes) -> str:
     """SHA-256 of a version's manifest without offers (field 6) and delta (9), as the next version names it."""
     return hashlib.sha256(b"".join(raw for number, _, raw in parts(manifest) if number not in (6, 9))).hexdigest()
@@ -85,11 +94,11 @@ def check_ledger(folder: Path, last: int, head: str) -> "tuple[dict[str, int], d
             raise Broken(f"{path} has SHA-256 {found}, what follows it says {expected}")
         entries[step] = found
         entry = fields(path.read_bytes())
-        if entry[2][0] != step:
-            raise Broken(f"{path} is the entry of step {entry[2][0]}")
+        if (number := only(entry, 2, path)) != step:
+            raise Broken(f"{path} is the entry of step {number}")
         for member in map(fields, entry.get(3, [])):
-            groups.setdefault(member.get(16, [b""])[0].hex(), step)
-        expected = entry.get(17, [b""])[0].hex()
+            groups.setdefault(only(member, 16, path, b"").hex(), step)
+        expected = only(entry, 17, path, b"").hex()
     if expected:
         raise Broken(f"{folder / 'ledger'} lacks what comes before step 1")
     groups.pop("", None)  # of an older version
@@ -107,17 +116,17 @@ def check_versions(folder: Path, step: int, entries: "dict[int, str]") -> int:
     for path in [newest, *earlier] if newest.exists() else earlier:
         data = path.read_bytes()
         found = fields(data)
-        made, entry = found.get(3, [0])[0], found.get(12, [b""])[0].hex()
+        made, entry = only(found, 3, path, 0), only(found, 12, path, b"").hex()
         if path == newest and made != step:
             raise Broken(f"{path} is the version of step {made}")
         if entry and entry != entries.get(made):
             raise Broken(f"{path} names ledger entry {entry}, that of step {made} is {entries.get(made)}")
         if path != newest and version_digest(data) != expected:
             raise Broken(f"{path} has digest {version_digest(data)}, {named_by} says {expected or 'nothing'}")
-        expected, named_by = found.get(13, [b""])[0].hex(), path
+        expected, named_by = only(found, 13, path, b"").hex(), path
         for file in map(fields, found.get(5, []) if path == newest else []):
-            there = folder / "version" / file[1][0].decode()
-            if not there.is_file() or there.stat().st_size != file[2][0]:
+            there = folder / "version" / only(file, 1, path).decode()
+            if not there.is_file() or there.stat().st_size != only(file, 2, path):
                 raise Broken(f"{there} is not as long as manifest.pb says")
     return len(earlier) + newest.exists()
 
@@ -129,9 +138,13 @@ def check_log(folder: Path, groups: "dict[str, int]", rows: "list[dict] | None")
         digest = sha256(path)
         if digest != path.stem or digest not in groups:
             raise Broken(f"{path} is no group of the ledger: its SHA-256 is {digest}")
-        task = fields(fields(fields(path.read_bytes())[1][0])[1][0])
+        outcome = fields(path.read_bytes())
+        task = fields(only(fields(only(outcome, 1, path)), 1, path))
+        if len(outcome) > 1:
+            raise Broken(f"{path} has fields {', '.join(map(str, outcome))}, must be a group alone")
+        number, text = only(task, 7, path, 0), only(task, 8, path)
         if rows is not None:
-            number, row = task.get(7, [0])[0], json.loads(task[8][0])
+            row = json.loads(text)
             if number >= len(rows) or any(rows[number].get(key) != value for key, value in row.items()):
                 raise Broken(f"{path}: its task was made of another row {number} than the data has")
     return len(here), len(groups) - len(here)
