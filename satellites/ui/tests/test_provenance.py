@@ -20,6 +20,7 @@ from support.fakes.pages.recorded_run import make_job
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.buffer.ledger.wire import Entry, digest_of, entry_to_proto
 from trinity.buffer.log.wire import LogEntry
+from trinity.data.experience import Task
 from trinity.data.wire import encode_outcome
 from trinity.reading.client import Buffer
 from trinity.reading.errors import RunError
@@ -251,6 +252,52 @@ def test_rows_of_the_tasks_are_those_of_the_data(stage: JobStage, tmp_path: Path
     assert (code, "another row 7" in text) == (1, True)
 
 
+def test_rows_are_lines_and_nothing_else(stage: JobStage, tmp_path: Path) -> None:
+    """Lines end with a newline: a text may hold other separators. Blank lines and a byte order mark are no rows."""
+    folder, key = made(stage, tmp_path / "out")
+    rows = tmp_path / "rows.jsonl"
+    lines = [json.dumps({"question": f"q{row}", "other": "a\u2028b\x85c"}, ensure_ascii=False) for row in range(20)]
+    rows.write_text("\ufeff" + "\n\n".join(lines) + "\n", encoding="utf-8")
+    assert "; rows: 6 compared, 0 not comparable" in check(folder, "--key", key, "--data", rows)[1]
+    for file, said in ((tmp_path / "gone", "No such file"), (tmp_path / "bad", "line 2: Expecting value")):
+        (tmp_path / "bad").write_text("{}\nx\n")
+        code, text = check(folder, "--data", file)
+        assert (code, f"--data {file}: cannot be read" in text, said in text) == (2, True, True)
+
+
+def log_of(folder: Path, *tasks: Task) -> dict[str, int]:
+    """Stores groups of tasks in a folder. Returns the digests."""
+    payloads = [encode_outcome(make_group(task)) for task in tasks]
+    groups = {hashlib.sha256(payload).hexdigest(): 1 for payload in payloads}
+    (folder / "log").mkdir()
+    for digest, payload in zip(groups, payloads, strict=True):
+        (folder / f"log/{digest}.pb").write_bytes(payload)
+    return groups
+
+
+def test_rows_of_several_tasksets_are_compared_by_name(tmp_path: Path) -> None:
+    first = make_task(1, taskset="one", row=0, row_json='{"q": 1}')
+    groups = log_of(tmp_path, first, replace(first, ordinal=2, taskset="two", row_json='{"q": 2}'))
+    with pytest.raises(verify.Broken, match="tasks of one and two; give --data NAME=FILE"):
+        verify.check_log(tmp_path, groups, {"": [{"q": 1}]})
+    assert verify.check_log(tmp_path, groups, {"two": [{"q": 2}]}) == (2, 0, 1)
+    assert verify.check_log(tmp_path, groups, {"one": [{"q": 1}], "two": [{"q": 2}]}) == (2, 0, 2)
+    with pytest.raises(verify.Broken, match="another row 0"):
+        verify.check_log(tmp_path, groups, {"two": [{"q": 1}]})
+
+
+def test_images_and_nested_columns_are_compared(tmp_path: Path) -> None:
+    image = b"picture"
+    row = {"a": {"b": 1}, "a.b": 1, "image": [hashlib.sha256(image).hexdigest()]}
+    form = json.dumps({"image_key": "image"})
+    task = make_task(1, row=0, row_json=json.dumps(row), format_json=form, images=(image,))
+    unreadable = json.dumps({**row, "image": {"problem": "gone"}})
+    groups = log_of(tmp_path, task, replace(task, ordinal=2, row_json=unreadable, images=()))
+    assert verify.check_log(tmp_path, groups, {"": [{"a": {"b": 1}, "image": "x.png"}]}) == (2, 0, 1)
+    with pytest.raises(verify.Broken, match="another row 0"):
+        verify.check_log(tmp_path, groups, {"": [{"a": {"b": 2}, "image": "x.png"}]})
+
+
 def field(number: int, value: int | bytes) -> bytes:
     """A field as protobuf encodes it; numbers and lengths fit into two bytes."""
 
@@ -293,7 +340,7 @@ def check_group(folder: Path, payload: bytes) -> object:
     digest = hashlib.sha256(payload).hexdigest()
     (folder / "log").mkdir(parents=True)
     (folder / f"log/{digest}.pb").write_bytes(payload)
-    return verify.check_log(folder, {digest: 1}, None)
+    return verify.check_log(folder, {digest: 1}, {})
 
 
 def test_signatures_of_rfc_8032() -> None:

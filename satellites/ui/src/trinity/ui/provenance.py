@@ -87,10 +87,14 @@ def provenance(
 def verify(
     folder: Annotated[Path, typer.Argument(help="A folder of `trinity provenance`")],
     key: Annotated[Path | None, typer.Option("--key", help="Public key of the statement")] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="The taskset's rows, as JSON lines")] = None,
+    data: Annotated[list[str] | None, typer.Option("--data", help="Rows as JSON lines, or TASKSET=FILE")] = None,
 ) -> int:
     """Check a checkpoint's lineage, from the rows of its tasks to its files."""
-    given = [str(folder), *(["--key", str(key)] if key else []), *(["--data", str(data)] if data else [])]
+    given = [
+        str(folder),
+        *(["--key", str(key)] if key else []),
+        *(part for one in data or [] for part in ("--data", one)),
+    ]
     return verifier.main(given)
 
 
