@@ -242,6 +242,24 @@ def test_an_added_group_and_another_key_are_refused(stage: JobStage, tmp_path: P
     assert "is no group of the ledger" in check(folder, "--key", key)[1]
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "has 0 bytes, must be 32"),
+        ("ab" * 33, "has 33 bytes"),
+        ("no key", "cannot be read"),
+        (None, "No such file"),
+    ],
+)
+def test_a_key_of_another_length_is_named(content: str | None, said: str, stage: JobStage, tmp_path: Path) -> None:
+    folder, _ = made(stage, tmp_path / "out")
+    key = tmp_path / "public"
+    if content is not None:
+        key.write_text(content)
+    code, text = check(folder, "--key", key)
+    assert (code, f"--key {key}: " in text, said in text) == (2, True, True)
+
+
 def test_rows_of_the_tasks_are_those_of_the_data(stage: JobStage, tmp_path: Path) -> None:
     folder, key = made(stage, tmp_path / "out")
     rows = tmp_path / "rows.jsonl"

@@ -300,7 +300,14 @@ def main(arguments: "list[str] | None" = None) -> int:
         "--data", action="append", default=[], help="rows as JSON lines; NAME=FILE for one of several tasksets"
     )
     given = parser.parse_args(arguments)
-    data = {}
+    key, data = None, {}
+    if given.key is not None:
+        try:
+            key = bytes.fromhex(given.key.read_text())
+        except (OSError, ValueError) as error:
+            parser.error(f"--key {given.key}: cannot be read: {error}")
+        if len(key) != 32:
+            parser.error(f"--key {given.key}: has {len(key)} bytes, must be 32 as 64 hexadecimal digits")
     for text in given.data:
         name, _, file = ("", "", text) if Path(text).exists() else text.rpartition("=")
         try:
@@ -308,7 +315,6 @@ def main(arguments: "list[str] | None" = None) -> int:
         except (OSError, ValueError) as error:
             parser.error(f"--data {text}: cannot be read: {error}")
     try:
-        key = bytes.fromhex(given.key.read_text()) if given.key else None
         step, head = check_statement(given.folder, key)
         groups, entries = check_ledger(given.folder, step, head)
         here, gone, compared = check_log(given.folder, groups, data)
@@ -323,7 +329,7 @@ def main(arguments: "list[str] | None" = None) -> int:
     print(f"whole: {step} steps, {here} groups ({gone} more only by their digests), {versions} versions, ", end="")
     print("checkpoint, statement", end="")
     print(f"; rows: {compared} compared, {here - compared} not comparable" if data else "", end="")
-    print("" if given.key else "; its signature was not checked (--key)")
+    print("" if key else "; its signature was not checked (--key)")
     return 0
 
 
