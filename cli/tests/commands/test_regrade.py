@@ -106,7 +106,8 @@ def answer(question: Any) -> Any:
 
         async def fork_parts(self, step: int, through: int) -> AsyncIterator[bytes]:
             for entry in range(1, min(max(step + 1, through), NEWEST) + 1):
-                yield pb.BatchPart(entry=pb.LedgerEntry(step=entry)).SerializeToString()
+                groups = [] if entry > step else [pb.LedgerGroup(task_id=f"sums/0/{entry}", newest_version=entry - 1)]
+                yield pb.BatchPart(entry=pb.LedgerEntry(step=entry, groups=groups)).SerializeToString()
             for later in range(step + 1, min(through, NEWEST) + 1):
                 for ordinal in range((later - 1) * PER_STEP + 1, later * PER_STEP + 1):
                     group = CHANGED.get("group", lambda one: one)(stored(ordinal, later - 1))
@@ -241,6 +242,18 @@ def test_groups_are_left_out_with_their_reason_and_keep_their_rewards(
     )  # fmt: skip
 
 
+def test_what_stays_in_the_weights_is_said(
+    job: Path, scored_here: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(job, without_task=["sums/0/[39]", "sums/0/10"], without_explorer=["explorer-0"], start=4, as_json=True)
+    stay = "groups that steps up to 4 have trained stay in the weights"
+    assert json.loads(capsys.readouterr().out)["notes"] == [
+        f"--without-tasks sums/0/[39]: 1 {stay}", f"--without-explorer explorer-0: {stay}",
+    ]  # fmt: skip
+    make(job, without_version=["2-6"], start=4)
+    assert f"note: --without-versions 2-6: 2 {stay}" in capsys.readouterr().out
+
+
 def test_a_group_that_cannot_be_scored_is_left_out_and_never_gets_zero(
     job: Path, scored_here: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -293,6 +306,10 @@ def test_a_group_of_two_versions_is_left_out_by_either(job: Path, scored_here: l
         ({"reward": "math_reward", "start": 9}, r"step 9: p/n has trained 8 steps"),
         ({"without_version": ["7-6"]}, r"--without-versions 7-6: give FIRST-LAST"),
         ({"without_version": ["x"]}, r"--without-versions x: give FIRST-LAST"),
+        ({"without_task": ["*", "nothing/*"]}, r"--without-tasks nothing/\*: no stored group of steps 5 to 8 matches$"),
+        ({"without_task": ["sums/0/3"]}, r"matches, and 1 groups that steps up to 4 have trained stay in the weights"),
+        ({"without_explorer": ["explorer-2"]}, r"--without-explorer explorer-2: no stored group"),
+        ({"without_version": ["9"]}, r"--without-versions 9-9: no stored group"),
         ({"without_task": ["*"]}, r"no stored group of steps 5 to 8 can be trained: 8 groups are left out"),
     ],
 )  # fmt: skip

@@ -35,16 +35,33 @@ class LeftOut:
     explorers: tuple[str, ...] = ()
     versions: tuple[range, ...] = ()
 
+    def given(self) -> list[tuple[str, str]]:
+        """Returns reason and pattern of each filter; versions as FIRST-LAST."""
+        return [
+            *((WITHOUT_TASK, one) for one in self.tasks),
+            *((WITHOUT_EXPLORER, one) for one in self.explorers),
+            *((WITHOUT_VERSION, _text(one)) for one in self.versions),
+        ]
+
+    def matches(self, task_id: str, explorer_id: str, oldest: int, newest: int) -> list[tuple[str, str]]:
+        """Returns reason and pattern of each filter that a group matches, whose versions are `oldest` to `newest`."""
+        return [
+            *((WITHOUT_TASK, one) for one in self.tasks if fnmatch.fnmatchcase(task_id, one)),
+            *((WITHOUT_EXPLORER, one) for one in self.explorers if one == explorer_id),
+            *((WITHOUT_VERSION, _text(one)) for one in self.versions if oldest < one.stop and newest >= one.start),
+        ]
+
+    def of(self, group: Group) -> list[tuple[str, str]]:
+        """Returns the filters that a stored group matches, as `matches` does."""
+        return self.matches(group.task.task_id, group.explorer_id, *group.versions)
+
     def reason(self, group: Group) -> str:
         """Returns why a group is left out; empty if it is not."""
-        if any(fnmatch.fnmatchcase(group.task.task_id, one) for one in self.tasks):
-            return WITHOUT_TASK
-        if group.explorer_id in self.explorers:
-            return WITHOUT_EXPLORER
-        oldest, newest = group.versions
-        if any(oldest < one.stop and newest >= one.start for one in self.versions):
-            return WITHOUT_VERSION
-        return ""
+        return next((reason for reason, _ in self.of(group)), "")
+
+
+def _text(versions: range) -> str:
+    return f"{versions.start}-{versions.stop - 1}"
 
 
 async def rescored(group: Group, score: Score) -> Scored:

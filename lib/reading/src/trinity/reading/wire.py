@@ -147,6 +147,12 @@ def group_part(part: bytes) -> tuple[int, bytes] | None:
     return (message.group.ordinal, message.group.outcome) if message.WhichOneof("part") == "group" else None
 
 
+def entry_part(part: bytes) -> Facts | None:
+    """Returns the ledger entry in an encoded part of a fork, as `batch` does; None for a group."""
+    message = buffer_pb2.BatchPart.FromString(part)
+    return batch(message.entry) if message.WhichOneof("part") == "entry" else None
+
+
 def regraded_part(part: bytes, outcome: bytes, left_out: str) -> bytes:
     """Returns the part with another payload, and with the digest of the one that it had."""
     message = buffer_pb2.BatchPart.FromString(part)

@@ -12,6 +12,7 @@ import json
 import os
 import shlex
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -33,7 +34,17 @@ from trinity.reading.bisect import lines_of_steps
 from trinity.reading.client import Scorers
 from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage, scorers
-from trinity.reading.regrade import NOT_GRADED, Changes, LeftOut, NotRecorded, Scored, rescored
+from trinity.reading.regrade import (
+    NOT_GRADED,
+    WITHOUT_EXPLORER,
+    WITHOUT_TASK,
+    WITHOUT_VERSION,
+    Changes,
+    LeftOut,
+    NotRecorded,
+    Scored,
+    rescored,
+)
 from trinity.reading.render import near, table, to_json, visible
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
@@ -44,6 +55,9 @@ app = group()
 REPORT = "regrade.json"
 _REUSED = 8  # steps of the parent, unless --reuse says otherwise
 _AT_ONCE = 8
+_OPTIONS = {
+    WITHOUT_TASK: "--without-tasks", WITHOUT_EXPLORER: "--without-explorer", WITHOUT_VERSION: "--without-versions",
+}  # fmt: skip
 _CAP = 2.0  # of truncated importance sampling, where the parent has no correction
 
 
@@ -95,12 +109,13 @@ def regrade(
     change = _Regrading(start + reuse, start, grader, left_out, without_version or [])
     made = make_fork(job_stage, start, given, name, change)
     folders = "".join(f" --plugin-dir {shlex.quote(near(folder))}" for folder in plugin_dir or [])
-    made = replace(made, command=made.command + folders)
+    notes = [*change.notes, *_notes(job_stage.config, grader)]
+    made = replace(made, command=made.command + folders, notes=notes)
     facts = change.changes.as_json()
     if as_json:
         print(to_json({**asdict(made), "changes": facts}))
         return 0
-    print(_text(made, facts, grader, start, change.last_step, _notes(job_stage.config, grader)))
+    print(_text(made, facts, grader, start, change.last_step))
     return 0
 
 
@@ -210,6 +225,7 @@ class _Regrading:
     left_out: LeftOut
     without_versions: Sequence[str]
     changes: Changes = field(default_factory=Changes)
+    notes: list[str] = field(default_factory=list)
     last_step: int = 0
 
     def __call__(self, config: Config, making: Path, parts: Path) -> Regrade:
@@ -217,6 +233,7 @@ class _Regrading:
         self.last_step = min(self.through_step, sum(wire.group_part(part) is None for part in given))
         if self.last_step <= self.step:
             raise RunError(f"the run has no step after {self.step}, so there are no groups to train again", 2)
+        self._check_filters(given)
         file = self.grader.file if self.grader is not None else None
         if file is not None:
             (making / PLUGINS).mkdir()
@@ -237,6 +254,30 @@ class _Regrading:
             self.left_out.tasks, self.left_out.explorers, tuple(self.without_versions),
         )  # fmt: skip
 
+    def _check_filters(self, parts: Sequence[bytes]) -> None:
+        """Notes what stays in the weights. Raises RunError for a filter that no stored group matches."""
+        found: Counter[tuple[str, str]] = Counter()
+        trained: Counter[tuple[str, str]] = Counter()
+        for part in parts:
+            if (entry := wire.entry_part(part)) is None:
+                found.update(self.left_out.of(_stored(part)))
+            elif entry["step"] <= self.step:
+                for group in entry["groups"]:
+                    trained.update(self.left_out.matches(group["task_id"], "", *group["versions"]))
+        for reason, pattern in self.left_out.given():
+            option, count = f"{_OPTIONS[reason]} {pattern}", trained[reason, pattern]
+            stay = f"{count} groups that steps up to {self.step} have trained stay in the weights"
+            if not found[reason, pattern]:
+                raise RunError(
+                    f"{option}: no stored group of steps {self.step + 1} to {self.last_step} matches"
+                    + (f", and {stay}: give an earlier --from" if count else ""),
+                    2,
+                )
+            if count:
+                self.notes.append(f"{option}: {stay}")
+            elif reason == WITHOUT_EXPLORER:  # which the ledger does not name
+                self.notes.append(f"{option}: groups that steps up to {self.step} have trained stay in the weights")
+
     async def _changed(self, parts: Sequence[bytes], own: Path | None, config: Config) -> list[bytes]:
         """Returns the parts with other rewards, in their order."""
         room = asyncio.Semaphore(_AT_ONCE)
@@ -244,10 +285,10 @@ class _Regrading:
         args = {one.name: json.dumps(one.reward_fn_args) for _, one in source.by_key()}
 
         async def change(part: bytes, scoring: Scorers | None) -> bytes:
-            if (found := wire.group_part(part)) is None:
+            if wire.group_part(part) is None:
                 return part
             async with room:
-                return await self._regraded(part, found[1], scoring, args, retries)
+                return await self._regraded(part, scoring, args, retries)
 
         async with self._scoring(own, config) as scoring:
             return list(await asyncio.gather(*(change(part, scoring) for part in parts)))
@@ -261,15 +302,9 @@ class _Regrading:
         async with scorers(folders, config.explorer.reward_bound) as scoring:
             yield scoring
 
-    async def _regraded(
-        self, part: bytes, outcome: bytes, scoring: Scorers | None, args: dict[str, str], retries: int
-    ) -> bytes:
+    async def _regraded(self, part: bytes, scoring: Scorers | None, args: dict[str, str], retries: int) -> bytes:
         """`args`: of the reward function, by taskset."""
-        try:
-            stored = decode_outcome(outcome)
-        except InvalidInput as error:
-            raise RunError(f"a stored group cannot be decoded: {error}") from None
-        assert isinstance(stored, Group)
+        stored, outcome = _stored(part), _outcome(part)
         reason = self.left_out.reason(stored)
         scores: Scored | None = [(one.reward, {}) for one in stored.experiences]
         if not reason and scoring is not None:
@@ -301,13 +336,28 @@ class _Regrading:
         return None
 
 
+def _outcome(part: bytes) -> bytes:
+    found = wire.group_part(part)
+    assert found is not None
+    return found[1]
+
+
+def _stored(part: bytes) -> Group:
+    try:
+        stored = decode_outcome(_outcome(part))
+    except InvalidInput as error:
+        raise RunError(f"a stored group cannot be decoded: {error}") from None
+    assert isinstance(stored, Group)
+    return stored
+
+
 def _read(path: Path) -> Any:
     with path.open("rb") as file:
         while head := file.read(4):
             yield file.read(int.from_bytes(head, "little"))
 
 
-def _text(made: Fork, facts: dict[str, Any], grader: Grader | None, start: int, last: int, notes: list[str]) -> str:
+def _text(made: Fork, facts: dict[str, Any], grader: Grader | None, start: int, last: int) -> str:
     rewarded = f" with rewards of {grader.name}" if grader is not None else ""
     lines = [
         f"{made.name} trains {facts['groups']} groups of {made.parent} after step {start}, up to step {last},{rewarded}"
@@ -328,7 +378,7 @@ def _text(made: Fork, facts: dict[str, Any], grader: Grader | None, start: int, 
             "new": lambda one: f"{one['after']:.3f}",
         }
         lines.append(table(facts["tasks"], columns))
-    return "\n".join([*lines, *(f"note: {note}" for note in [*made.notes, *notes]), f"run it by: {made.command}"])
+    return "\n".join([*lines, *(f"note: {note}" for note in made.notes), f"run it by: {made.command}"])
 
 
 def _report(job_stage: JobStage, as_json: bool) -> int:
