@@ -106,6 +106,22 @@ def test_a_fork_continues_though_its_parent_began_anew(job: Path) -> None:
     assert load(make(job) / "fork.yaml", plugins_loaded=False).continue_from_checkpoint
 
 
+@pytest.mark.parametrize("way", ["dots", "link", "moved"])
+def test_models_of_the_parent_are_found_by_any_path(job: Path, tmp_path: Path, way: str) -> None:
+    config = json.loads((job / "config.json").read_text())
+    (tmp_path / "link").symlink_to(tmp_path / "jobs")
+    paths = {"dots": job.parent / "../p/n/before/model", "link": tmp_path / "link/p/n/before/model"}
+    config["model"]["model_path"] = str(paths.get(way, job / "before/model"))
+    (job / "config.json").write_text(json.dumps(config))
+    if way == "moved":
+        (tmp_path / "elsewhere/p").mkdir(parents=True)
+        job = job.rename(tmp_path / "elsewhere/p/n")
+    folder = make(job)
+    model = load(folder / "fork.yaml", plugins_loaded=False).model.model_path
+    assert model == str(folder / "models/model_path")
+    assert (Path(model) / "config.json").is_file()
+
+
 def test_the_checkpoint_of_the_parent_stays_as_it_was(job: Path) -> None:
     make(job, name="other/deeper")
     verify(job / "global_step_4")

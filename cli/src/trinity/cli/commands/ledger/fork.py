@@ -98,7 +98,7 @@ def make_fork(
         parts = making / "fork" / "parts.bin"
         groups, newest = _fetch_parts(job_stage, at, parts, change.through_step if change is not None else 0)
         regrade = change(config, making, parts) if change is not None else None
-        values = _with_models(dump(config), job_stage.job, making, folder)
+        values = _with_models(dump(config), job_stage, making, folder)
         files.write_json(making / "fork.yaml", values, mode=0o600)
         parent = Parent(
             str(job_stage.job), job_stage.run, job_stage.name, job_stage.stage, at, tuple(overrides), sealed,
@@ -167,7 +167,7 @@ def _config(job_stage: JobStage, at: int, overrides: Sequence[str], name: str, s
             raise RunError(f"{given}: {why}", 2)
     # With false the new run would begin in another folder, without the checkpoint.
     config = load(job_stage.config_file, [*overrides, "continue_from_checkpoint=true"], plugins_loaded=False)
-    whole = parent.name.removesuffix(f"/{job_stage.stage}") if job_stage.stage else parent.name
+    whole = _whole_name(job_stage)
     if not any(one.startswith("checkpoint_root_dir=") for one in overrides):
         config = config.model_copy(update={"checkpoint_root_dir": str(_root(job_stage, whole))})
     before, after = make_plan(parent).groups_per_step, make_plan(config).groups_per_step
@@ -184,6 +184,12 @@ def _config(job_stage: JobStage, at: int, overrides: Sequence[str], name: str, s
     if jobs.make_folder(config).exists():
         raise _taken(jobs.make_folder(config))
     return config
+
+
+def _whole_name(job_stage: JobStage) -> str:
+    """Returns the name of the job, which that of a stage extends."""
+    name = job_stage.config.name
+    return name.removesuffix(f"/{job_stage.stage}") if job_stage.stage else name
 
 
 def _root(job_stage: JobStage, whole: str) -> Path:
@@ -270,16 +276,27 @@ def _fetch_parts(job_stage: JobStage, step: int, path: Path, through: int) -> tu
     return max(0, len(sizes) - max(step, entries)), newest
 
 
-def _with_models(values: dict[str, Any], parent: Path, making: Path, folder: Path) -> dict[str, Any]:
-    """Links model folders that lie in the parent's job folder into the fork's, and names them there."""
+def _with_models(values: dict[str, Any], job_stage: JobStage, making: Path, folder: Path) -> dict[str, Any]:
+    """Links model folders that lie in the parent's job folder into the fork's, and names them there.
+
+    The configuration may name them where the job folder lay before it was moved.
+    """
+    parent = job_stage.job
+    configured = jobs.make_folder(job_stage.config.model_copy(update={"name": _whole_name(job_stage)}))
+    places = [parent.resolve(), configured.resolve()]
+
+    def inside(value: str) -> Path | None:
+        path = Path(value).expanduser().resolve()
+        found = [parent / path.relative_to(place) for place in places if path.is_relative_to(place)]
+        return next((one for one in found if one.is_dir()), None)
 
     def linked(value: Any, key: str) -> Any:
         if isinstance(value, dict):
             return {inner: linked(found, inner) for inner, found in value.items()}
         if isinstance(value, list):
             return [linked(found, f"{key}_{index}") for index, found in enumerate(value)]
-        if isinstance(value, str) and Path(value).is_relative_to(parent) and Path(value).is_dir():
-            _link_tree(Path(value), making / "models" / key)
+        if isinstance(value, str) and (found := inside(value)) is not None:
+            _link_tree(found, making / "models" / key)
             return str(folder / "models" / key)
         return value
 
