@@ -183,6 +183,24 @@ def test_a_checkpoint_that_goes_while_it_is_linked(job: Path) -> None:
     assert [path.name for path in job.parent.iterdir()] == ["n"]
 
 
+def test_a_damaged_checkpoint_is_refused(job: Path) -> None:
+    slices = job / "global_step_4/actor/slices/rank_0.safetensors"
+    slices.write_bytes(bytes([5]) * 1000)
+    with pytest.raises(RunError, match=rf"step 4: {slices}: has BLAKE3 "):
+        make(job)
+    assert [path.name for path in job.parent.iterdir()] == ["n"]
+    assert (make(job, "allow_unverified_checkpoint=true") / slices.relative_to(job)).exists()
+
+
+def test_slices_that_only_a_bucket_has_are_named(job: Path) -> None:
+    config = json.loads((job / "config.json").read_text())
+    (job / "config.json").write_text(json.dumps({**config, "trainer": {"checkpoint_storage": ["s3://bucket/p"]}}))
+    (job / "global_step_4/actor/slices/rank_0.safetensors").unlink()
+    said = r"has no actor/slices/rank_0\.safetensors; the run keeps such files in s3://bucket/p, below "
+    with pytest.raises(RunError, match=rf"step 4: .*{said}\S+/checkpoints/global_step_4: download them"):
+        make(job)
+
+
 def test_a_damaged_record_of_the_parent_is_no_missing_one(job: Path) -> None:
     folder = make(job)
     (folder / "fork.json").write_text('{"step": "four"}')

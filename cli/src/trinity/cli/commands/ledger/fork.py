@@ -30,7 +30,8 @@ from trinity.reading.find import jobs_root
 from trinity.reading.reader import JobStage, any_buffer, ask, find_job_stage
 from trinity.reading.render import near, to_json
 from trinity.runtime import files, names
-from trinity.weights.checkpoint_manifest import MANIFEST, ManifestWriter
+from trinity.runtime.errors import InvalidInput
+from trinity.weights.checkpoint_manifest import MANIFEST, ManifestWriter, entries_of, verify
 from trinity.weights.checkpoints import COMPLETE, checkpoint_folder, complete_steps
 
 app = group()
@@ -94,7 +95,7 @@ def make_fork(
     making = folder.with_name(f".{folder.name}.fork-{os.getpid()}")
     jobs.make_private(making)
     try:
-        sealed = _link_checkpoint(checkpoint, making, at, names.run_id(config.project, config.name, config.group))
+        sealed = _link_checkpoint(checkpoint, making, at, job_stage, config)
         parts = making / "fork" / "parts.bin"
         groups, newest = _fetch_parts(job_stage, at, parts, change.through_step if change is not None else 0)
         regrade = change(config, making, parts) if change is not None else None
@@ -214,22 +215,35 @@ def _taken(folder: Path) -> RunError:
     return RunError(f"--name: {folder} exists; choose another name", 2)
 
 
-def _link_checkpoint(source: Path, job: Path, step: int, run: str) -> str:
-    """Links a checkpoint into a job folder, as one of the new run. Returns SHA-256 of the parent's manifest."""
+def _link_checkpoint(source: Path, job: Path, step: int, parent: JobStage, config: Config) -> str:
+    """Links a checkpoint into a job folder, as one of the new run. Returns SHA-256 of the parent's manifest.
+
+    Raises RunError for a file that is not as the manifest says, unless the configuration allows it.
+    """
     target = checkpoint_folder(job, step)
     try:
         manifest = (source / MANIFEST).read_bytes()
-        state = files.read_json(source / _STATE)
-        _link_tree(source, target, leave={MANIFEST, _STATE, COMPLETE})
+        _link_tree(source, target, leave={COMPLETE})
+        missing = next((name for name in entries_of(target) if not (target / name).is_file()), "")
+        buckets = [place for place in parent.config.trainer.checkpoint_storage if place != "folder"]
+        if missing and buckets:
+            raise RunError(
+                f"step {step}: {source} has no {missing}; the run keeps such files in {' and '.join(buckets)}, below "
+                f"{parent.run}/checkpoints/global_step_{step}: download them into the folder, or fork at another step"
+            )
+        if not config.allow_unverified_checkpoint:
+            verify(target)
     except FileNotFoundError as error:
         raise RunError(
             f"the checkpoint {source} is not whole ({error.filename} is gone): fork at a newer step"
         ) from None
+    except InvalidInput as error:
+        raise RunError(f"step {step}: {str(error).replace(str(target), str(source))}") from None
+    state = files.read_json(target / _STATE)
     if not isinstance(state, dict):
         raise RunError(f"{source / _STATE} is damaged: fork at another step")
-    state = {**state, "run": run, "rollback": 0}
-    files.write_json(target / _STATE, state)
-    files.write_atomic(target / MANIFEST, manifest)
+    state = {**state, "run": names.run_id(config.project, config.name, config.group), "rollback": 0}
+    files.write_json(target / _STATE, state)  # replaces the link, not the parent's file
     ManifestWriter(target, [_STATE]).write()
     (target / COMPLETE).touch()
     files.write_json(job / "trainer_meta.json", {"latest_iteration": step, **state})
