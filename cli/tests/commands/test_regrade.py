@@ -106,8 +106,10 @@ def answer(question: Any) -> Any:
 
         async def fork_parts(self, step: int, through: int) -> AsyncIterator[bytes]:
             for entry in range(1, min(max(step + 1, through), NEWEST) + 1):
-                groups = [] if entry > step else [pb.LedgerGroup(task_id=f"sums/0/{entry}", newest_version=entry - 1)]
-                yield pb.BatchPart(entry=pb.LedgerEntry(step=entry, groups=groups)).SerializeToString()
+                of = (entry,) if entry <= step else range((entry - 1) * PER_STEP + 1, entry * PER_STEP + 1)
+                groups = [pb.LedgerGroup(ordinal=o, task_id=f"sums/0/{o}", newest_version=entry - 1) for o in of]
+                said = pb.LedgerEntry(step=entry, groups=groups, skip_reason=CHANGED.get("skipped", {}).get(entry, ""))
+                yield pb.BatchPart(entry=said).SerializeToString()
             for later in range(step + 1, min(through, NEWEST) + 1):
                 for ordinal in range((later - 1) * PER_STEP + 1, later * PER_STEP + 1):
                     group = CHANGED.get("group", lambda one: one)(stored(ordinal, later - 1))
@@ -240,6 +242,14 @@ def test_groups_are_left_out_with_their_reason_and_keep_their_rewards(
         8, groups=8, left_out=said["changes"]["left_out"], without_tasks=("sums/0/9",),
         without_explorers=("explorer-0",), without_versions=("6-7",),
     )  # fmt: skip
+
+
+def test_groups_of_skipped_steps_are_left_out(job: Path, scored_here: list[str]) -> None:
+    CHANGED["skipped"] = {3: "poisoned", 6: "poisoned"}
+    folder = make(job, reward="math_reward", start=4)
+    assert {one.ordinal: one.left_out for one in groups(folder) if one.left_out} == {
+        11: "skipped_step", 12: "skipped_step",
+    }  # fmt: skip
 
 
 def test_what_stays_in_the_weights_is_said(

@@ -13,8 +13,8 @@ from trinity.data.experience import Experience, Group, Truncation
 from trinity.data.prompts import reference_answers
 from trinity.reading.errors import RunError
 
-WITHOUT_TASK, WITHOUT_EXPLORER, WITHOUT_VERSION, NOT_GRADED = (
-    "without_task", "without_explorer", "without_version", "not_graded",
+WITHOUT_TASK, WITHOUT_EXPLORER, WITHOUT_VERSION, NOT_GRADED, SKIPPED = (
+    "without_task", "without_explorer", "without_version", "not_graded", "skipped_step",
 )  # fmt: skip
 _SAME = 1e-9
 _MOST_TASKS = 10

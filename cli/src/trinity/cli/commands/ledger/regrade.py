@@ -36,6 +36,7 @@ from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage, scorers
 from trinity.reading.regrade import (
     NOT_GRADED,
+    SKIPPED,
     WITHOUT_EXPLORER,
     WITHOUT_TASK,
     WITHOUT_VERSION,
@@ -227,6 +228,7 @@ class _Regrading:
     changes: Changes = field(default_factory=Changes)
     notes: list[str] = field(default_factory=list)
     last_step: int = 0
+    _skipped: set[int] = field(default_factory=set)  # ordinals of groups that the parent trained in no step
 
     def __call__(self, config: Config, making: Path, parts: Path) -> Regrade:
         given = list(_read(parts))
@@ -255,12 +257,14 @@ class _Regrading:
         )  # fmt: skip
 
     def _check_filters(self, parts: Sequence[bytes]) -> None:
-        """Notes what stays in the weights. Raises RunError for a filter that no stored group matches."""
+        """Notes what stays in the weights, and what steps skipped. Raises RunError for a filter without a group."""
         found: Counter[tuple[str, str]] = Counter()
         trained: Counter[tuple[str, str]] = Counter()
         for part in parts:
             if (entry := wire.entry_part(part)) is None:
                 found.update(self.left_out.of(_stored(part)))
+            elif entry["step"] > self.step and entry["skip_reason"]:
+                self._skipped.update(group["ordinal"] for group in entry["groups"])
             elif entry["step"] <= self.step:
                 for group in entry["groups"]:
                     trained.update(self.left_out.matches(group["task_id"], "", *group["versions"]))
@@ -305,13 +309,12 @@ class _Regrading:
     async def _regraded(self, part: bytes, scoring: Scorers | None, args: dict[str, str], retries: int) -> bytes:
         """`args`: of the reward function, by taskset."""
         stored, outcome = _stored(part), _outcome(part)
-        reason = self.left_out.reason(stored)
-        scores: Scored | None = [(one.reward, {}) for one in stored.experiences]
+        reason = SKIPPED if stored.task.ordinal in self._skipped else self.left_out.reason(stored)
+        scores: Scored = [(one.reward, {}) for one in stored.experiences]
         if not reason and scoring is not None:
-            scores = await self._scores(stored, scoring, args.get(stored.task.taskset, "{}"), retries)
-        if scores is None:
-            reason = NOT_GRADED
-        if reason or scores is None:
+            found = await self._scores(stored, scoring, args.get(stored.task.taskset, "{}"), retries)
+            scores, reason = (found, "") if found is not None else (scores, NOT_GRADED)
+        if reason:
             self.changes.left_out[reason] += 1
             return wire.regraded_part(part, outcome, reason)
         self.changes.add(stored, [reward for reward, _ in scores])
