@@ -147,6 +147,7 @@ def test_names_are_found_and_given_ones_are_not_taken(job: Path) -> None:
         (4, ["name=x"], {}, r"name=x: give --name"),
         (4, ["mode=bench"], {}, r"mode=bench"),
         (4, [], {"name": "../x"}, r"must be a name without empty parts"),
+        (4, [], {"name": "n/deeper/x"}, r"--name n/deeper/x: .*/p/n is the job folder of another run"),
         (0, [], {}, r"give --at STEP"),
     ],
 )  # fmt: skip

@@ -182,8 +182,11 @@ def _config(job_stage: JobStage, at: int, overrides: Sequence[str], name: str, s
     config = config.model_copy(update={"name": name, "stages": []})
     if any(part in ("", ".", "..") for part in name.split("/")):
         raise RunError(f"--name {name!r}: must be a name without empty parts", 2)
-    if jobs.make_folder(config).exists():
-        raise _taken(jobs.make_folder(config))
+    folder = jobs.make_folder(config)
+    if folder.exists():
+        raise _taken(folder)
+    if job := next((one for one in folder.parents[: name.count("/")] if jobs.is_job(one)), None):
+        raise RunError(f"--name {name}: {job} is the job folder of another run; choose a name outside of it", 2)
     return config
 
 
