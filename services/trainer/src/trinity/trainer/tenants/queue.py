@@ -7,6 +7,10 @@ the longest command of each (theorem 1 there).
 
 A tenant that was idle begins at v - c instead of v, as a process that slept in Linux's fair scheduler: so it goes first
 for up to c seconds, and a tenant that mostly pauses never waits for two commands of another.
+
+A tenant keeps its turn for the rest of a pass, and for what follows its pass, until it is q seconds ahead of another.
+Equal tenants that took turns command by command would all wait, and then all sample, at the same time. The seconds of
+two tenants differ by up to q more.
 """
 
 from collections import deque
@@ -16,6 +20,7 @@ from trinity.data.tenants.log import Command, Kind
 
 _WITHOUT_EFFECT = (Kind.SESSION, Kind.SAMPLER, Kind.REFUSED)  # here: the gateway knows them
 _AHEAD_SECONDS = 5.0  # c
+_TURN_SECONDS = 2.0  # q
 _MOST_BEGUN = 16
 OF_ONE_MODEL = (Kind.FORWARD_BACKWARD, Kind.OPTIM_STEP)  # neither reads nor changes another model
 
@@ -32,6 +37,7 @@ class FairQueue:
         self._waiting: dict[str, deque[Command]] = {}
         self._tags: dict[str, float] = {}  # F by tenant, seconds
         self._virtual = 0.0
+        self._newest = ""  # the tenant that was served last
         self._taken: dict[str, Command] = {}  # the first one of a tenant that has not ended
         self.bytes = 0
 
@@ -59,6 +65,7 @@ class FairQueue:
                 taken.append(queue.popleft())
                 self._tags[tenant] = tag
                 self._taken.setdefault(tenant, taken[-1])
+                self._newest = taken[0].tenant
             if not queue:
                 del self._waiting[tenant]
         self.bytes -= sum(len(command.body) for command in taken)
@@ -78,7 +85,7 @@ class FairQueue:
         False if so many tenants' commands have begun that their gradients may take much memory.
         """
         order = self._order()
-        return bool(order) and order[0][0] < self._tags[tenant] and len(self._taken) < _MOST_BEGUN
+        return bool(order) and order[0][0] < self._tags[tenant] - _TURN_SECONDS and len(self._taken) < _MOST_BEGUN
 
     def end(self, taken: list[Command]) -> None:
         """Counts commands as executed."""
@@ -97,11 +104,17 @@ class FairQueue:
     def _order(self) -> list[tuple[float, int, str]]:
         """Returns tag, position and tenant of the commands that may be next, the next one first."""
         begin = self._virtual - _AHEAD_SECONDS
-        return sorted(
+        found = (
             (max(begin, self._tags.get(tenant, begin)), queue[0].position, tenant)
             for tenant, queue in self._waiting.items()
             if tenant not in self._taken
         )
+        return sorted(found, key=lambda one: (one[0] - self._turn_of(one[2]), one[1]))
+
+    def _turn_of(self, tenant: str) -> float:
+        """Returns the seconds for which the tenant keeps its turn."""
+        goes_on = tenant == self._newest and self._waiting[tenant][0].kind is not Kind.FORWARD_BACKWARD
+        return _TURN_SECONDS if goes_on else 0.0
 
     def _fits(self, command: Command, taken: list[Command]) -> bool:
         if not taken:
