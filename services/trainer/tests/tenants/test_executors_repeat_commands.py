@@ -163,9 +163,12 @@ def test_adapters_to_sample_by_are_kept_as_long_as_they_are_named(shared: str, t
     assert [one.kind for one in results[:2] if one is not None] == ["create_model", Result.FAILED]
     assert json.loads(results[2].body)["sampling_session_id"] == "s:sample:1"
     assert json.loads(results[-1].body)["path"] == "tinker://s:train:0/sampler_weights/short"
+    for saving in executor.saving.values():
+        saving.result(10)
     _snapshot(executor, named[-1])
     late = _save_sampler(23, 25, "late", time=4000.0)
     executor.execute(late)
+    executor.saving[late.position].result(10)
     _snapshot(executor, late)
 
     def kept() -> list[int]:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import copy
-import time
+import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,15 @@ _SECONDS = {"alice": 1.0, "bob": 8.0}
 
 
 class _Executor:
-    """Numbers the commands of each tenant. `disk` has what its snapshot wrote."""
+    """Numbers the commands of each tenant, by parts of a second. `disk` has what its snapshot wrote."""
 
     shares = False
-    clock = staticmethod(time.monotonic)
 
     def __init__(self, disk: dict[str, Any]) -> None:
         self.position = self.commands = self.results = 0
         self.executed, self.numbers, self.account = dict[str, int](), dict.fromkeys(_SECONDS, 0), Account()
+        self.saving: dict[int, Any] = {}
+        self.clock = map(float, itertools.count()).__next__
         self._disk = disk
         vars(self).update(copy.deepcopy(disk))
 
@@ -47,7 +48,7 @@ class _Executor:
         return [Result(one.request_id, one.kind, body, one.position, _SECONDS[one.tenant])]
 
     def snapshot(self, position: int, time: float) -> None:
-        kept = {name: value for name, value in vars(self).items() if name != "_disk"}
+        kept = {name: value for name, value in vars(self).items() if name not in ("_disk", "clock")}
         self._disk.update(copy.deepcopy({**kept, "position": position}))
 
 

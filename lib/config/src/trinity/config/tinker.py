@@ -28,12 +28,17 @@ class TinkerConfig(Section):
     max_length: Tokens = Field(4096, description="Most tokens of a sequence")
     max_models: SmallInt = Field(32, description="Models that a tenant may make")
     max_rank: SmallInt = Field(128, description="Largest rank of an adapter")
-    dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="Of the base model; adapters are in float32")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "bfloat16", description="Of the base model; adapters train in float32"
+    )
     micro_tokens: Tokens = Field(16384, description="Tokens of a forward pass, with padding")
     share_passes: bool | None = Field(
         None, description="Compute waiting passes of several models at once; not equal bit for bit. By default on GPUs"
     )
-    snapshot_commands: SmallInt = Field(64, description="Commands from one snapshot of all tenants to the next")
+    snapshot_commands: SmallInt = Field(
+        64,
+        description="Commands from one snapshot of all tenants to the next, at least; snapshots take 5 % of the time",
+    )
     waiting_commands: SmallInt = Field(1000, description="Commands of a tenant that may wait; more are refused for now")
     waiting_mib: SmallInt = Field(256, description="Most that they may take")
     log_gib: PositiveFloat = Field(4.0, description="Most that the log of commands may take; a full log refuses more")

@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -49,7 +50,8 @@ class Executor:
 
     executed: position of the newest command that is in them, by tenant. position: with the snapshot that was restored,
     all commands up to it are in them. commands: how many are. results: sequence of the newest result that was stored.
-    account: sums of the seconds in the results up to it.
+    account: sums of the seconds in the results up to it. saving: by position, what must end before a command's result
+    may be stored.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Executor:
         self.executed: dict[str, int] = {}
         self.position = self.commands = self.results = 0
         self.account = Account()
+        self.saving: dict[int, Future[None]] = {}
 
     def restore(self) -> None:
         """Takes over the newest whole snapshot. Without one the executor begins before the first command."""
@@ -238,7 +241,7 @@ class Executor:
     def _save_for_sampler(self, command: Command, values: dict[str, Any]) -> dict[str, str]:
         """Saves adapters. A model keeps its _KEPT_UNNAMED newest ones without a name until its session ends."""
         tenant, path = self._tenant(command.model), sampler_path_of(command.model, values)
-        self._states.save_adapters(command.position, self._model, tenant)
+        self.saving[command.position] = self._states.save_adapters(command.position, self._model, tenant)
         expires = command.time + values["ttl_seconds"] if values["ttl_seconds"] else 0.0
         self._saved[path] = Saved(command.position, asdict(tenant.shape), tenant.steps, expires)
         if values["path"] is not None:

@@ -1,7 +1,7 @@
 """One base model with the adapters of several tenants. A tenant's gradient and optimizer state are its own."""
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -122,7 +122,7 @@ class SharedModel:
     def __init__(self, model_path: str, dtype: torch.dtype, device: torch.device, micro_tokens: int) -> None:
         """micro_tokens: tokens of a forward pass with padding; a longer sequence is one pass. Raises InvalidInput."""
         config = ModelConfig(model_path=model_path)
-        self._path, self._allowed = model_path, _ALLOWED[dtype]
+        self._path, self._dtype, self._allowed = model_path, dtype, _ALLOWED[dtype]
         self._policy = load_policy(config, dtype, _CHUNK)
         disable_dropout(self._policy, model_path)
         self._policy.requires_grad_(False).to(device)
@@ -218,9 +218,11 @@ class SharedModel:
         inputs = {name: self._aligned(data, name, width) for name in data[0].inputs if name != "target_tokens"}
         return token_loss(forward.loss, forward.config, logprobs, inputs)
 
-    def write(self, tenant: Tenant, folder: Path) -> None:
-        """Writes the adapters in peft's format."""
-        write_adapters(folder, tenant.lora, self._path, tenant.parameters.items())
+    def copy(self, tenant: Tenant) -> Callable[[Path], None]:
+        """Copies the adapters, in the dtype of the base. The function that is returned writes them to a folder in
+        peft's format."""
+        weights = [(name, one.detach().to("cpu", self._dtype, copy=True)) for name, one in tenant.parameters.items()]
+        return lambda folder: write_adapters(folder, tenant.lora, self._path, weights)
 
     def canary(self, tenant: Tenant) -> Canary:
         """Returns log-probabilities that an engine with these adapters must compute. Raises InvalidInput if they are

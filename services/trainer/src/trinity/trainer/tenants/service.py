@@ -1,6 +1,7 @@
 """Wiring of the executor: follows the log of commands, executes each one, and appends its result."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 
@@ -32,6 +33,8 @@ SECONDS = Counter(
 _SHARED, _TOKEN_BYTES = 64, 20  # commands of which passes are computed at once; bytes of a token in a pass
 _GATHERED_SECONDS = 0.005
 _HELD_BYTES, _FULL_SECONDS = 2**30, 0.1
+_UNTOLD = 16  # turns whose results are not stored yet
+_SNAPSHOT_SHARE = 0.05  # of the time, at most
 
 
 class TenantsService:
@@ -42,6 +45,7 @@ class TenantsService:
         self.run_id = settings.run
         self._ending, self._came = asyncio.Event(), asyncio.Event()
         self._coming: deque[Command] = deque()
+        self._executed: asyncio.Queue[Executed] = asyncio.Queue(_UNTOLD)
         self._waiting_bytes = 0
 
     def register(self, server: grpc.aio.Server) -> list[str]:
@@ -58,7 +62,8 @@ class TenantsService:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(account.keep(executor.account, account.path_of(settings.folder, self.name)))
                 tasks.create_task(self._read(commands.follow(executor.position)))
-                tasks.create_task(self._work(executor, commands, told))
+                tasks.create_task(self._tell(executor, commands, told))
+                tasks.create_task(self._work(executor, told))
 
     async def _read(self, commands: AsyncIterator[Command]) -> None:
         """Lets commands wait for ever. While too many do, further ones stay in the log."""
@@ -69,32 +74,44 @@ class TenantsService:
             while self._waiting_bytes > _HELD_BYTES:
                 await asyncio.sleep(_FULL_SECONDS)
 
-    async def _work(self, executor: Executor, commands: CommandLog, told: dict[int, Told]) -> None:
-        """Executes commands for ever. The result of one that is `told` is not stored again, and its seconds count."""
-        settings, last_snapshot = self._settings, executor.commands
+    async def _work(self, executor: Executor, told: dict[int, Told]) -> None:
+        """Executes commands for ever. A snapshot is written once all results are stored, and none are `told` from
+        before."""
+        settings, last_snapshot, not_before = self._settings, executor.commands, 0.0
         most, most_bytes = (_SHARED, settings.micro_tokens * _TOKEN_BYTES) if executor.shares else (1, 0)
         queue = FairQueue(executor.position, executor.executed, most, most_bytes)
         while True:
             await self._next(executor, queue)
             for_turn = turn(executor, queue)
             while (executed := await asyncio.to_thread(next, for_turn, None)) is not None:
-                await self._tell(executed, executor, commands, told)
+                await self._executed.put(executed)
                 self._take_over(executor, queue)
                 await self._unless_ending()
-            if not told and executor.commands - last_snapshot >= settings.snapshot_commands:
+            begin = time.monotonic()
+            if begin < not_before or executor.commands - last_snapshot < settings.snapshot_commands:
+                continue
+            await self._executed.join()
+            if not told:
                 await asyncio.to_thread(executor.snapshot, *queue.reached())
                 last_snapshot = executor.commands
+                not_before = time.monotonic() + (time.monotonic() - begin) / _SNAPSHOT_SHARE
 
-    async def _tell(self, executed: Executed, executor: Executor, commands: CommandLog, told: dict[int, Told]) -> None:
-        for command, result in executed:
-            COMMANDS.labels(command.kind).inc()
-            if result is None:
-                continue
-            SECONDS.labels(command.tenant).inc(result.seconds)
-            known = told.pop(command.position, None)
-            if known is None:
-                executor.results = await commands.add_result(result, command, executor.results)
-            executor.account.add(command.tenant, command.kind, (known or result).seconds)
+    async def _tell(self, executor: Executor, commands: CommandLog, told: dict[int, Told]) -> None:
+        """Stores results for ever, in order, each once what it saved is on disk. The result of a command that is `told`
+        is not stored again, and its seconds count."""
+        while True:
+            for command, result in await self._executed.get():
+                COMMANDS.labels(command.kind).inc()
+                if result is None:
+                    continue
+                SECONDS.labels(command.tenant).inc(result.seconds)
+                if (saving := executor.saving.pop(command.position, None)) is not None:
+                    await asyncio.wrap_future(saving)
+                known = told.pop(command.position, None)
+                if known is None:
+                    executor.results = await commands.add_result(result, command, executor.results)
+                executor.account.add(command.tenant, command.kind, (known or result).seconds)
+            self._executed.task_done()
 
     async def _next(self, executor: Executor, queue: FairQueue) -> None:
         """Waits for a command, and then a moment for those of other tenants with which it may share a pass."""

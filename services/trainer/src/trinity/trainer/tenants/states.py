@@ -11,6 +11,7 @@ after a crash read what they read the first time.
 import contextlib
 import shutil
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ class States:
     def __init__(self, folder: Path) -> None:
         self._snapshots, self._states = folder / "snapshots", folder / "states"
         self._sampled = folder / saved_adapters.FOLDER
+        self._saving = ThreadPoolExecutor(1, "saving")
 
     def newest(self) -> Snapshot | None:
         """Returns the newest snapshot whose files are as they were written; None if there is none.
@@ -92,9 +94,11 @@ class States:
     def save(self, position: int, tensors: Tensors) -> None:
         _write(self._states / f"{position:012}{_ENDING}", tensors)
 
-    def save_adapters(self, position: int, model: SharedModel, tenant: Tenant) -> None:
-        """Saves a tenant's adapters in peft's format. Raises InvalidInput as SharedModel.canary."""
-        saved_adapters.save(self._sampled, position, lambda folder: model.write(tenant, folder), model.canary(tenant))
+    def save_adapters(self, position: int, model: SharedModel, tenant: Tenant) -> Future[None]:
+        """Saves a copy of a tenant's adapters in peft's format, in another thread: the future ends when it is durable.
+        Raises InvalidInput as SharedModel.canary."""
+        canary = model.canary(tenant)
+        return self._saving.submit(saved_adapters.save, self._sampled, position, model.copy(tenant), canary)
 
     def load(self, position: int) -> Tensors:
         """Raises DataLoss for a state whose file is gone."""
