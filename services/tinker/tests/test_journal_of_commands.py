@@ -4,9 +4,10 @@ import pytest
 
 from trinity.data.tenants.log import CommandLog, Kind, canonical
 from trinity.runtime.broker import connect
-from trinity.runtime.errors import Conflict, InvalidInput, NotFound
+from trinity.runtime.errors import Conflict, DataLoss, Full, InvalidInput, NotFound
 from trinity.runtime.names import RunNames
 from trinity.tinker.journal import Journal, owner_of
+from trinity.tinker.quotas import Quotas
 
 pytestmark = pytest.mark.core
 
@@ -58,6 +59,59 @@ async def test_gateways_agree_on_every_seq_id(nats_url: str) -> None:
     assert kinds == ["session", "session", "create_model", "optim_step", "refused", "optim_step"]
     assert (third.models[model].tenant, third.models[model].rank, len(third.models[model].digests)) == ("alice", 4, 4)
     assert third.count("alice") == 0
+
+
+async def test_bodies_of_passes_are_removed_once_they_fill_half_of_their_stream(nats_url: str) -> None:
+    async with await connect(nats_url, "test") as broker:
+        names = RunNames("bodies")
+        log = CommandLog(broker, names)
+        await log.open(2**20, 3600)
+        journal = Journal(log, Quotas(10**6, 10**9, 3600))
+        model = f"{await journal.open_session('alice', b'{}')}:train:0"
+        await journal.submit("alice", model, 0, Kind.CREATE_MODEL, _CREATE, _fine)
+        for number in range(1, 7):
+            await journal.submit("alice", model, number, Kind.FORWARD_BACKWARD, bytes([number]) * 100_000, _fine)
+        last, executor = await log.last_command(), CommandLog(broker, names)
+        await executor.open(2**20, 3600)
+        read = []
+        async for command in executor.follow(0):
+            read.append(command)
+            if command.position == last:
+                break
+        assert [command.body for command in read[2:]] == [bytes([number]) * 100_000 for number in range(1, 7)]
+        with pytest.raises(Full, match=r"the log of commands is full .*; raise log_gib"):
+            for number in range(7, 20):
+                await journal.submit("alice", model, number, Kind.FORWARD_BACKWARD, b"x" * 100_000, _fine)
+        await executor.release(last - 2)
+        assert (await broker.state(names.passes_stream)).first_sequence == 5
+        again = Journal(log, Quotas(1, 10**9, 3600))
+        await again.catch_up()
+        assert again.models[model].digests == journal.models[model].digests
+        with pytest.raises(Full, match=r"wait, and this one has 1;|commands with \d{6} bytes of this tenant wait"):
+            await again.submit("alice", model, len(again.models[model].digests), Kind.OPTIM_STEP, b"y", _fine)
+        with pytest.raises(DataLoss, match="the body of command 3 is no longer kept"):
+            async for _ in executor.follow(2):
+                pass
+
+
+async def test_a_save_without_a_name_may_be_repeated_under_the_next_number(nats_url: str) -> None:
+    """As the official client does after it waited in vain for the answer."""
+    async with await connect(nats_url, "test") as broker:
+        log = CommandLog(broker, RunNames("saves"))
+        await log.open(2**20, 3600)
+        journal = Journal(log)
+        model = f"{await journal.open_session('alice', b'{}')}:train:0"
+        await journal.submit("alice", model, 0, Kind.CREATE_MODEL, _CREATE, _fine)
+        saves = [
+            canonical({"path": None, "sampling_session_seq_id": number, "ttl_seconds": None, "kind": ""})
+            for number in (1, 2)
+        ]
+        for body in saves:
+            assert await journal.submit("alice", model, 1, Kind.SAVE_SAMPLER, body, _fine) == f"{model}:1"
+        assert await log.last_command() == 3
+        again = Journal(log)
+        await again.catch_up()
+        assert again.models[model].digests == journal.models[model].digests
 
 
 @pytest.mark.parametrize(

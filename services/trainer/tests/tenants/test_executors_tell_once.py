@@ -47,9 +47,10 @@ class _Executor:
         body = b"%d" % self.numbers[one.tenant]
         return [Result(one.request_id, one.kind, body, one.position, _SECONDS[one.tenant])]
 
-    def snapshot(self, position: int, time: float) -> None:
+    def snapshot(self, position: int, time: float) -> int:
         kept = {name: value for name, value in vars(self).items() if name not in ("_disk", "clock")}
         self._disk.update(copy.deepcopy({**kept, "position": position}))
+        return position
 
 
 class _Place:

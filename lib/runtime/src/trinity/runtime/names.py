@@ -97,6 +97,7 @@ class RunNames:
     blobs_stream = _OfRun("TRINITY_BLOBS_{run}")
     weights_stream = _OfRun("TRINITY_WEIGHTS_{run}")
     commands_stream = _OfRun("TRINITY_COMMANDS_{run}")  # of tenants that train adapters
+    passes_stream = _OfRun("TRINITY_PASSES_{run}")  # bodies of those commands that are passes
     results_stream = _OfRun("TRINITY_RESULTS_{run}")  # of their commands
 
     control = _OfRun("trinity.{run}.experiences.control")  # the buffer's own log entries: requeued tasks and fences
@@ -192,6 +193,10 @@ class RunNames:
     def command(self, model: str) -> str:
         """Subject of the commands of a tenant's model, or of a session."""
         return f"trinity.{self.run}.commands.{token(model)}"
+
+    def body_of_pass(self, model: str) -> str:
+        """Subject of the bodies of a model's passes."""
+        return f"trinity.{self.run}.passes.{token(model)}"
 
     def result(self, model: str) -> str:
         """Subject of the results of these commands."""

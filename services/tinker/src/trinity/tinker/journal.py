@@ -6,7 +6,6 @@ commands are read first.
 """
 
 import asyncio
-import hashlib
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -181,7 +180,7 @@ class Journal:
         seq_id is used up then, since the client counts it. Raises Conflict for a seq_id that holds another command, or
         that leaves out the next one; NotFound as `model`; Full if too much of the tenant waits.
         """
-        digest = hashlib.sha256(kind.encode() + b"\0" + body).digest()
+        digest = Command(kind, tenant, model_id, seq_id, body, 0.0).digest
         async with self._lock:
             while True:
                 request_id = self._known(tenant, model_id, seq_id, digest)
@@ -237,7 +236,7 @@ class Journal:
             return
         if command.kind is Kind.SAVE_SAMPLER:
             self._take_saved(command)
-        digest = hashlib.sha256(command.kind.encode() + b"\0" + command.body).digest()
+        digest = command.digest
         if command.model not in self.models:
             self.models[command.model] = Model(command.tenant, self._rank(command))
         model = self.models[command.model]

@@ -27,8 +27,8 @@ class Quotas:
     def add(self, command: Command) -> None:
         """Counts an accepted command that gets a result."""
         if command.position > self._done[command.tenant] and command.time > now() - self._kept_seconds:
-            self._waiting[command.tenant].append((command.position, len(command.body)))
-            self._bytes[command.tenant] += len(command.body)
+            self._waiting[command.tenant].append((command.position, command.size))
+            self._bytes[command.tenant] += command.size
 
     def done(self, tenant: str, position: int) -> None:
         """Counts a tenant's commands up to a position as executed."""

@@ -1,4 +1,7 @@
-"""The log of commands and the log of their results, two streams on NATS.
+"""The log of commands and the log of their results, streams on NATS.
+
+The bodies of passes, which are large, are in a stream of their own. They are removed there once they are no longer
+needed, so that the log of commands stays whole.
 
 A command is appended at exactly the next place, so that every reader finds the same order, and under the message id of
 its model and seq_id, so that a retry is one entry. Results are appended in the order of the commands. A result has the
@@ -6,20 +9,24 @@ sequence of its command in a header: an executor that starts again publishes no 
 """
 
 import contextlib
+import hashlib
 import json
 import time
+import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from trinity.runtime import headers
-from trinity.runtime.broker import Broker, StoredMessage, StreamSpec, ensure_streams, tail
+from trinity.runtime.broker import Broker, PublishRefused, StoredMessage, StreamSpec, ensure_streams, tail
 from trinity.runtime.broker import Message as Delivered
 from trinity.runtime.errors import DataLoss, NotFound
 from trinity.runtime.names import RunNames
 
 _RETRIED_SECONDS = 1800.0
+_APPEND_SECONDS = 20.0  # below a client's limit for a request
 _MORE = 256
 _SETTING = "log_gib"
 SAMPLED = "sampler_weights"  # in paths of adapters to sample by
@@ -41,9 +48,19 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
+class Apart:
+    """A body in the stream of passes. `size`: bytes. `digest`: as that of the command."""
+
+    sequence: int
+    size: int
+    digest: bytes
+
+
+@dataclass(frozen=True)
 class Command:
     """An entry. `body` is the client's request in canonical form; `model` a model id, or a session's. `position`: its
-    sequence in the stream; 0 before it is stored. `time`: when it was accepted, seconds since 1970."""
+    sequence in the stream; 0 before it is stored. `time`: when it was accepted, seconds since 1970. `apart`: where the
+    body is, if it is not in the entry; a reader that does not execute the command leaves it there."""
 
     kind: Kind
     tenant: str
@@ -52,6 +69,23 @@ class Command:
     body: bytes
     time: float
     position: int = 0
+    apart: Apart | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body."""
+        return len(self.body) if self.apart is None else self.apart.size
+
+    @property
+    def digest(self) -> bytes:
+        """Sha256 that is equal for a command and its retry. A client that repeats a save without a name numbers the
+        sampling session anew."""
+        if self.apart is not None:
+            return self.apart.digest
+        body = self.body
+        if self.kind is Kind.SAVE_SAMPLER and self.values["path"] is None:
+            body = canonical(self.values | {"sampling_session_seq_id": None})
+        return hashlib.sha256(self.kind.encode() + b"\0" + body).digest()
 
     @property
     def request_id(self) -> str:
@@ -131,40 +165,55 @@ def failed(request_id: str, problem: str, position: int, *, by_user: bool) -> Re
 
 def stream_specs(names: RunNames, log_bytes: int, kept_seconds: float) -> list[StreamSpec]:
     """Commands stay until the log is full, which refuses further ones; results stay for `kept_seconds`."""
-    commands = StreamSpec(
-        names.commands_stream, (names.subjects("commands"),), max_bytes=log_bytes, replicas=0,
-        duplicate_window_seconds=_RETRIED_SECONDS, setting=_SETTING,
+    commands, passes = (
+        StreamSpec(
+            name, (names.subjects(kind),), max_bytes=log_bytes, replicas=0, duplicate_window_seconds=_RETRIED_SECONDS,
+            setting=_SETTING,
+        )
+        for name, kind in ((names.commands_stream, "commands"), (names.passes_stream, "passes"))
     )  # fmt: skip
     results = StreamSpec(
         names.results_stream, (names.subjects("results"),), max_bytes=log_bytes, replicas=0,
         max_age_seconds=kept_seconds, duplicate_window_seconds=min(_RETRIED_SECONDS, kept_seconds), setting=_SETTING,
     )  # fmt: skip
-    return [commands, results]
+    return [commands, passes, results]
+
+
+def _no_room(problem: str) -> None:
+    raise PublishRefused(f"the log of commands is full ({problem}); raise {_SETTING}, or serve under another name")
 
 
 class CommandLog:
-    """Both streams of one run."""
+    """The streams of one run."""
 
     def __init__(self, broker: Broker, names: RunNames) -> None:
         self._broker = broker
         self._names = names
+        self._kept_bytes = 0
+        self._followed: deque[tuple[int, int]] = deque()  # positions of passes, and the sequences of their bodies
 
     async def open(self, log_bytes: int, kept_seconds: float) -> None:
         """Makes the streams if they are missing. Raises Conflict or Full as ensure_streams does."""
         await ensure_streams(self._broker, stream_specs(self._names, log_bytes, kept_seconds))
+        self._kept_bytes = log_bytes // 2
 
     async def append(self, command: Command, after: int) -> int:
         """Stores a command right behind the sequence `after`; returns its own once it is durable.
 
         Raises SequenceConflict if another entry is there, PublishRefused if the log is full, Unavailable.
         """
-        subject, stream = self._names.command(command.model), self._names.commands_stream
+        subject, stream, body = self._names.command(command.model), self._names.commands_stream, command.body
         about = {
             headers.KIND: command.kind, headers.TENANT: command.tenant, headers.MODEL: command.model,
             headers.SEQ_ID: str(command.seq_id), headers.TIME: repr(command.time),
         }  # fmt: skip
+        limits: dict[str, Any] = {"deadline_seconds": _APPEND_SECONDS, "on_refused": _no_room}
+        if command.kind is Kind.FORWARD_BACKWARD:
+            place, once = self._names.body_of_pass(command.model), uuid.uuid4().hex
+            stored = await self._broker.publish(place, body, message_id=once, **limits)
+            about[headers.PASS], body = f"{stored.sequence} {len(body)} {command.digest.hex()}", b""
         return await self._broker.append(
-            subject, stream, command.body, message_id=command.request_id, last_sequence=after, headers=about
+            subject, stream, body, message_id=command.request_id, last_sequence=after, headers=about, **limits
         )
 
     async def last_command(self) -> int:
@@ -197,9 +246,27 @@ class CommandLog:
         return found
 
     async def follow(self, after: int) -> AsyncIterator[Command]:
-        """Yields every command above `after`, in order, for ever. Raises Gap if one is missing."""
+        """Yields every command above `after`, in order, for ever, with its body. Raises Gap if one is missing, DataLoss
+        if a body is."""
         async for message in tail(self._broker, self._names.commands_stream, after):
-            yield _command(message)
+            command = _command(message)
+            if command.apart is not None:
+                self._followed.append((command.position, command.apart.sequence))
+                try:
+                    body = (await self._broker.get(self._names.passes_stream, command.apart.sequence)).data
+                except NotFound:
+                    raise DataLoss(f"the body of command {command.position} is no longer kept") from None
+                command = replace(command, body=body)
+            yield command
+
+    async def release(self, position: int) -> None:
+        """Removes the bodies of passes up to a command that was followed, if they fill half of their stream."""
+        stream, released = self._names.passes_stream, [one for one in self._followed if one[0] <= position]
+        if not released or (await self._broker.state(stream)).bytes < self._kept_bytes:
+            return
+        await self._broker.purge_below(stream, released[-1][1] + 1)
+        for _ in released:
+            self._followed.popleft()
 
     async def told(self, after: int) -> tuple[int, dict[int, Told]]:
         """Returns the sequence of the newest result, and those above `after` that are kept, by their commands'
@@ -248,7 +315,18 @@ def _command(message: StoredMessage | Delivered) -> Command:
         at = float(_header(message, headers.TIME))
     except ValueError as error:
         raise DataLoss(f"command {message.sequence} has unreadable headers: {error}") from None
-    return Command(kind, values[headers.TENANT], values[headers.MODEL], seq_id, message.data, at, message.sequence)
+    tenant, model = values[headers.TENANT], values[headers.MODEL]
+    return Command(kind, tenant, model, seq_id, message.data, at, message.sequence, _apart(message))
+
+
+def _apart(message: StoredMessage | Delivered) -> Apart | None:
+    if (found := message.headers.get(headers.PASS)) is None:
+        return None
+    try:
+        sequence, size, digest = found.split()
+        return Apart(int(sequence), int(size), bytes.fromhex(digest))
+    except ValueError as error:
+        raise DataLoss(f"command {message.sequence} has an unreadable header {headers.PASS}: {error}") from None
 
 
 def _result(message: StoredMessage) -> Result:

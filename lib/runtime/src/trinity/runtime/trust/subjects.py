@@ -160,9 +160,11 @@ def _environment(run: RunNames, _: str) -> _Parts:
 
 
 def _tinker(run: RunNames, _: str) -> _Parts:
-    streams = (run.commands_stream, run.results_stream)
+    streams = (run.commands_stream, run.passes_stream, run.results_stream)
     publish = [
         run.subjects("commands"),
+        run.subjects("passes"),
+        f"{_API}.STREAM.PURGE.{run.passes_stream}",
         run.subjects("results"),
         run.line(Role.TINKER, "*"),
         run.line("tenants", "*"),

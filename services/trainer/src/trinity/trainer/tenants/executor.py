@@ -83,8 +83,9 @@ class Executor:
         self.results, self.account = snapshot.results, Account(snapshot.account)
         log.info("tenants.snapshot.loaded", position=self.position, models=len(self._tenants))
 
-    def snapshot(self, position: int, time: float) -> None:
-        """Writes the state after the newest commands, and removes states that no snapshot knows any more.
+    def snapshot(self, position: int, time: float) -> int:
+        """Writes the state after the newest commands, and removes states that no snapshot knows any more. Returns the
+        position after which commands may have to be executed again.
 
         position, time: as FairQueue.reached. The results of all executed commands must be stored.
         """
@@ -96,7 +97,7 @@ class Executor:
         saved = {path: asdict(saved) for path, saved in self._saved.items()}
         beyond = {tenant: newest for tenant, newest in self.executed.items() if newest > position}
         about = Snapshot(position, beyond, self.commands, {}, saved, self.results, self.account.uses)
-        self._states.write(about, models)
+        return self._states.write(about, models)
 
     def execute_all(self, commands: Sequence[Command]) -> list[Result | None]:
         """Executes the next commands, and computes passes of several models at once. Returns their results in order;

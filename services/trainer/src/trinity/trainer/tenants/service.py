@@ -63,7 +63,7 @@ class TenantsService:
                 tasks.create_task(account.keep(executor.account, account.path_of(settings.folder, self.name)))
                 tasks.create_task(self._read(commands.follow(executor.position)))
                 tasks.create_task(self._tell(executor, commands, told))
-                tasks.create_task(self._work(executor, told))
+                tasks.create_task(self._work(executor, commands, told))
 
     async def _read(self, commands: AsyncIterator[Command]) -> None:
         """Lets commands wait for ever. While too many do, further ones stay in the log."""
@@ -74,7 +74,7 @@ class TenantsService:
             while self._waiting_bytes > _HELD_BYTES:
                 await asyncio.sleep(_FULL_SECONDS)
 
-    async def _work(self, executor: Executor, told: dict[int, Told]) -> None:
+    async def _work(self, executor: Executor, commands: CommandLog, told: dict[int, Told]) -> None:
         """Executes commands for ever. A snapshot is written once all results are stored, and none are `told` from
         before."""
         settings, last_snapshot, not_before = self._settings, executor.commands, 0.0
@@ -92,7 +92,7 @@ class TenantsService:
                 continue
             await self._executed.join()
             if not told:
-                await asyncio.to_thread(executor.snapshot, *queue.reached())
+                await commands.release(await asyncio.to_thread(executor.snapshot, *queue.reached()))
                 last_snapshot = executor.commands
                 not_before = time.monotonic() + (time.monotonic() - begin) / _SNAPSHOT_SHARE
 

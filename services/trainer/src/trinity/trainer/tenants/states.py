@@ -72,12 +72,16 @@ class States:
             log.warning("tenants.snapshot.damaged", folder=str(folder))
         if folders:
             raise DataLoss(
-                f"no snapshot in {self._snapshots} is whole; remove the folder to execute all commands again"
+                f"no snapshot in {self._snapshots} is whole; remove the folder to execute all commands again, "
+                "while the log has the bodies of all passes"
             )
         return None
 
-    def write(self, snapshot: Snapshot, models: Mapping[str, tuple[dict[str, Any], Tensors]]) -> None:
-        """Writes a snapshot, then removes older ones, and saved states that no kept snapshot names."""
+    def write(self, snapshot: Snapshot, models: Mapping[str, tuple[dict[str, Any], Tensors]]) -> int:
+        """Writes a snapshot, then removes older ones, and saved states that no kept snapshot names.
+
+        Returns the position of the oldest one that is kept.
+        """
         folder = self._snapshots / f"{snapshot.commands:012}"
         checksums = {}
         for model_id, (_, tensors) in models.items():
@@ -89,7 +93,7 @@ class States:
         files.write_json(folder / _MANIFEST, {**about, "checksums": checksums})
         for old in self._folders()[:-_KEPT]:
             shutil.rmtree(old, ignore_errors=True)
-        self._remove_unnamed()
+        return self._remove_unnamed()
 
     def save(self, position: int, tensors: Tensors) -> None:
         _write(self._states / f"{position:012}{_ENDING}", tensors)
@@ -111,10 +115,10 @@ class States:
         """Snapshots that were finished, oldest first."""
         return sorted(path.parent for path in self._snapshots.glob(f"*/{_MANIFEST}"))
 
-    def _remove_unnamed(self) -> None:
+    def _remove_unnamed(self) -> int:
         kept = [files.read_json(folder / _MANIFEST) or {"saved": {}, "position": 0} for folder in self._folders()]
         named = {saved["position"] for about in kept for saved in about["saved"].values()}
-        oldest = min(about["position"] for about in kept)
+        oldest: int = min(about["position"] for about in kept)
 
         # Commands after the oldest kept snapshot may read later states again.
         def unneeded(path: Path) -> bool:
@@ -125,6 +129,7 @@ class States:
                 path.unlink()
         for folder in filter(unneeded, self._sampled.glob("[0-9]*")):
             shutil.rmtree(folder, ignore_errors=True)
+        return oldest
 
 
 def _write(path: Path, tensors: Tensors) -> None:
