@@ -63,6 +63,9 @@ def test_the_columns_choose_algorithm_and_format(
         ({"text": PROSE}, {}, "no column of text has a well-known name for right answers; give --answer"),
         ({"frage": "2+3", "answer": "5"}, {},
          "no column of frage, answer has a well-known name for prompts; give --prompt"),
+        ({"instruction": "Add.", "input": "2+3", "output": "5"}, {},
+         "--prompt: instruction and input belong together; write both into one column and name it with --prompt"),
+        ({"question": "2+3", "choices": ["5", "6"], "answer": "A"}, {}, "question and choices belong together"),
         ({"question": "2+3", "answer": "5"}, {"answer": "truth"}, "--answer truth: is no column of the data"),
         ({"question": "2+3", "answer": "5"}, {"algorithm": "dpo"},
          "--algorithm dpo: needs the columns chosen and rejected"),
@@ -74,6 +77,19 @@ def test_what_cannot_be_guessed_is_said(row: dict[str, Any], given: dict[str, st
     with pytest.raises(RunError, match=said) as raised:
         own_data.guessed_form([row], "a model", **given)
     assert raised.value.code == 2
+
+
+def test_a_prompt_that_is_given_or_whole_is_taken() -> None:
+    assert own_data.guessed_form([{"instruction": "2+3", "input": "", "output": "5"}], "a model").algorithm == "grpo"
+    row = {"question": "2+3: A) 5, B) 6", "options": ["5", "6"], "answer": "A"}
+    assert own_data.guessed_form([row], "a model", prompt="question").columns["prompt_key"] == "question"
+
+
+def test_images_that_the_model_cannot_read_are_said_to_be_left_out(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    form = own_data.guessed_form([{"question": "2+3", "answer": "5", "image": "a.png"}], str(tmp_path))
+    assert "image_key" not in form.columns
+    assert str(form).endswith(f"; image: left out: the model {str(tmp_path)!r} reads no images")
 
 
 def test_columns_of_prompts_and_answers_may_be_named_alone() -> None:

@@ -32,6 +32,7 @@ ANSWERS = (
 )  # fmt: skip
 CONVERSATIONS = ("messages", "conversations", "conversation")
 IMAGES = ("images", "image")
+_OPTIONS = ("choices", "options")  # of questions of multiple choice
 _TEST_SPLITS = ("test", "validation")
 _LONGEST_ANSWER, _MOST_WORDS = 60, 4
 _SHORT_SHARE = 0.9
@@ -111,11 +112,12 @@ class Form:
     algorithm: str
     columns: dict[str, str]
     why: str
+    left_out: str = ""  # what the data has and the run does not read, and why
 
     def __str__(self) -> str:
         named = ", ".join(f"{key.removesuffix('_key').replace('_', ' ')} {name!r}" for key, name in self.columns.items()
                           if key.endswith("_key"))  # fmt: skip
-        return f"{self.algorithm} ({self.why}); columns: {named}"
+        return f"{self.algorithm} ({self.why}); columns: {named}" + (f"; {self.left_out}" if self.left_out else "")
 
 
 @dataclass(frozen=True)
@@ -159,9 +161,12 @@ def form_of(algorithm: str, why: str, row: Row, prompt: str, answer: str, model:
     if prompt:
         columns["prompt_key"] = prompt
     columns |= {"chosen_key": "chosen", "rejected_key": "rejected"} if algorithm == "dpo" else {"response_key": answer}
-    if algorithm == "grpo" and (images := known(IMAGES, row)) and why_no_images(model) is None:
+    images, left_out = known(IMAGES, row) if algorithm == "grpo" else "", ""
+    if images and (reason := why_no_images(model)) is not None:
+        left_out = f"{images}: left out: {reason}"
+    elif images:
         columns["image_key"] = images
-    return Form(algorithm, columns, why)
+    return Form(algorithm, columns, why, left_out)
 
 
 def guessed_form(rows: Sequence[Row], model: str, prompt: str = "", answer: str = "", algorithm: str = "") -> Form:
@@ -180,12 +185,24 @@ def guessed_form(rows: Sequence[Row], model: str, prompt: str = "", answer: str 
     answer = answer or known(ANSWERS, first)
     if algorithm == "sft" and not answer and conversation(first):
         return form_of(algorithm, why, first, "", "", model)
-    prompt = prompt or known([name for name in PROMPTS if name != answer], first)
+    if not prompt:
+        prompt = known([name for name in PROMPTS if name != answer], first)
+        _check_whole(rows, prompt)
     for option, what, found in (("--prompt", "prompts", prompt), ("--answer", "right answers", answer)):
         if not found:
             names = ", ".join(first)
             raise RunError(f"{option}: no column of {names} has a well-known name for {what}; give {option}", 2)
     return form_of(algorithm, why, first, prompt, answer, model)
+
+
+def _check_whole(rows: Sequence[Row], prompt: str) -> None:
+    """Raises RunError if the guessed column is only a part of the prompts: alpaca's input, options to choose from."""
+    others = [name for name in rows[0] if name.lower() in _OPTIONS]
+    if prompt == "instruction" and any(row.get("input") for row in rows):
+        others.append("input")
+    if prompt and others:
+        what = f"{prompt} and {', '.join(others)} belong together"
+        raise RunError(f"--prompt: {what}; write both into one column and name it with --prompt", 2)
 
 
 def text_of(
