@@ -70,6 +70,40 @@ def test_check_says_what_does_not_fit_and_what_would(
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "passes"),
+    [
+        ({}, False),
+        ({"NETRC": "netrc"}, True),
+        ({"NETRC": "netrc", "WANDB_BASE_URL": "https://wandb.example.com"}, False),
+        ({"WANDB_API_KEY": "k" * 40}, True),
+        ({"WANDB_MODE": "offline"}, True),
+        ({"WANDB_MODE": "online"}, False),
+    ],
+)
+def test_wandb_needs_a_key(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], passes: bool
+) -> None:
+    pytest.importorskip("wandb")
+    (tmp_path / "netrc").write_text(f"machine api.wandb.ai login user password {'k' * 40}\n")
+    (tmp_path / "netrc").chmod(0o600)
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    for name, value in given.items():
+        monkeypatch.setenv(name, str(tmp_path / value) if name == "NETRC" else value)
+    problems = preflight._check_monitor(make_plan(load(config, ["monitor.monitor_type=wandb"])))
+    assert [str(one) for one in problems] == (
+        []
+        if passes
+        else ["monitor.monitor_type: is 'wandb', which has no key; set WANDB_API_KEY, run 'wandb login', or set "
+              "WANDB_MODE=offline"]
+    )  # fmt: skip
+    own = make_plan(load(config, ["monitor={monitor_type: wandb, monitor_args: {api_key: mine}}"]))
+    assert preflight._check_monitor(own) == []
+
+
 def test_json_leaves_nothing_unchecked(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen(monkeypatch, tmp_path, 80, 2)
     done = CliRunner().invoke(app, ["check", "--deep", "--json", str(config)])

@@ -2,12 +2,14 @@
 
 import contextlib
 import importlib.util
+import netrc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 from trinity import plugins
@@ -155,9 +157,30 @@ def _check_rows(config: TasksetConfig | ExperienceBufferConfig, rows: Sequence[R
 
 def _check_monitor(plan: Plan) -> list[Problem]:
     kind = plan.config.monitor.monitor_type
-    if kind in ("none", "tensorboard") or importlib.util.find_spec(kind) is not None:
+    if kind in ("none", "tensorboard"):
         return []
-    return [Problem("monitor.monitor_type", f"{kind!r} is not installed; `pip install {kind}`, or use tensorboard")]
+    if importlib.util.find_spec(kind) is None:
+        return [Problem("monitor.monitor_type", f"{kind!r} is not installed; `pip install {kind}`, or use tensorboard")]
+    if kind != "wandb" or _has_wandb_key(plan.config.monitor.monitor_args or {}):
+        return []
+    what = "is 'wandb', which has no key; set WANDB_API_KEY, run 'wandb login', or set WANDB_MODE=offline"
+    return [Problem("monitor.monitor_type", what)]
+
+
+def _has_wandb_key(args: Mapping[str, object]) -> bool:
+    """Tells if wandb needs no key, or has one in the arguments, the environment, or the netrc of `wandb login`."""
+    if (
+        os.environ.get("WANDB_MODE") in ("offline", "disabled")
+        or args.get("api_key")
+        or os.environ.get("WANDB_API_KEY")
+    ):
+        return True
+    url = str(args.get("base_url") or os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai")
+    places = [os.environ.get("NETRC") or "~/.netrc", "~/_netrc"]
+    place = next((path for path in map(os.path.expanduser, places) if os.path.exists(path)), os.devnull)
+    with contextlib.suppress(OSError, netrc.NetrcParseError):
+        return netrc.netrc(place).authenticators(urlsplit(url).netloc) is not None
+    return False
 
 
 def _check_operators(plan: Plan) -> list[Problem]:
