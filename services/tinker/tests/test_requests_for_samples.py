@@ -14,6 +14,7 @@ from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, Unava
 from trinity.tinker import sampling, shapes
 from trinity.tinker.journal import Journal
 from trinity.tinker.sampling import Failed, Gone, Sampling
+from trinity.tinker.sessions import Signs
 
 pytestmark = pytest.mark.core
 
@@ -43,12 +44,17 @@ class _Explorer:
 
     def __init__(self) -> None:
         self.asked: list[Sample] = []
+        self.cancelled = 0
         self.may = asyncio.Event()
         self.is_there = True
 
     async def sample(self, sample: Sample) -> bytes:
         self.asked.append(sample)
-        await self.may.wait()
+        try:
+            await self.may.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
         match sample.sampling.seed:
             case 1:
                 raise InvalidInput("sampling_params", "is refused by vLLM")
@@ -236,3 +242,25 @@ async def test_sessions_of_what_cannot_be_sampled_are_refused() -> None:
     ):
         with pytest.raises((InvalidInput, NotFound), match=field):
             await place.open(tenant, given, **model)
+
+
+async def test_sessions_whose_clients_are_gone_end_with_their_requests() -> None:
+    place = _Place()
+    quiet, lively = await place.session("alice"), await place.session("alice")
+    signs = Signs(place.journal, 0.5)
+    samplers = [await place.open("alice", session) for session in (quiet, lively)]
+    asked = [place.ask("alice", sampler, 0)["request_id"] for sampler in samplers]
+    ending = asyncio.create_task(signs.end_silent(place.sampling.end))
+    try:
+        async with asyncio.timeout(10):
+            while quiet in place.journal.open_sessions():
+                signs.hear(samplers[1])
+                await asyncio.sleep(0.02)
+            place.explorer.may.set()
+            assert await place.sampling.retrieve("alice", asked[1], 5) == b"answer of 0"
+    finally:
+        ending.cancel()
+    assert list(place.journal.open_sessions()) == [lively]
+    with pytest.raises(NotFound, match="has ended"):
+        await place.sampling.retrieve("alice", asked[0], 1)
+    assert (len(place.explorer.asked), place.explorer.cancelled) == (2, 1)

@@ -26,7 +26,10 @@ class TinkerConfig(Section):
     address: Literal["127.0.0.1", "::1", "0.0.0.0", "::"] = Field("127.0.0.1", description="Address of the HTTP server")
     port: Annotated[int, Field(ge=1, le=65535)] = Field(8090, description="Port of the HTTP server")
     max_length: Tokens = Field(4096, description="Most tokens of a sequence")
-    max_models: SmallInt = Field(32, description="Models that a tenant may make")
+    max_models: SmallInt = Field(32, description="Models that a tenant may have, in sessions that have not ended")
+    session_minutes: PositiveFloat = Field(
+        30.0, description="Minutes without a sign of a client, after which its session ends"
+    )
     max_rank: SmallInt = Field(128, description="Largest rank of an adapter")
     dtype: Literal["float32", "bfloat16"] = Field(
         "bfloat16", description="Of the base model; adapters train in float32"

@@ -25,6 +25,7 @@ from trinity.tinker.client import SamplerClient
 from trinity.tinker.journal import Journal, owner_of
 from trinity.tinker.results import Results
 from trinity.tinker.sampling import Failed, Gone, Sampling
+from trinity.tinker.sessions import Signs
 from trinity.tinker.settings import TinkerSettings
 from trinity.tinker.tenants import TenantKeys
 
@@ -75,6 +76,15 @@ class Gateway:
         self._base = base = Base(settings.base_model, settings.vocabulary, settings.longest)
         waiting = settings.most_samples
         self._sampling = Sampling(journal, results, sampler, base, waiting) if sampler is not None else None
+        self._signs = Signs(journal, settings.session_minutes * 60)
+
+    async def end_silent(self) -> None:
+        """Ends sessions whose clients are gone, for ever."""
+        await self._signs.end_silent(self._ended)
+
+    def _ended(self, session_id: str) -> None:
+        if self._sampling is not None:
+            self._sampling.end(session_id)
 
     def app(self) -> Starlette:
         post: dict[str, _Call] = {
@@ -153,14 +163,21 @@ class Gateway:
         values = await self._values(request)
         shapes.read(shapes.CreateSession, values)
         session_id = await self._journal.open_session(tenant, canonical(values))
+        self._signs.hear(session_id)
         return JSONResponse({"type": "create_session", "session_id": session_id, "warning_message": _UNEMBED})
 
     async def _heartbeat(self, tenant: str, request: Request) -> Response:
-        self._journal.check_session(tenant, str((await self._values(request)).get("session_id")))
+        session_id = str((await self._values(request)).get("session_id"))
+        self._journal.check_session(tenant, session_id)
+        if session_id not in self._journal.open_sessions():
+            return _error(410, NotFound(f"session {session_id} has ended"))
+        self._signs.hear(session_id)
         return JSONResponse({"type": "session_heartbeat"})
 
     async def _end_session(self, tenant: str, request: Request) -> Response:
-        await self._journal.end_session(tenant, request.path_params["session_id"])
+        session_id = request.path_params["session_id"]
+        await self._journal.end_session(tenant, session_id)
+        self._ended(session_id)
         return Response(status_code=204)
 
     async def _telemetry(self, tenant: str, request: Request) -> Response:
@@ -253,7 +270,9 @@ class Gateway:
         return JSONResponse(sampling.about(tenant, request.path_params["sampler_id"]))
 
     async def _sample(self, sampling: Sampling, tenant: str, request: Request) -> Response:
-        return JSONResponse(sampling.submit(tenant, await self._values(request)))
+        promise = sampling.submit(tenant, await self._values(request))
+        self._signs.hear(promise["request_id"])
+        return JSONResponse(promise)
 
     async def _cancel(self, sampling: Sampling, tenant: str, request: Request) -> Response:
         sampling.cancel(tenant, str((await self._values(request)).get("request_id")))
@@ -264,7 +283,8 @@ class Gateway:
         model_id = model_id_of(session_id, number)
         if model_id not in self._journal.models and self._journal.count(tenant) >= self._settings.most_models:
             most = self._settings.most_models
-            raise InvalidInput("model_seq_id", f"is another model; this tenant has the {most} that it may have")
+            what = f"is another model; this tenant has the {most} that it may have; close a ServiceClient of it"
+            raise InvalidInput("model_seq_id", what)
         return await self._submit(tenant, model_id, 0, kind, canonical(values.model_dump()), lambda: None)
 
     async def _command(
@@ -301,6 +321,7 @@ class Gateway:
         if kind is Kind.FORWARD_BACKWARD and seq_id < 1:
             raise InvalidInput("seq_id", f"is {seq_id}; must be a number from 1")
         request_id = await self._journal.submit(tenant, model_id, seq_id, kind, body, check)
+        self._signs.hear(model_id)
         return JSONResponse({"request_id": request_id, "model_id": model_id})
 
     async def _retrieve(self, tenant: str, request: Request) -> Response:

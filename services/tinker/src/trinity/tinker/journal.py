@@ -81,6 +81,10 @@ class Journal:
         async for command in self._log.commands(self._last, await self._log.last_command()):
             self._take(command)
 
+    def open_sessions(self) -> dict[str, str]:
+        """Returns the tenants of the sessions that have not ended."""
+        return {session_id: tenant for session_id, tenant in self._sessions.items() if session_id not in self._ended}
+
     def check_session(self, tenant: str, session_id: str, *, takes_models: bool = False) -> None:
         """Raises NotFound unless the session is the tenant's; with `takes_models` also if it has ended."""
         if self._sessions.get(session_id) != tenant or (takes_models and session_id in self._ended):
@@ -97,9 +101,7 @@ class Journal:
         """Returns a model that takes commands. Raises NotFound as `model`, and for a model of an ended session."""
         found = self.model(tenant, model_id)
         if found.ended:
-            raise NotFound(
-                f"model {model_id[:200]!r} went with its session, which its client closed; load a saved state"
-            )
+            raise NotFound(f"model {model_id[:200]!r} went with its session, which has ended; load a saved state")
         return found
 
     def count(self, tenant: str) -> int:

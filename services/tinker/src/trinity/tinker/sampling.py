@@ -12,7 +12,7 @@ from typing import Any
 
 from trinity.data.experience import SamplingParams
 from trinity.data.tenants.checks import Base, check_tokens
-from trinity.data.tenants.log import canonical, sampler_id_of
+from trinity.data.tenants.log import canonical, sampler_id_of, session_of
 from trinity.data.tenants.samples import Sample
 from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, TrinityError
 from trinity.tinker import shapes
@@ -100,6 +100,12 @@ class Sampling:
         self._journal.sampler(tenant, request_id.rpartition(":")[0])
         if (asked := self._asked.get(request_id)) is not None:
             asked.task.cancel()
+
+    def end(self, session_id: str) -> None:
+        """Ends the requests of an ended session."""
+        for request_id, asked in self._asked.items():
+            if session_of(request_id) == session_id:
+                asked.task.cancel()
 
     async def retrieve(self, tenant: str, request_id: str, seconds: float) -> bytes | None:
         """Returns the body of an answer, or None if it is not there after the time.

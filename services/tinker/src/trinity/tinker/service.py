@@ -59,6 +59,7 @@ class TinkerService:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(results.follow())
                 tasks.create_task(_serve(server, listening))
+                tasks.create_task(gateway.end_silent())
                 ready.set()
 
     async def drain(self, grace_seconds: float) -> None:
