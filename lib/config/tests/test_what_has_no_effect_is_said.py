@@ -1,6 +1,7 @@
 """`trinity check` names what a YAML leaves to a default, what nothing reads, and values that switch a key off."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,6 +78,17 @@ def test_defaults_of_tasksets_are_named() -> None:
     assert f"{place}.default_reward_fn_type: is not given; math_reward is taken" in notices
     given = {"default_workflow_type": "math_boxed_workflow"}
     assert not [notice for notice in config(given).notices if "is not given" in notice]
+
+
+def test_evaluated_rows_that_are_trained_are_named(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").touch()
+    tasksets = [{"path": str(tmp_path / "d.jsonl")}, {"path": "owner/data"}]
+    evaluated = [{"path": f"{tmp_path}/./d.jsonl", "split": "test"}, *(
+        {"path": "owner/data", "split": split} for split in ("test", "train"))]  # fmt: skip
+    found = config(buffer={"batch_size": 8, "explorer_input": {"tasksets": tasksets, "eval_tasksets": evaluated}})
+    said = [one.partition(", which are trained")[0] for one in found.notices if "are trained" in one]
+    place = "buffer.explorer_input.eval_tasksets"
+    assert said == [f"{place}.0.path: has the rows of tasksets.0", f"{place}.2.path: has the rows of tasksets.1"]
 
 
 def test_arguments_that_a_workflow_does_not_read_are_named() -> None:

@@ -97,6 +97,8 @@ def test_arrow_files_streams_and_folders_of_save_to_disk(tmp_path: Path) -> None
     assert list(read(str(tmp_path / "both"), "test")) == [rows[4], rows[2]]
     with pytest.raises(DatasetError, match="has no split 'dev'; split may be train, test"):
         read(str(tmp_path / "both"), "dev")
+    with pytest.raises(DatasetError, match="is one Dataset, without the split 'test'; leave split out"):
+        read(str(tmp_path / "one"), "test")
     (tmp_path / "both/test/data-00000-of-00001.arrow").write_bytes(POINTER)
     with pytest.raises(DatasetError, match=r"both/test/data-00000-of-00001.arrow: is a Git LFS pointer"):
         read(str(tmp_path / "both"))

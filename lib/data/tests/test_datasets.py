@@ -60,6 +60,14 @@ def test_a_folder_has_splits_and_subsets(tmp_path: Path) -> None:
     assert list(read(str(tmp_path), "train", "main")) == [{"x": "c"}]
 
 
+def test_a_slice_of_a_file_is_refused_and_its_own_name_as_split_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "test.jsonl"
+    file.write_text('{"a": 1}\n')
+    assert list(read(str(file), "test")) == [{"a": 1}]
+    with pytest.raises(DatasetError, match=r"the split 'train\[:90%\]' cannot be cut out; save these rows as a file"):
+        read(str(file), "train[:90%]")
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

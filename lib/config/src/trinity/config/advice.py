@@ -1,6 +1,7 @@
 """Advice on a valid configuration: keys with less effect than their name suggests, and memory."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from trinity.config.algorithms import for_quantized, resolvable, resolve
 from trinity.config.checks.over_rollout import over_rollout_advice
@@ -11,7 +12,7 @@ from trinity.config.names import auxiliary_name
 from trinity.config.plan import DEFAULT_TOKENS, Plan, expand, learns_from_disk
 from trinity.config.schema import Config
 from trinity.config.schema.algorithm import RolloutCorrectionConfig
-from trinity.config.schema.buffer import DEFAULT_REWARD_FUNCTION, DEFAULT_WORKFLOW
+from trinity.config.schema.buffer import DEFAULT_REWARD_FUNCTION, DEFAULT_WORKFLOW, TasksetConfig
 from trinity.config.workflows import WORKFLOWS, asked_model, ignored_args, scores_by_name
 from trinity.plugins.declarations import ALGORITHMS
 
@@ -57,6 +58,8 @@ def _advice(config: Config) -> Iterator[str]:
     yield from algorithm_advice(config)
     if not learns_from_disk(config) and config.mode in ("both", "train", "bench"):
         yield from _tasks_advice(config)
+    if not learns_from_disk(config) and config.mode in ("both", "train"):
+        yield from _evaluated_rows_advice(config)
     if not learns_from_disk(config) and resolvable(config.algorithm):
         yield from over_rollout_advice(config)
         yield from players_advice(config)
@@ -89,6 +92,22 @@ def _tasks_advice(config: Config) -> Iterator[str]:
         name, gpus = auxiliary_name(auxiliary), auxiliary.gpus
         if gpus and not others and not asked & {"", name}:
             yield f"explorer.auxiliary_models.{index}: no workflow asks {name}, and it takes {gpus} GPU(s); remove it"
+
+
+def _evaluated_rows_advice(config: Config) -> Iterator[str]:
+    """Rows that are trained and evaluated."""
+    source = config.buffer.explorer_input
+    trained = {_rows_of(taskset): key for key, taskset in source.by_key() if not key.startswith("eval")}
+    for index, taskset in enumerate(source.eval_tasksets):
+        if key := trained.get(_rows_of(taskset)):
+            what = f"has the rows of {key}, which are trained; its scores say nothing on new tasks"
+            yield f"buffer.explorer_input.eval_tasksets.{index}.path: {what}"
+
+
+def _rows_of(taskset: TasksetConfig) -> tuple[str | None, ...]:
+    """What names a taskset's rows. A single file has no splits."""
+    file = Path(taskset.path).expanduser()
+    return (str(file.resolve()),) if file.is_file() else (taskset.path, taskset.split, taskset.subset_name)
 
 
 def memory(plan: Plan) -> str | None:

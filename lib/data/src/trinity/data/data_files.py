@@ -303,6 +303,8 @@ def _saved_files(folder: Path, split: str) -> list[Path]:
         if split not in found:
             raise DatasetError(f"{str(folder)!r} has no split {split!r}; split may be {', '.join(found)}")
         found = found[split]
+    elif split != "train":
+        raise DatasetError(f"{str(folder)!r} is one Dataset, without the split {split!r}; leave split out to read it")
     return [Path(file["filename"]) for file in found.cache_files]
 
 

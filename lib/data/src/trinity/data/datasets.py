@@ -36,6 +36,9 @@ def read(path: str, split: str = "train", subset: str | None = None, texts: Coll
 
 def _read(path: str, split: str, subset: str | None, texts: Collection[str]) -> Sequence[Row]:
     place = Path(path).expanduser()
+    if "[" in split and place.exists():
+        what = f"is on this machine, where the split {split!r} cannot be cut out"
+        raise DatasetError(f"{path!r} {what}; save these rows as a file of their own")
     if place.is_dir():
         rows: list[Row] = [read_task(folder) for folder in task_folders(place, split)]
         for file in [] if rows else files_of_split(place, split, subset):
