@@ -1,9 +1,11 @@
 """The buffer on a real JetStream: tasks out, groups in, the ledger, batches. Peers are hand-written, processes real."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import grpc.aio
 import numpy as np
@@ -14,10 +16,15 @@ from support.fakes.peers import FakeTrainer, a_failure, a_group, explorer
 from support.servers.buffer_run import BufferRun
 from support.servers.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.buffer.ledger import entries
+from trinity.buffer.ledger.wire import Entry
+from trinity.buffer.state.context import RunContext
+from trinity.buffer.state.streams import stream_specs
 from trinity.data.experience import Group, Outcome, Task
 from trinity.data.wire import decode_outcome
 from trinity.runtime import names
-from trinity.runtime.broker import connect
+from trinity.runtime.broker import connect, ensure_streams
+from trinity.runtime.errors import DataLoss
 
 pytestmark = pytest.mark.core
 
@@ -177,6 +184,46 @@ async def test_commit_releases_and_rewind_goes_back_as_far_as_a_kept_checkpoint(
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await trainer.buffer.Rewind(pb.RewindRequest(run=run.run, step=1), timeout=20)
     assert refused.value.code() is grpc.StatusCode.DATA_LOSS
+
+
+async def test_long_cursors_stay_for_kept_checkpoints_as_far_as_there_is_room(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork begins with the cursor of its step."""
+    monkeypatch.setattr(entries, "_LONG_CURSOR_BYTES", 100)
+    run = names.RunNames("long-cursors")
+    async with await connect(nats_server.url, "look") as broker:
+        specs = stream_specs(run, log_bytes=8 * 40_000, replicas=1)
+        await ensure_streams(broker, specs)
+        ledger = entries.Ledger(RunContext(broker, run, cast(Any, None)))
+        await ledger.open()
+
+        async def append(step: int, size: int) -> None:
+            cursor = pb.LedgerCursor(log_sequence=step, ended=[1] * size).SerializeToString()
+            await ledger.append(Entry(run.run, step, "fifo", 1.0, cursor=cursor))
+
+        async def kept() -> list[int]:
+            found = []
+            for step in range(1, ledger.newest_step + 1):
+                with contextlib.suppress(DataLoss):
+                    cursor = await ledger.cursor_of(await ledger.get(step))
+                    found.append(pb.LedgerCursor.FromString(cursor).log_sequence)
+            return found
+
+        for step, size in enumerate((1000, 1000, 10, 1000, 1000), 1):
+            await append(step, size)
+        await ledger.release_cursors(0)
+        assert await kept() == [1, 2, 3, 4, 5]
+        await ledger.release_cursors(2)
+        assert await kept() == [2, 3, 4, 5]
+        await ledger.release_cursors(3)
+        assert await kept() == [3, 4, 5], "a short one lies in its entry"
+        for step in range(6, 60):
+            await append(step, 1000)
+        newest = await kept()
+        assert newest[-1] == 59
+        assert 5 < len(newest) < 40
+        assert (await broker.state(run.cursors_stream)).bytes < 40_000
 
 
 async def test_a_foreign_stream_is_refused_with_the_difference_and_left_alone(

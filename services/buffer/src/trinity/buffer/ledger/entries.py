@@ -17,7 +17,7 @@ from trinity.runtime.errors import DataLoss, NotFound
 
 _CACHED_ENTRIES = 64
 _READ_AHEAD = 256
-# A longer cursor goes into a separate stream: only the newest cursor is ever read again.
+# A longer cursor goes into a separate stream: only the newest is read again, and by forks those since a checkpoint.
 _LONG_CURSOR_BYTES = 32 * 1024
 
 
@@ -28,6 +28,7 @@ class Ledger:
         self._context = context
         self._stream = context.names.batches_stream
         self._sequence = 0
+        self._looked = 1  # no earlier step since the oldest kept checkpoint has a long cursor
         self._cache: OrderedDict[int, Entry] = OrderedDict()
         self.newest: Entry | None = None
         self.skipped: dict[int, str] = {}  # step -> reason
@@ -98,14 +99,14 @@ class Ledger:
         return b"" if self.newest is None else await self.cursor_of(self.newest)
 
     async def cursor_of(self, entry: Entry) -> bytes:
-        """The cursor of an entry. DataLoss if it was long, since only the newest long one is kept."""
+        """The cursor of an entry. DataLoss if it was long and is gone: see `release_cursors`."""
         if not entry.cursor_sequence:
             return entry.cursor
         stream = self._context.names.cursors_stream
         try:
             return (await self._context.broker.get(stream, entry.cursor_sequence)).data
         except NotFound:
-            raise DataLoss(f"{stream}: the cursor of step {entry.step} is gone") from None
+            raise DataLoss(f"{stream}: the cursor of step {entry.step} is gone: no run can begin from it") from None
 
     async def append(self, entry: Entry) -> None:
         """Write the entry of the next step. SequenceConflict if another buffer wrote meanwhile."""
@@ -126,9 +127,26 @@ class Ledger:
             is_ours=self._is_next,
         )
         if entry.cursor_sequence:
-            await self._context.broker.purge_below(self._context.names.cursors_stream, entry.cursor_sequence)
+            await self._make_room(entry.cursor_sequence)
         self.newest = entry
         self._remember(entry)
+
+    async def _make_room(self, newest: int) -> None:
+        """Removes the older half of the long cursors once they fill half of their stream."""
+        stream = self._context.names.cursors_stream
+        state = await self._context.broker.state(stream)
+        if 2 * state.bytes > state.max_bytes:
+            await self._context.broker.purge_below(stream, (state.first_sequence + newest + 1) // 2)
+
+    async def release_cursors(self, oldest_kept_step: int) -> None:
+        """Removes the long cursors of steps before the oldest kept checkpoint's: no run can begin there."""
+        if oldest_kept_step < 1:
+            return
+        self._looked = max(self._looked, oldest_kept_step)
+        while self._looked < self.newest_step and not (await self.get(self._looked)).cursor_sequence:
+            self._looked += 1
+        if sequence := (await self.get(self._looked)).cursor_sequence:
+            await self._context.broker.purge_below(self._context.names.cursors_stream, sequence)
 
     async def _with_cursor_aside(self, entry: Entry) -> Entry:
         """The entry names the sequence that its cursor got, so a cursor of another buffer is never taken for it."""

@@ -98,6 +98,7 @@ class Retention:
         """No checkpoint older than this step is kept. Returns the oldest step that can be gone back to."""
         self._oldest_kept_step = max(self._oldest_kept_step, oldest_kept_step)
         await self._cut_tasks()
+        await self._ledger.release_cursors(self._oldest_kept_step)
         await self._look()
         return self._oldest_kept_step
 
