@@ -35,6 +35,7 @@ def test_an_estimator_that_we_do_not_have_is_kept_and_said(read: Importer) -> No
 
 
 ACTOR, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
+MODEL = "actor_rollout_ref.model"
 LOSS_ARGS, ADVANTAGE, AGGREGATION = (
     "algorithm.policy_loss_fn_args",
     "algorithm.advantage_fn_args",
@@ -55,6 +56,28 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     (f"{ACTOR}.use_kl_loss=True {ACTOR}.kl_loss_type=k3", {"algorithm.kl_loss_fn": "low_var_kl"}),
     (f"{ACTOR}.use_kl_loss=True {ACTOR}.kl_loss_type=k3+", {"algorithm.kl_loss_fn": "k2"}),
     ("algorithm.use_kl_in_reward=True algorithm.kl_penalty=k3+", {"algorithm.kl_penalty_fn": "low_var_kl"}),
+    (
+        f"{MODEL}.lora_rank=8 {MODEL}.target_modules=[q_proj,v_proj] {MODEL}.exclude_modules='.*visual.*'",
+        {
+            "model.lora_configs": [
+                {
+                    "lora_rank": 8,
+                    "lora_alpha": 16,
+                    "target_modules": ["q_proj", "v_proj"],
+                    "exclude_modules": ".*visual.*",
+                }
+            ],
+            "trainer.trainer_config": "absent",
+        },
+    ),
+    (
+        f"{MODEL}.lora_rank=${{RANK:-32}} {MODEL}.lora_alpha=64",
+        {"model.lora_configs": [{"lora_rank": "${oc.env:RANK,32}", "lora_alpha": 64}]},
+    ),
+    (
+        f"{MODEL}.lora_rank=0 {MODEL}.lora_alpha=32 {MODEL}.target_modules=all-linear",
+        {"model.lora_configs": "absent", "trainer.trainer_config": "absent"},
+    ),
     (f"{ACTOR}.clip_ratio_high=0.28", {LOSS_ARGS: {"clip_range_low": 0.2, "clip_range_high": 0.28}}),
     (f"{ACTOR}.clip_ratio=0.1", {LOSS_ARGS: {"clip_range_low": 0.2, "clip_range_high": 0.2}}),
     (

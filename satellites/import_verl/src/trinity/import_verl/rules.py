@@ -9,6 +9,7 @@ from trinity.import_verl.tables import (
     KL_IN_LOSS,
     KL_IN_REWARD,
     LOGGERS,
+    MODEL,
     NAME,
     PASSED,
     PASSED_WITHOUT_EFFECT,
@@ -62,6 +63,17 @@ def _kl_loss(run: Run) -> Node:
 def _kl_loss_args(run: Run) -> Node | None:
     used = is_true(run.take(f"{ACTOR}.use_kl_loss") or "False")
     return (run.picked(ACTOR, {"kl_loss_coef": "kl_coef"}) or None) if used else None
+
+
+def _adapters(run: Run) -> Node | None:
+    """veRL trains adapters if their rank is above 0."""
+    if run.number(f"{MODEL}.lora_rank", 0, derived=False) == 0:
+        for name in ("lora_alpha", "target_modules", "exclude_modules"):
+            run.not_needed[f"{MODEL}.{name}"] = f"{MODEL}.lora_rank is 0"
+        return None
+    alpha = Leaf("16", f"{MODEL}.lora_alpha, veRL's default")
+    given = run.picked(MODEL, {name: name for name in ("lora_rank", "lora_alpha", "target_modules", "exclude_modules")})
+    return [{"lora_rank": given["lora_rank"], "lora_alpha": alpha, **given}]
 
 
 def _train_batch(run: Run) -> Node | None:
@@ -239,6 +251,7 @@ RULES: Mapping[str, Callable[[Run], Node | None]] = {
     "algorithm.policy_loss_fn_args": arguments,
     "algorithm.loss_agg_mode": aggregation,
     "algorithm.rollout_correction": correction,
+    "model.lora_configs": _adapters,
     "buffer.train_batch_size": _train_batch,
     "buffer.explorer_input.tasksets": _tasksets,
     "buffer.explorer_input.eval_tasksets": _eval_tasksets,

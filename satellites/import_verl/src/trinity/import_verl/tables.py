@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 ACTOR = "actor_rollout_ref.actor"
+MODEL = "actor_rollout_ref.model"
 PROJECT, NAME = "verl_examples", "gsm8k"  # veRL's name of a run without one
 ROLLOUT = "actor_rollout_ref.rollout"
 
@@ -92,10 +93,11 @@ LAYOUT: tuple[Row | str, ...] = (
     "algorithm.loss_agg_mode",
     "algorithm.rollout_correction",
     Row("algorithm.entropy_loss_fn_args.entropy_coef", f"{ACTOR}.entropy_coeff"),
-    Row("model.model_path", "actor_rollout_ref.model.path"),
+    Row("model.model_path", f"{MODEL}.path"),
     Row("model.critic_model_path", "critic.model.path", when=("ppo",)),
-    Row("model.trust_remote_code", "actor_rollout_ref.model.trust_remote_code"),
-    Row("model.custom_chat_template", "actor_rollout_ref.model.custom_chat_template"),
+    Row("model.trust_remote_code", f"{MODEL}.trust_remote_code"),
+    Row("model.custom_chat_template", f"{MODEL}.custom_chat_template"),
+    "model.lora_configs",
     Row("model.temperature", f"{ROLLOUT}.temperature"),
     Row("model.top_p", f"{ROLLOUT}.top_p"),
     Row("model.top_k", f"{ROLLOUT}.top_k"),
@@ -180,7 +182,7 @@ NO_COUNTERPART: Mapping[str, str] = {
 }
 
 # Kept below trainer.trainer_config. Of the rollout options the trainer knows log_prob_*, which has no effect there.
-PASSED = ("actor_rollout_ref.model.", f"{ACTOR}.", "actor_rollout_ref.ref.", "critic.")
+PASSED = (f"{MODEL}.", f"{ACTOR}.", "actor_rollout_ref.ref.", "critic.")
 PASSED_WITHOUT_EFFECT = f"{ROLLOUT}.log_prob_"
 
 
