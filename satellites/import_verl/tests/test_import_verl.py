@@ -35,6 +35,8 @@ def with_verls_columns(expected: str, script: str) -> dict[str, Any]:
         for taskset in guide["buffer"]["explorer_input"][key]:
             assert taskset["format"] == {"prompt_key": "prompt", "response_key": "answer"}
             taskset["format"] = columns
+    for taskset in guide["buffer"]["explorer_input"]["tasksets"]:  # veRL shuffles by default
+        taskset["data_selector"] = {"selector_type": "shuffle"}
     return guide
 
 
@@ -112,7 +114,7 @@ def test_the_script_is_read_as_a_shell_would(read: Importer) -> None:
         "buffer.train_batch_size": 256,
         "synchronizer.sync_interval": 4,
         "buffer.explorer_input.tasksets.0.path": "${oc.env:DATA_ROOT,${oc.env:HOME}/data}/gsm8k",
-        "buffer.explorer_input.tasksets.0.task_selector": {"selector_type": "shuffle", "seed": 7},
+        "buffer.explorer_input.tasksets.0.data_selector": {"selector_type": "shuffle", "seed": 7},
         "buffer.explorer_input.eval_tasksets.1.name": "math_eval",
         "buffer.explorer_input.eval_tasksets.1.path": "/sets/math",
         "buffer.explorer_input.eval_tasksets.1.split": "val",

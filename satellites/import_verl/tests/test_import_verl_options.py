@@ -172,6 +172,17 @@ CASES: list[tuple[str, dict[str, Any]]] = [
             "buffer.explorer_input.eval_tasksets.0.rollout_args": {"temperature": 0},
         },
     ),
+    (
+        "data.train_files=/d/train.parquet data.val_files=/d/test.parquet",
+        {
+            "buffer.explorer_input.tasksets.0.data_selector": {"selector_type": "shuffle"},
+            "buffer.explorer_input.eval_tasksets.0.data_selector": "absent",
+        },
+    ),
+    (
+        "data.train_files=/d/train.parquet data.shuffle=False data.seed=3",
+        {"buffer.explorer_input.tasksets.0.data_selector": {"selector_type": "sequential", "seed": 3}},
+    ),
     ("reward_model.enable=False reward_model.model.path=x", {"explorer.auxiliary_models": "absent"}),
 ]
 

@@ -85,17 +85,16 @@ def _train_batch(run: Run) -> Node | None:
 def _tasksets(run: Run) -> Node | None:
     """Makes a taskset per file. The first samples by `model`; each other one states its sampling."""
     found = run.tasksets("data.train_files", "")
-    order = run.picked("data", {"shuffle": "selector_type", "seed": "seed"}) if found else {}
-    if isinstance(shuffle := order.get("selector_type"), Leaf):
-        kind = "shuffle" if is_true(shuffle.text) else "sequential"
-        order["selector_type"] = Leaf(kind, f"data.shuffle={shuffle.text}")
+    shuffle = run.take("data.shuffle")
+    kind = "shuffle" if is_true(shuffle or "True") else "sequential"
+    source = "data.shuffle, veRL's default" if shuffle is None else f"data.shuffle={shuffle}"
+    order = {"selector_type": Leaf(kind, source), **run.picked("data", {"seed": "seed"})}
     temperature = run.take(f"{ROLLOUT}.temperature")
     for index, taskset in enumerate(found):
         if index:
             source = f"{ROLLOUT}.temperature" + ("" if temperature else ", veRL's default")
             taskset["rollout_args"] = {"temperature": node_of(temperature or "1.0", source)}
-        if order:
-            taskset["task_selector"] = dict(order)
+        taskset["data_selector"] = dict(order)
     return list(found) or None
 
 
