@@ -18,12 +18,15 @@ from support.servers.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.buffer.ledger import entries
 from trinity.buffer.ledger.wire import Entry
+from trinity.buffer.run import Run
+from trinity.buffer.settings import BufferSettings
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.state.streams import stream_specs
+from trinity.config import load, make_plan
 from trinity.data.experience import Group, Outcome, Task
 from trinity.data.wire import decode_outcome
 from trinity.runtime import names
-from trinity.runtime.broker import connect, ensure_streams
+from trinity.runtime.broker import Bucket, connect, ensure_streams
 from trinity.runtime.errors import DataLoss
 
 pytestmark = pytest.mark.core
@@ -224,6 +227,27 @@ async def test_long_cursors_stay_for_kept_checkpoints_as_far_as_there_is_room(
         assert newest[-1] == 59
         assert 5 < len(newest) < 40
         assert (await broker.state(run.cursors_stream)).bytes < 40_000
+
+
+async def test_a_checkpoint_releases_the_cursors_before_the_oldest_kept_one(
+    run: BufferRun, trainer: FakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with explorer(run.nats.url, run.run):
+        await trainer.batch(2)
+    run.buffer.kill()
+    released: list[int] = []
+
+    async def note(_: entries.Ledger, oldest_kept_step: int) -> None:
+        released.append(oldest_kept_step)
+
+    monkeypatch.setattr(entries.Ledger, "release_cursors", note)
+    async with await connect(run.nats.url, "test") as broker:
+        versions, runs = await Bucket.open(broker, names.VERSIONS_BUCKET), await Bucket.open(broker, names.RUNS_BUCKET)
+        context = RunContext(broker, names.RunNames(run.run), make_plan(load(run.config_file)))
+        here = Run(context, versions, runs, BufferSettings())
+        await here.open()
+        await here.commit(2, 1)
+    assert released == [1]
 
 
 async def test_a_foreign_stream_is_refused_with_the_difference_and_left_alone(
