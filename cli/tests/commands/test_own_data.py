@@ -34,6 +34,8 @@ PROSE = "Bees make honey from nectar, which they collect from flowers in spring,
         ({"instruction": "Write on bees.", "output": PROSE}, "sft",
          {"prompt_type": "plaintext", "prompt_key": "instruction", "response_key": "output"}),
         ({"conversations": TOLD}, "sft", {"messages_key": "conversations"}),
+        ({"messages": TOLD, "answer": "5"}, "sft", {"messages_key": "messages"}),
+        ({"Question": "2+3", "Answer": 5}, "grpo", {"prompt_key": "Question", "response_key": "Answer"}),
         ({"prompt": "2+3", "chosen": "5", "rejected": "6"}, "dpo",
          {"prompt_key": "prompt", "chosen_key": "chosen", "rejected_key": "rejected"}),
         ({"chosen": TOLD, "rejected": TOLD}, "dpo", {"chosen_key": "chosen", "rejected_key": "rejected"}),
@@ -77,6 +79,21 @@ def test_what_cannot_be_guessed_is_said(row: dict[str, Any], given: dict[str, st
     with pytest.raises(RunError, match=said) as raised:
         own_data.guessed_form([row], "a model", **given)
     assert raised.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        ({"problem": "2+3", "answer": "5", "solution": PROSE}, {"prompt_key": "problem", "response_key": "solution"}),
+        ({"problem": "2+3", "answer": "5", "messages": TOLD}, {"messages_key": "messages"}),
+        ({"question": "2+3", "answer": "5"}, {"prompt_key": "question", "response_key": "answer"}),
+    ],
+)
+def test_sft_trains_conversations_and_worked_solutions_before_short_answers(
+    row: dict[str, Any], columns: dict[str, str]
+) -> None:
+    found = own_data.guessed_form([row], "a model", algorithm="sft").columns
+    assert {key: name for key, name in found.items() if key != "prompt_type"} == columns
 
 
 def test_a_prompt_that_is_given_or_whole_is_taken() -> None:

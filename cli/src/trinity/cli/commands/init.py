@@ -61,7 +61,7 @@ def init(
             )
         if sys.stdin.isatty() and own_data.needs_columns(first, algorithm):
             prompt = prompt or _ask_column("--prompt", "Column of the prompts", own_data.PROMPTS, first)
-            rest = [name for name in own_data.ANSWERS if name != prompt]
+            rest = [name for name in own_data.answers_for(algorithm) if name != prompt.lower()]
             answer = answer or _ask_column("--answer", "Column of the right answers", rest, first)
         form = own_data.guessed_form(rows, model, prompt, answer, algorithm)
         found = len(detect_gpus())

@@ -24,12 +24,13 @@ from trinity.runtime.devices import detect_gpus
 FILE = "run.yaml"  # in the job folder
 ROOT = "${oc.env:TRINITY_CHECKPOINT_ROOT_DIR,./checkpoints}"
 ALGORITHMS = ("grpo", "sft", "dpo")
-# Columns of well-known datasets, the likeliest first.
+# Columns of well-known datasets, the likeliest first, in any case of letters.
 PROMPTS = ("question", "prompt", "problem", "instruction", "input", "query", "messages")
 ANSWERS = (
     "answer", "response", "solution", "output", "target", "label", "completion", "reference", "ground_truth",
     "final_answer", "reward_model.ground_truth",
 )  # fmt: skip
+_WORKED = ("solution", "response", "output", "completion")  # what SFT trains, rather than a short answer beside it
 CONVERSATIONS = ("messages", "conversations", "conversation")
 IMAGES = ("images", "image")
 _OPTIONS = ("choices", "options")  # of questions of multiple choice
@@ -137,10 +138,10 @@ def read_rows(data: str, subset: str = "") -> Sequence[Row]:
 def algorithm_of(rows: Sequence[Row], prompt: str = "", answer: str = "") -> tuple[str, str]:
     """Returns the algorithm that fits the columns, and why. Raises RunError if none does."""
     first = rows[0]
-    if not answer and _has(first, "chosen") and _has(first, "rejected"):
+    if not answer and _has_pair(first):
         return "dpo", "each row has a chosen and a rejected reply"
-    answer = answer or known(ANSWERS, first)
-    if not answer and not prompt and conversation(first):
+    asked, answer = known(PROMPTS, first), answer or known(ANSWERS, first)
+    if (talk := conversation(first)) and not prompt and (not answer or asked == talk):
         return "sft", "each row is a conversation that ends with the assistant's reply"
     if not answer:
         names = ", ".join(first)
@@ -160,7 +161,10 @@ def form_of(algorithm: str, why: str, row: Row, prompt: str, answer: str, model:
         columns["prompt_type"] = "plaintext"
     if prompt:
         columns["prompt_key"] = prompt
-    columns |= {"chosen_key": "chosen", "rejected_key": "rejected"} if algorithm == "dpo" else {"response_key": answer}
+    if algorithm == "dpo":
+        columns |= {"chosen_key": known(["chosen"], row), "rejected_key": known(["rejected"], row)}
+    else:
+        columns["response_key"] = answer
     images, left_out = known(IMAGES, row) if algorithm == "grpo" else "", ""
     if images and (reason := why_no_images(model)) is not None:
         left_out = f"{images}: left out: {reason}"
@@ -177,16 +181,17 @@ def guessed_form(rows: Sequence[Row], model: str, prompt: str = "", answer: str 
             raise RunError(f"{option} {name}: {problem}", 2)
     if algorithm and algorithm not in ALGORITHMS:
         raise RunError(f"--algorithm {algorithm}: is unknown here; {', '.join(ALGORITHMS)}; a YAML takes others", 2)
+    answers = answers_for(algorithm)
     algorithm, why = (algorithm, "--algorithm") if algorithm else algorithm_of(rows, prompt, answer)
-    if algorithm == "dpo" and not (_has(first, "chosen") and _has(first, "rejected")):
+    if algorithm == "dpo" and not _has_pair(first):
         raise RunError(f"--algorithm dpo: needs the columns chosen and rejected; the data has {', '.join(first)}", 2)
     if algorithm == "dpo":
         return form_of(algorithm, why, first, prompt or known(PROMPTS, first), "", model)
-    answer = answer or known(ANSWERS, first)
-    if algorithm == "sft" and not answer and conversation(first):
+    if algorithm == "sft" and not prompt and not answer and conversation(first):
         return form_of(algorithm, why, first, "", "", model)
+    answer = answer or known([name for name in answers if name != prompt.lower()], first)
     if not prompt:
-        prompt = known([name for name in PROMPTS if name != answer], first)
+        prompt = known([name for name in PROMPTS if name != answer.lower()], first)
         _check_whole(rows, prompt)
     for option, what, found in (("--prompt", "prompts", prompt), ("--answer", "right answers", answer)):
         if not found:
@@ -198,8 +203,9 @@ def guessed_form(rows: Sequence[Row], model: str, prompt: str = "", answer: str 
 def _check_whole(rows: Sequence[Row], prompt: str) -> None:
     """Raises RunError if the guessed column is only a part of the prompts: alpaca's input, options to choose from."""
     others = [name for name in rows[0] if name.lower() in _OPTIONS]
-    if prompt == "instruction" and any(row.get("input") for row in rows):
-        others.append("input")
+    given = known(["input"], rows[0]) if prompt.lower() == "instruction" else ""
+    if given and any(row.get(given) for row in rows):
+        others.append(given)
     if prompt and others:
         what = f"{prompt} and {', '.join(others)} belong together"
         raise RunError(f"--prompt: {what}; write both into one column and name it with --prompt", 2)
@@ -290,9 +296,9 @@ def write_own(file: Path, text: str) -> None:
 
 def needs_columns(row: Row, algorithm: str) -> bool:
     """Returns True if a row has columns of prompts and answers, neither pairs of replies nor a conversation."""
-    if algorithm == "dpo" or (not algorithm and _has(row, "chosen") and _has(row, "rejected")):
+    if algorithm == "dpo" or (not algorithm and _has_pair(row)):
         return False
-    return algorithm == "grpo" or bool(known(ANSWERS, row)) or not conversation(row)
+    return algorithm == "grpo" or not conversation(row) or (not algorithm and bool(known(ANSWERS, row)))
 
 
 def column_problem(name: str, row: Row) -> str:
@@ -301,8 +307,14 @@ def column_problem(name: str, row: Row) -> str:
 
 
 def known(names: Sequence[str], row: Row) -> str:
-    """Returns the first of well-known names that the row has; empty without one."""
-    return next((name for name in names if _has(row, name)), "")
+    """Returns the row's column of the first well-known name that it has, in any case of letters; empty without one."""
+    columns = {column.lower(): column for column in row}
+    return next((columns.get(name, name) for name in names if name in columns or _has(row, name)), "")
+
+
+def answers_for(algorithm: str) -> tuple[str, ...]:
+    """Returns well-known names of answers, the likeliest first."""
+    return (*_WORKED, *ANSWERS) if algorithm == "sft" else ANSWERS
 
 
 def conversation(row: Row) -> str:
@@ -312,7 +324,9 @@ def conversation(row: Row) -> str:
         last = value[-1] if isinstance(value, list) and value else None
         return isinstance(last, dict) and last.get("role") == "assistant"
 
-    return next((name for name in CONVERSATIONS if ends_with_assistant(row.get(name))), "")
+    return next(
+        (name for name, value in row.items() if name.lower() in CONVERSATIONS and ends_with_assistant(value)), ""
+    )
 
 
 def quoted(text: str) -> str:
@@ -322,6 +336,10 @@ def quoted(text: str) -> str:
 
 def _has(row: Row, name: str) -> bool:
     return column_value(row, name)[0]
+
+
+def _has_pair(row: Row) -> bool:
+    return bool(known(["chosen"], row) and known(["rejected"], row))
 
 
 def _is_short(value: Any) -> bool:
