@@ -208,3 +208,13 @@ def test_sft_rows_of_another_form_are_refused_with_their_columns() -> None:
         sft_format(FormatConfig(), {"x": 1, "y": 2})
     with pytest.raises(DatasetError):  # what the YAML says is not replaced by a guess
         sft_format(FormatConfig(prompt_key="q"), {"question": "1+1", "answer": "2"})
+
+
+def test_conversations_of_sharegpt_are_read_and_unknown_speakers_refused() -> None:
+    talk = [{"from": speaker, "value": speaker} for speaker in ("system", "human", "gpt")]
+    fields = reader("messages", FormatConfig(), row := {"conversations": talk})(row, 0)
+    roles = {"system": "system", "human": "user", "gpt": "assistant"}
+    assert json.loads(fields["messages_json"]) == [{"role": roles[m["from"]], "content": m["value"]} for m in talk]
+    talk[1]["from"] = "observation"
+    with pytest.raises(DatasetError, match=r"row 3: .* from 'observation', must be from human, gpt, system; write"):
+        reader("messages", FormatConfig(), row)(row, 3)

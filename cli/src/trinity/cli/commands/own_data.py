@@ -322,11 +322,10 @@ def conversation(row: Row) -> str:
 
     def ends_with_assistant(value: Any) -> bool:
         last = value[-1] if isinstance(value, list) and value else None
-        return isinstance(last, dict) and last.get("role") == "assistant"
+        return isinstance(last, dict) and (last.get("role") == "assistant" or last.get("from") == "gpt")
 
-    return next(
-        (name for name, value in row.items() if name.lower() in CONVERSATIONS and ends_with_assistant(value)), ""
-    )
+    talks = (name for name, value in row.items() if name.lower() in CONVERSATIONS and ends_with_assistant(value))
+    return next(talks, "")
 
 
 def quoted(text: str) -> str:

@@ -21,6 +21,7 @@ Messages = list[dict[str, Any]]
 # Columns of published datasets.
 _TEXTS = ("text", "content")
 _MESSAGES = ("messages", "conversations", "conversation")
+_SHAREGPT = {"human": "user", "gpt": "assistant", "system": "system"}  # `from` of its messages, and the role
 _PAIRS = (("question", "answer"), ("prompt", "completion"), ("instruction", "output"), ("problem", "solution"))
 
 
@@ -123,7 +124,7 @@ def sft_format(form: FormatConfig, row: Row) -> FormatConfig:
 def sft_messages(row: Row, form: FormatConfig, number: int) -> list[dict[str, Any]]:
     """A row as chat messages that end with the assistant's. Raises DatasetError naming row and column."""
     if form.prompt_type == "messages" and isinstance(row.get(form.messages_key), list):
-        messages = list(row[form.messages_key])
+        messages = [_message(one, form.messages_key, number) for one in row[form.messages_key]]
         if not messages or not _is_assistants(messages[-1]):
             raise DatasetError(f"row {number}: {form.messages_key!r} must end with an assistant message")
         _check_messages(messages, form.messages_key, number)
@@ -136,6 +137,17 @@ def sft_messages(row: Row, form: FormatConfig, number: int) -> list[dict[str, An
         {"role": "user", "content": row[form.prompt_key]},
         {"role": "assistant", "content": row[form.response_key]},
     ]
+
+
+def _message(value: Any, key: str, number: int) -> Any:
+    """A message as it is, or ShareGPT's {from, value} as {role, content}. Raises DatasetError for unknown speakers."""
+    if not isinstance(value, dict) or "role" in value or "from" not in value:
+        return value
+    role = _SHAREGPT.get(str(value["from"]))
+    if role is None:
+        what = f"{key!r} has a message from {value['from']!r:.100}, must be from {', '.join(_SHAREGPT)}"
+        raise DatasetError(f"row {number}: {what}; write messages of role and content for others, such as tools")
+    return {"role": role, "content": value.get("value")}
 
 
 def _system_message(row: Row, form: FormatConfig, number: int) -> Messages:
