@@ -92,6 +92,9 @@ def limited(item: Any, args: dict[str, Any]) -> float:
     return float(len(item.response) < args["limit"])
 
 
+LIMITED = f"{__file__}:{limited.__code__.co_firstlineno + 1}"
+
+
 def unpacking(item: Any, args: dict[str, Any]) -> dict[str, float]:
     options = {"limit": 3, **args}
     return {"short": float(len(item.response) < options["limit"])}
@@ -107,7 +110,7 @@ def picky(item: Any, args: dict[str, Any]) -> float:
     ("function", "args", "code", "said"),
     [
         (limited, {"limit": 3}, 0, ""),
-        (limited, {"limt": 3}, 2, "default_reward_fn_type: mine could not score a reply to row 0: KeyError: 'limit'"),
+        (limited, {"limt": 3}, 2, f"type: mine could not score a reply to row 0: {LIMITED}: KeyError: 'limit'"),
         (limited, {"limit": 3, "other": 1}, 0, "reward_fn_args.other: mine does not read it"),
         (unpacking, {"limit": 3, "other": 1}, 0, ""),
         (picky, {"limit": -1}, 2, f"{TASKSET}.reward_fn_args.limit: is below 0"),
@@ -126,6 +129,25 @@ def test_a_reward_function_of_a_plugin_scores_two_replies(
     found, text = check(tmp_path, ROW, default_reward_fn_type="mine", reward_fn_args=args)
     assert (found, said in text) == (code, True), text
     assert said or "mine" not in text.replace("'mine'", ""), text
+
+
+def test_a_reward_function_of_verl_is_called_by_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line is that of docs/plugins.md."""
+    seen = []
+
+    def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> Any:
+        seen.append((data_source, solution_str, ground_truth, extra_info))
+        return {"score": float(solution_str == ground_truth), "pred": solution_str}
+
+    page = (Path(__file__).parents[2] / "docs/plugins.md").read_text()
+    (line,) = [line for line in page.splitlines() if "return compute_score(" in line]
+    found: dict[str, Any] = {"compute_score": compute_score, "__name__": __name__}
+    exec(f"def mine(item, args):\n{line}", found)
+    monkeypatch.setitem(plugins.REWARD_FUNCTIONS, "mine", found["mine"])
+    row = {**ROW, "data_source": "sums", "extra_info": {"split": "train"}}
+    code, text = check(tmp_path, row, default_reward_fn_type="mine")
+    assert code == 0 and "mine" not in text.replace("'mine'", ""), text
+    assert seen[:2] == [("sums", reply, "2", {"split": "train"}) for reply in ("", "2")]
 
 
 def test_a_reward_function_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,13 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from trinity import plugins
 
 pytestmark = pytest.mark.core
 
@@ -216,6 +220,29 @@ def test_a_decorator_without_its_name_is_refused(tmp_path: Path, decorator: str)
     message = refusal(tmp_path)
     assert message.startswith(f"{tmp_path / 'no_name.py'}:4: ")
     assert message.endswith('write the YAML\'s name in parentheses: ("mine")')
+
+
+def of_verl(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> None: ...
+
+
+def of_trl(completions: list[str], **kwargs: Any) -> None: ...
+
+
+async def of_a_loop(item: Any, args: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [(of_verl, r"takes \(data_source: "), (of_trl, r"takes \(completions: "), (of_a_loop, "is async")],
+)
+def test_reward_functions_of_another_form_are_refused(function: Callable[..., Any], said: str) -> None:
+    for decorator, first in ((plugins.reward_function, "item"), (plugins.group_reward_function, "items")):
+        wanted = rf"; wrap it in a plain function of \({first}, args\), see docs/plugins.md"
+        with pytest.raises(
+            plugins.PluginError, match=rf"'mine' is registered for <function of_\w+.*>, which {said}.*{wanted}"
+        ):
+            decorator("mine")(function)
+    assert "mine" not in plugins.REWARD_FUNCTIONS
 
 
 @pytest.mark.parametrize("code", ["reward_function(3)(print)", "reward_function('')(print)", "workflow('x')(3)"])

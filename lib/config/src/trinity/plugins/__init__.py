@@ -35,6 +35,7 @@ An environment is a class that derives from trinity.sdk.Environment; the environ
 
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -114,12 +115,16 @@ _Kind = TypeVar("_Kind", bound=type)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _decorator(registry: dict[str, Any], text: str) -> Callable[..., Callable[[_Function], _Function]]:
+def _decorator(
+    registry: dict[str, Any], text: str, problem: Callable[[Any], str] = lambda _: ""
+) -> Callable[..., Callable[[_Function], _Function]]:
+    """Returns a decorator; `problem` says why it takes no such function, and is empty for others."""
+
     def named(name: str, *, random: bool = False) -> Callable[[_Function], _Function]:
         check_name(name)
 
         def register(function: _Function) -> _Function:
-            _add(registry, name, function)
+            _add(registry, name, function, problem)
             if random:
                 RANDOM.add(function)
             return function
@@ -130,7 +135,19 @@ def _decorator(registry: dict[str, Any], text: str) -> Callable[..., Callable[[_
     return named
 
 
-reward_function = _decorator(REWARD_FUNCTIONS, "Register a reward function for the YAML's default_reward_fn_type.")
+def _call_problem(function: Any, first: str = "item") -> str:
+    """Says why a function cannot be called with `first` and args; empty if it can."""
+    try:
+        inspect.signature(function).bind(None, None)
+        takes = "is async" if inspect.iscoroutinefunction(function) else ""
+    except TypeError:
+        takes = f"takes {inspect.signature(function)}"
+    return takes and f"{takes}; wrap it in a plain function of ({first}, args), see docs/plugins.md"
+
+
+reward_function = _decorator(
+    REWARD_FUNCTIONS, "Register a reward function for the YAML's default_reward_fn_type.", _call_problem
+)
 
 
 def group_reward_function(name: str) -> Callable[[_Function], _Function]:
@@ -138,7 +155,7 @@ def group_reward_function(name: str) -> Callable[[_Function], _Function]:
     check_name(name)
 
     def register(function: _Function) -> _Function:
-        _add(REWARD_FUNCTIONS, name, function)
+        _add(REWARD_FUNCTIONS, name, function, lambda function: _call_problem(function, "items"))
         GROUP_REWARD_FUNCTIONS.add(name)
         return function
 
@@ -182,10 +199,12 @@ def tool(name: str, description: str, parameters: dict[str, Any]) -> Callable[[_
     return register
 
 
-def _add(registry: dict[str, Any], name: str, what: Any) -> None:
-    """Registers one meaning for a name. Raises PluginError for a name of another place."""
+def _add(registry: dict[str, Any], name: str, what: Any, problem: Callable[[Any], str] = lambda _: "") -> None:
+    """Registers one meaning for a name. Raises PluginError for a name of another place, and for a `problem`."""
     if not isinstance(name, str) or not name or not callable(what):
         raise PluginError(f"{name!r} is registered for {what!r}; a name is text, and what it names can be called")
+    if found := problem(what):
+        raise PluginError(f"{name!r} is registered for {what!r}, which {found}")
     known = registry.get(name)
     if known is not None and (known.__module__, known.__qualname__) != (what.__module__, what.__qualname__):
         raise PluginError(f"{name!r} is registered by {known.__module__}.{known.__qualname__} already")

@@ -2,6 +2,7 @@
 
 import asyncio
 import difflib
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -189,6 +190,7 @@ def _reward(
     scorer: Any = built_in_scorers().get(function) or plugins.REWARD_FUNCTIONS.get(function)
     if scorer is None:
         return
+    folder = Path(str(sys.modules[scorer.__module__].__file__)).parent
     if function in plugins.GROUP_REWARD_FUNCTIONS:
         scorer = GroupScorer(scorer)
     form, recorder = taskset.format, _Recorder(taskset.reward_fn_args)
@@ -215,7 +217,8 @@ def _reward(
         return
     what = f"{function} could not score a reply to row {tried[-1]}"
     if error is not None and not isinstance(error, _OF_ARGUMENTS):
-        yield Problem(place, f"{what}: {type(error).__name__}: {error}")
+        line = plugins.failing_line(error, folder)
+        yield Problem(place, f"{what}: {line}{': ' if line else ''}{type(error).__name__}: {error}")
         return
     yield from _problems(key, "reward_fn_args", place, function, what, error, tried[-1])
     if error is None:
