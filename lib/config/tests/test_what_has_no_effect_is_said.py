@@ -22,6 +22,24 @@ def config(taskset: dict[str, Any] | None = None, **sections: Any) -> Config:
     return parse(json.dumps(run | sections))
 
 
+@pytest.mark.parametrize(
+    ("taskset", "model", "sections", "said"),
+    [
+        ({}, 0, {}, "model.temperature"),
+        ({"rollout_args": {"temperature": 0}}, 1, {}, "buffer.explorer_input.taskset.rollout_args.temperature"),
+        ({"rollout_args": {"temperature": 1}}, 0, {}, ""),
+        ({}, 0, {"algorithm": {"algorithm_type": "reinforceplusplus", "repeat_times": 1}}, ""),
+        ({}, 0, {"mode": "train"}, "model.temperature"),
+    ],
+)
+def test_greedy_rollouts_of_a_group_are_said(
+    taskset: dict[str, Any], model: float, sections: dict[str, Any], said: str
+) -> None:
+    found = config(taskset, model={"model_path": "m", "max_model_len": 64, "temperature": model}, **sections).notices
+    equal = ": is 0; the rollouts of a group are equal, and teach nothing"
+    assert [note.removesuffix(equal) for note in found if note.endswith(equal)] == ([said] if said else [])
+
+
 JUDGE = {"auxiliary_models": [{"model_path": "a/judge", "engine_num": 2, "tensor_parallel_size": 2}]}
 
 

@@ -84,6 +84,11 @@ def _tasks_advice(config: Config) -> Iterator[str]:
         longest, asked_for = config.model.max_response_tokens, taskset.rollout_args.max_tokens
         if longest is not None and asked_for is not None and asked_for > longest:
             yield f"{place}.rollout_args.max_tokens: is {asked_for}; model.max_response_tokens = {longest} is the limit"
+        own = taskset.rollout_args.temperature
+        greedy = (config.model.temperature if own is None else own) == 0 and config.mode in ("both", "train")
+        if greedy and config.algorithm.repeat_times > 1 and not key.startswith("eval"):
+            where = "model" if own is None else f"{place}.rollout_args"
+            yield f"{where}.temperature: is 0; the rollouts of a group are equal, and teach nothing"
         for name in ignored_args(workflow, taskset.workflow_args):
             yield f"{place}.workflow_args.{name}: has no effect: {workflow} does not read it"
         asked |= {model} if model is not None else set()
