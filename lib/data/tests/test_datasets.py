@@ -218,3 +218,21 @@ def test_conversations_of_sharegpt_are_read_and_unknown_speakers_refused() -> No
     talk[1]["from"] = "observation"
     with pytest.raises(DatasetError, match=r"row 3: .* from 'observation', must be from human, gpt, system; write"):
         reader("messages", FormatConfig(), row)(row, 3)
+
+
+def test_prompts_and_completions_of_trl_are_texts_or_messages() -> None:
+    talk = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
+    form = FormatConfig(prompt_type="plaintext", prompt_key="prompt", response_key="completion")
+    for prompt in (talk[:1], "1+1"):
+        for completion in (talk[1:], "2"):
+            row = {"prompt": prompt, "completion": completion}
+            for given in (form, FormatConfig()):  # named by the YAML, and guessed
+                assert json.loads(reader("messages", given, row)(row, 0)["messages_json"]) == talk
+    read_row = reader("messages", form, {"prompt": "1+1", "completion": "2"})
+    for row, said in (
+        ({"prompt": [], "completion": "2"}, "'prompt' is .*, must be text or messages"),
+        ({"prompt": talk, "completion": talk[:1]}, "'completion' is .*, must be text, or messages that end with the"),
+        ({"prompt": ["1+1"], "completion": "2"}, "'1\\+1', must be a message with a role"),
+    ):
+        with pytest.raises(DatasetError, match=f"row 3: .*{said}"):
+            read_row(row, 3)

@@ -148,7 +148,7 @@ def algorithm_of(rows: Sequence[Row], prompt: str = "", answer: str = "") -> tup
         raise RunError(f"--answer: no column of {names} has a well-known name for right answers; give --answer", 2)
     values = [value for row in rows if (value := column_value(row, answer)[1]) is not None]
     if sum(map(_is_short, values)) < _SHORT_SHARE * len(rows):
-        return "sft", f"most answers in {answer!r} are prose, which accuracy_reward cannot compare"
+        return "sft", f"most answers in {answer!r} are prose or messages, which accuracy_reward cannot compare"
     return "grpo", "accuracy_reward compares each reply with the row's answer"
 
 
@@ -344,7 +344,7 @@ def _has_pair(row: Row) -> bool:
 def _is_short(value: Any) -> bool:
     """Returns True for an answer that a reply can be compared with: marked, or a few words, or a number or formula."""
     if isinstance(value, list):
-        return bool(value) and all(map(_is_short, value))
+        return bool(value) and not any(isinstance(one, dict) for one in value) and all(map(_is_short, value))
     text = str(value).strip()
     if any(mark in text for mark in ("####", "\\boxed", "<answer>")):
         return True

@@ -101,7 +101,7 @@ def sft_format(form: FormatConfig, row: Row) -> FormatConfig:
     """
     if form.prompt_type == "messages" and isinstance(row.get(form.messages_key), list):
         return form
-    if isinstance(row.get(form.prompt_key), str) and isinstance(row.get(form.response_key), str):
+    if _has_both(row, form.prompt_key, form.response_key):
         return form
     plain = FormatConfig()
     if (form.messages_key, form.prompt_key, form.response_key) == (
@@ -113,12 +113,17 @@ def sft_format(form: FormatConfig, row: Row) -> FormatConfig:
             if form.prompt_type == "messages" and isinstance(row.get(key), list):
                 return form.model_copy(update={"messages_key": key})
         for prompt, response in _PAIRS:
-            if isinstance(row.get(prompt), str) and isinstance(row.get(response), str):
+            if _has_both(row, prompt, response):
                 return form.model_copy(update={"prompt_key": prompt, "response_key": response})
+    what = f"neither a conversation in {form.messages_key!r} nor texts or messages in {form.prompt_key!r}"
     raise DatasetError(
-        f"the rows have neither a conversation in {form.messages_key!r} nor texts in {form.prompt_key!r} and "
-        f"{form.response_key!r}; they have {', '.join(row)}. Set format.messages_key, or prompt_key and response_key"
+        f"the rows have {what} and {form.response_key!r}; they have {', '.join(row)}. Set format.messages_key, or "
+        "prompt_key and response_key"
     )
+
+
+def _has_both(row: Row, prompt: str, response: str) -> bool:
+    return isinstance(row.get(prompt), str | list) and isinstance(row.get(response), str | list)
 
 
 def sft_messages(row: Row, form: FormatConfig, number: int) -> list[dict[str, Any]]:
@@ -130,13 +135,30 @@ def sft_messages(row: Row, form: FormatConfig, number: int) -> list[dict[str, An
         _check_messages(messages, form.messages_key, number)
         return messages
     for key in (form.prompt_key, form.response_key):
-        if not isinstance(row.get(key), str):
-            raise DatasetError(f"row {number}: {key!r} is {row.get(key)!r}, must be text (columns: {', '.join(row)})")
-    return [
-        *_system_message(row, form, number),
-        {"role": "user", "content": row[form.prompt_key]},
-        {"role": "assistant", "content": row[form.response_key]},
-    ]
+        if not isinstance(found := row.get(key), str | list) or found == []:
+            what = f"is {found!r}, must be text or messages (columns: {', '.join(row)})"
+            raise DatasetError(f"row {number}: {key!r} {what}")
+    messages = [*_prompt(row, form, number), *_reply(row, form.response_key, number)]
+    _check_messages(messages, form.response_key, number)
+    return messages
+
+
+def _prompt(row: Row, form: FormatConfig, number: int) -> Any:
+    """The messages of a prompt that is text, with the system message; any other value as it is."""
+    prompt = row.get(form.prompt_key)
+    if not isinstance(prompt, str):
+        return prompt
+    return [*_system_message(row, form, number), {"role": "user", "content": prompt}]
+
+
+def _reply(row: Row, key: str, number: int) -> Messages:
+    """The messages of a reply that is text or messages. Raises DatasetError unless the assistant's is the last."""
+    reply = row.get(key)
+    messages = [{"role": "assistant", "content": reply}] if isinstance(reply, str) else reply
+    if not isinstance(messages, list) or not messages or not _is_assistants(messages[-1]):
+        what = "must be text, or messages that end with the assistant's"
+        raise DatasetError(f"row {number}: {key!r} is {reply!r}, {what} (columns: {', '.join(row)})")
+    return messages
 
 
 def _message(value: Any, key: str, number: int) -> Any:
@@ -181,16 +203,10 @@ def preference_pair(row: Row, form: FormatConfig, number: int) -> tuple[Messages
 
     Each column has a reply to the prompt, which is text or messages, or a whole conversation.
     """
-    prompt = row.get(form.prompt_key)
-    if isinstance(prompt, str):
-        prompt = [*_system_message(row, form, number), {"role": "user", "content": prompt}]
+    prompt = _prompt(row, form, number)
     pair = []
     for key in (form.chosen_key, form.rejected_key):
-        reply = row.get(key)
-        messages = [{"role": "assistant", "content": reply}] if isinstance(reply, str) else reply
-        if not isinstance(messages, list) or not messages or not _is_assistants(messages[-1]):
-            what = "must be text, or messages that end with the assistant's"
-            raise DatasetError(f"row {number}: {key!r} is {reply!r}, {what} (columns: {', '.join(row)})")
+        messages = _reply(row, key, number)
         if len(messages) == 1:
             if not isinstance(prompt, list) or not prompt:
                 what = "must be text or messages"
