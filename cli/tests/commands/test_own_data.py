@@ -66,7 +66,10 @@ def test_the_columns_choose_algorithm_and_format(
 @pytest.mark.parametrize(
     ("row", "given", "said"),
     [
-        ({"text": PROSE}, {}, "no column of text has a well-known name for right answers; give --answer"),
+        ({"text": PROSE}, {}, "no column of text has a well-known name for right answers; give --answer; rows without "
+         r"answers need a reward function of your own: write a YAML \(docs/plugins.md\); to train on 'text' itself, "
+         "write one of algorithm_type cpt"),
+        ({"prompt": "Write on bees."}, {"algorithm": "grpo"}, "need a reward function of your own: write a YAML"),
         ({"frage": "2+3", "answer": "5"}, {},
          "no column of frage, answer has a well-known name for prompts; give --prompt"),
         ({"instruction": "Add.", "input": "2+3", "output": "5"}, {},

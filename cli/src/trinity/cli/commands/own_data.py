@@ -33,6 +33,7 @@ ANSWERS = (
 _WORKED = ("solution", "response", "output", "completion")  # what SFT trains, rather than a short answer beside it
 CONVERSATIONS = ("messages", "conversations", "conversation")
 IMAGES = ("images", "image")
+_TEXTS = ("text", "content")
 _OPTIONS = ("choices", "options")  # of questions of multiple choice
 _TEST_SPLITS = ("test", "validation")
 _LONGEST_ANSWER, _MOST_WORDS = 60, 4
@@ -144,8 +145,7 @@ def algorithm_of(rows: Sequence[Row], prompt: str = "", answer: str = "") -> tup
     if (talk := conversation(first)) and not prompt and (not answer or asked == talk):
         return "sft", "each row is a conversation that ends with the assistant's reply"
     if not answer:
-        names = ", ".join(first)
-        raise RunError(f"--answer: no column of {names} has a well-known name for right answers; give --answer", 2)
+        raise _unnamed("--answer", "right answers", first)
     values = [value for row in rows if (value := column_value(row, answer)[1]) is not None]
     if sum(map(_is_short, values)) < _SHORT_SHARE * len(rows):
         return "sft", f"most answers in {answer!r} are prose or messages, which accuracy_reward cannot compare"
@@ -195,9 +195,17 @@ def guessed_form(rows: Sequence[Row], model: str, prompt: str = "", answer: str 
         _check_whole(rows, prompt)
     for option, what, found in (("--prompt", "prompts", prompt), ("--answer", "right answers", answer)):
         if not found:
-            names = ", ".join(first)
-            raise RunError(f"{option}: no column of {names} has a well-known name for {what}; give {option}", 2)
+            raise _unnamed(option, what, first)
     return form_of(algorithm, why, first, prompt, answer, model)
+
+
+def _unnamed(option: str, what: str, row: Row) -> RunError:
+    said = f"{option}: no column of {', '.join(row)} has a well-known name for {what}; give {option}"
+    if option == "--answer":
+        said += "; rows without answers need a reward function of your own: write a YAML (docs/plugins.md)"
+        if text := known(_TEXTS, row):
+            said += f"; to train on {text!r} itself, write one of algorithm_type cpt (docs/algorithms.md)"
+    return RunError(said, 2)
 
 
 def _check_whole(rows: Sequence[Row], prompt: str) -> None:
