@@ -59,7 +59,7 @@ def test_the_columns_choose_algorithm_and_format(
     source = (
         loaded.buffer.explorer_input.taskset if algorithm == "grpo" else loaded.buffer.trainer_input.experience_buffer
     )
-    assert source is not None and source.path == str(data)
+    assert source is not None and source.path == str(data) and source.data_selector.selector_type == "shuffle"
     assert {key: getattr(source.format, key) for key in columns} == columns
 
 

@@ -68,7 +68,8 @@ buffer:
       name: {taskset}
       path: {data}
 {subset}      format: # the columns of prompt and right answer
-{columns}      default_workflow_type: simple_workflow # one prompt, one answer; see docs/workflows.md
+{columns}      data_selector: {{selector_type: shuffle}}
+      default_workflow_type: simple_workflow # one prompt, one answer; see docs/workflows.md
       default_reward_fn_type: accuracy_reward # 1 if the answer is right; see docs/plugins.md for your own
 {tests}synchronizer:
   sync_interval: 1 # explorers load new weights after each step
