@@ -73,7 +73,7 @@ def test_a_folder_of_a_group_is_named_and_that_of_the_users_own_group_is_not(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
 def test_root_is_told_of_a_folder_of_the_hosts_user(folder: Path) -> None:
-    assert plugins.load([folder]) == []
+    assert not [notice for notice in plugins.load([folder]) if "may change" in notice]
     os.chown(folder / "helpers_of_mine", 1234, 1234)
     (notice,) = plugins.load([folder])
     assert f"{folder / 'helpers_of_mine'} belongs to user 1234, who may change what runs as root" in notice

@@ -29,7 +29,7 @@ def again_tool():
 
 @workflow("again_workflow")
 class Again:
-    pass
+    def run(self): ...
 """
 SECOND = """
 from trinity.plugins import reward_function

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ def short_reward(item, args):
     return float(len(item.response) < LIMIT)
 
 @workflow("two_turns")
-class TwoTurns: ...
+class TwoTurns:
+    async def run(self): ...
 """
 
 
@@ -229,6 +231,41 @@ def of_trl(completions: list[str], **kwargs: Any) -> None: ...
 
 
 async def of_a_loop(item: Any, args: Any) -> None: ...
+
+
+class Without: ...
+
+
+class Abstract(ABC):
+    @abstractmethod
+    def run(self) -> None: ...
+
+
+@pytest.mark.parametrize("kind", [Without, Abstract, of_a_loop])
+def test_a_workflow_is_a_class_with_run(kind: Any) -> None:
+    with pytest.raises(
+        plugins.PluginError, match=r"'mine' is registered for .*, which is no class with run; derive it"
+    ):
+        plugins.workflow("mine")(kind)
+    assert "mine" not in plugins.WORKFLOWS
+
+
+def test_what_is_not_imported_or_registers_nothing_is_said(folder: Path, tmp_path: Path) -> None:
+    (other := tmp_path / "none").mkdir()
+    (other / "plain_of_none.py").write_text("def reward(item, args): ...\n")
+    code = (
+        "import sys\nfrom trinity import plugins\n"
+        "for _ in range(2):\n    print(*plugins.load(sys.argv[1:]), sep='\\n', end='\\n--\\n')\n"
+    )
+    done = python(code, folder, other)
+    assert done.returncode == 0, done.stderr
+    renamed = f"{folder / 'notes-1.py'} is not imported: rename it, for instance notes_1.py"
+    first, again = done.stdout.split("--\n")[:2]
+    assert (first.splitlines()[0], again.splitlines()) == (renamed, [renamed])
+    assert first.splitlines()[1:] == [
+        f"plugin folder {str(other)!r} registers nothing; put a decorator, such as @reward_function(name), before what "
+        "the YAML names"
+    ]
 
 
 @pytest.mark.parametrize(

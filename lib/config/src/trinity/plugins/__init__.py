@@ -36,6 +36,7 @@ An environment is a class that derives from trinity.sdk.Environment; the environ
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -55,6 +56,7 @@ from trinity.plugins.arguments import (
     check_name,
 )
 from trinity.plugins.declarations import (
+    REGISTRIES,
     advantage,
     algorithm,
     entropy_loss,
@@ -162,7 +164,16 @@ def group_reward_function(name: str) -> Callable[[_Function], _Function]:
     return register
 
 
-workflow = _decorator(WORKFLOWS, "Register a workflow, a class, for the YAML's default_workflow_type.")
+def _workflow_problem(kind: Any) -> str:
+    """Says why a class is no workflow; empty if it is one."""
+    if isinstance(kind, type) and hasattr(kind, "run") and "run" not in getattr(kind, "__abstractmethods__", ()):
+        return ""
+    return "is no class with run; derive it from a class of trinity.explorer.workflows, see docs/plugins.md"
+
+
+workflow = _decorator(
+    WORKFLOWS, "Register a workflow, a class, for the YAML's default_workflow_type.", _workflow_problem
+)
 experience_operator = _decorator(
     EXPERIENCE_OPERATORS, "Register an operator for the YAML's data_processor.experience_pipeline.operators."
 )
@@ -212,30 +223,45 @@ def _add(registry: dict[str, Any], name: str, what: Any, problem: Callable[[Any]
 
 
 def load(folders: Sequence[str | Path]) -> list[str]:
-    """Import every module of the folders; they may import each other by name. Returns who else may change the code.
+    """Import every module of the folders; they may import each other by name.
 
+    Returns sentences on who else may change the code, files that are not imported, and folders that register nothing.
     Raises PluginError, for a folder that every user may change too.
     """
     notices = []
     if find_names := satellites.find("plugin_names"):
         find_names()
     for folder in folders:
-        place, modules = _modules(folder)
+        place, files = _modules(folder)
+        modules = [path for path in files if path.stem.isidentifier()]
         if problem := writable_by_everyone(place):
             raise PluginError(f"plugin folder {str(folder)!r}: {problem}")
         if others := changeable_by_others(place):
             notices.append(f"plugin folder {str(folder)!r}: {others}")
+        for path in files:
+            if path not in modules:
+                better = re.sub(r"\W", "_", path.stem).lstrip("_0123456789") or "plugin"
+                notices.append(f"{path} is not imported: rename it, for instance {better + path.suffix}")
         if str(place) not in sys.path:
             for path in modules:
                 if _is_taken(path.stem):
                     raise PluginError(f"{path}: another module is named {path.stem!r} already; rename it")
             sys.path.insert(0, str(place))
+        again, before = bool(modules) and all(path.stem in sys.modules for path in modules), _count_registered()
         for path in modules:
             try:
                 importlib.import_module(path.stem)
             except (Exception, SystemExit) as error:  # a plugin may raise anything
                 raise PluginError(f"{failing_line(error, place) or path}: {_described(error)}") from error
+        if not again and _count_registered() == before:
+            what = "registers nothing; put a decorator, such as @reward_function(name), before what the YAML names"
+            notices.append(f"plugin folder {str(folder)!r} {what}")
     return notices
+
+
+def _count_registered() -> int:
+    own: list[dict[str, Any]] = [REWARD_FUNCTIONS, WORKFLOWS, ENVIRONMENTS, EXPERIENCE_OPERATORS, TOOLS]
+    return sum(len(registry) for registry in [*own, *REGISTRIES.values()])
 
 
 def failing_line(error: BaseException, folder: Path) -> str:
@@ -258,10 +284,10 @@ def _described(error: BaseException) -> str:
 
 
 def _modules(folder: str | Path) -> tuple[Path, list[Path]]:
-    """The folder, and the modules in it. Raises PluginError."""
+    """The folder, and the files and packages in it. Raises PluginError."""
     try:
         place = Path(folder).expanduser().resolve()
-        return place, [path for path in sorted(place.iterdir()) if _is_module(path)]
+        return place, [path for path in sorted(place.iterdir()) if _is_plugin(path)]
     except FileNotFoundError:
         problem = "does not exist"
     except NotADirectoryError:
@@ -271,9 +297,9 @@ def _modules(folder: str | Path) -> tuple[Path, list[Path]]:
     raise PluginError(f"plugin folder {str(folder)!r} {problem}")
 
 
-def _is_module(path: Path) -> bool:
+def _is_plugin(path: Path) -> bool:
     package = path.is_dir() and (path / "__init__.py").is_file()
-    return (package or path.suffix == ".py") and path.stem.isidentifier() and not path.name.startswith("_")
+    return (package or path.suffix == ".py") and not path.name.startswith(("_", "."))
 
 
 def _is_taken(name: str) -> bool:
