@@ -69,6 +69,20 @@ def test_what_has_no_counterpart_is_listed_with_its_reason(read: Importer) -> No
     assert "#   trainer.foo=1: no counterpart" in result.out
 
 
+@pytest.mark.parametrize(
+    ("option", "fix"),
+    [
+        ("reward.custom_reward_function.path=score.py", "register a reward function"),
+        ("reward_model.overlong_buffer.len=512", "operator overlong_reward_shaping"),
+        ("reward_model.reward_kwargs.overlong_buffer_cfg.len=512", "operator overlong_reward_shaping"),
+        ("reward_model.reward_manager=dapo", "name a reward function"),
+    ],
+)
+def test_rewards_without_counterpart_have_a_fix(read: Importer, option: str, fix: str) -> None:
+    said = read.options(option).line(f"not mapped: {option}: ")
+    assert fix in said and "no counterpart" not in said
+
+
 SHELL = r"""
 # it's a comment; python3 -m verl.trainer.main_ppo trainer.nnodes=9
 set -x

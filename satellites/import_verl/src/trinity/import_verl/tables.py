@@ -169,9 +169,16 @@ NOT_NEEDED: Mapping[str, str] = {
     "reward_model.": "a separate engine serves the reward model (explorer.auxiliary_models)",
 }
 
+_OWN_REWARD = "register a reward function (docs/plugins.md) by the name in default_reward_fn_type"
+_OVERLONG = "if DAPO's length penalty is on, use the operator overlong_reward_shaping (docs/operators.md)"
+
 # Options whose place is known, without a counterpart that could be written.
 NO_COUNTERPART: Mapping[str, str] = {
-    "custom_reward_function.": "register a reward function (docs/plugins.md) by the name in default_reward_fn_type",
+    "custom_reward_function.": _OWN_REWARD,
+    "reward.custom_reward_function.": _OWN_REWARD,
+    "reward_model.overlong_buffer.": _OVERLONG,
+    "reward_model.reward_kwargs.overlong_buffer_cfg.": _OVERLONG,
+    "reward.reward_kwargs.overlong_buffer_cfg.": _OVERLONG,
     "reward_model.reward_manager": "name a reward function in buffer.explorer_input.default_reward_fn_type",
     "reward_model.launch_reward_fn_async": "rewards are computed while other rollouts continue",
     f"{ROLLOUT}.multi_turn.": "a workflow plays the turns; name it in default_workflow_type",

@@ -65,7 +65,8 @@ def _sort(option: str, run: Run) -> None:
     value = run.value(option)
     line = f"{option}={value}"
     row = next((row for row in LAYOUT if isinstance(row, Row) and row.option == option), None)
-    why = reason(run.not_needed, option) or (reason(NOT_NEEDED, option) if option not in NO_COUNTERPART else None)
+    lacking = reason(NO_COUNTERPART, option)
+    why = reason(run.not_needed, option) or (reason(NOT_NEEDED, option) if lacking is None else None)
     if why is None and row is not None and row.when:
         why = f"{run.advantage} has no use for it"
     if why is None and option.startswith(f"{ROLLOUT}.val_kwargs."):
@@ -73,7 +74,7 @@ def _sort(option: str, run: Run) -> None:
     if why is not None:
         run.unneeded.append(f"{line}: {why}")
     else:
-        run.unmapped.append(f"{line}: {reason(NO_COUNTERPART, option) or 'no counterpart'}")
+        run.unmapped.append(f"{line}: {lacking or 'no counterpart'}")
 
 
 def _heading(source: str, unmapped: tuple[str, ...], unneeded: tuple[str, ...], notes: tuple[str, ...]) -> str:
