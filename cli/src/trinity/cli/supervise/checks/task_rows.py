@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,9 @@ _MOST_SECONDS_OF_IMAGES = 60.0  # of a taskset
 _MOST_ROW_BYTES = 6 * 1024**2  # as JSON; a message of NATS has 8 MiB
 # Built-in reward functions that compare a reply with the row's reference answer.
 _COMPARING = ("accuracy_reward", "math_reward", "math_boxed_reward", "math_dapo_reward")
+# Lists and mappings as csv and json.dumps of a table write them.
+_WRITTEN_MESSAGES = re.compile(r"""\s*\[\s*\{\s*['"](role|content)['"]\s*:""")
+_WRITTEN_REFERENCE = re.compile(r"""\s*\{\s*('\w+'|"style"|"ground_truth")\s*:""")
 
 
 def check_tasks(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence[Row]) -> list[Problem]:
@@ -122,6 +126,7 @@ def _answers(row: Row, number: int, column: str, what: str) -> None:
     value = row.get(column)
     if not isinstance(value, list | dict):
         _text(row, number, column, what)
+        _check_unwritten(row, number, column, _WRITTEN_REFERENCE, "a mapping")
         return
     try:
         texts = reference_answers(value)
@@ -134,6 +139,7 @@ def _answers(row: Row, number: int, column: str, what: str) -> None:
 def _prompt(row: Row, number: int, column: str, image_key: str | None) -> None:
     if column != image_key and not isinstance(row.get(column), list):
         _text(row, number, column, "the prompt")
+        _check_unwritten(row, number, column, _WRITTEN_MESSAGES, "a list of messages")
         return
     try:
         prompt_messages(images.as_text(row.get(column), column) if column == image_key else row[column])
@@ -141,6 +147,15 @@ def _prompt(row: Row, number: int, column: str, image_key: str | None) -> None:
         raise DatasetError(f"row {number}: {error}") from None
     except ValueError as error:
         raise DatasetError(f"row {number}: {column!r} {error}") from None
+
+
+def _check_unwritten(row: Row, number: int, column: str, written: re.Pattern[str], what: str) -> None:
+    """Raises DatasetError for a text that is a list or mapping, written as text."""
+    if written.match(text := str(row[column])):
+        found = f"is {what} written as text, {text[:40]!r}"
+        raise DatasetError(
+            f"row {number}: {column!r} {found}; save the rows as jsonl or parquet, which keep lists and mappings"
+        )
 
 
 def _text(row: Row, number: int, column: str, what: str) -> None:
