@@ -17,6 +17,8 @@ pytestmark = pytest.mark.core
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(init, "check", lambda config, deep: 0)
+    Path("a model").mkdir()
+    Path("a model/config.json").write_text("{}")
     rows = [{"id": n, "problem": f"{n}+1", "solution": str(n + 1)} for n in range(5)]
     Path("sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return tmp_path
@@ -47,6 +49,7 @@ def test_gpus_are_written(folder: Path) -> None:
     ("options", "said"),
     [
         (("--prompt", "text"), "--prompt text: is no column of the data, which has id, problem, solution"),
+        (("--model", "no model"), "--model 'no model' does not exist; give a model folder or a hub name"),
         (("--data", "none.jsonl"), "none.jsonl"),
         (("--data", ""), "--data is missing, and there is no terminal to ask at"),
     ],

@@ -49,6 +49,8 @@ def init(
         raise RunError(f"{output} exists; give --output another name, or remove it", 2)
     if not output.absolute().parent.is_dir():
         raise RunError(f"--output {output}: there is no folder {output.parent}", 2)
+    if model and (why := _model_problem(model)):
+        raise RunError(f"--model {why}", 2)
     try:
         model = model or _ask("--model", "Model (a folder or a hub name)", _model_problem)
         data = data or _ask("--data", "Data (a file, its folder, or a hub name)", lambda d: _data_problem(d, subset))
