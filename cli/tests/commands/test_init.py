@@ -49,7 +49,7 @@ def test_gpus_are_written(folder: Path) -> None:
     ("options", "said"),
     [
         (("--prompt", "text"), "--prompt text: is no column of the data, which has id, problem, solution"),
-        (("--model", "no model"), "--model 'no model' does not exist; give a model folder or a hub name"),
+        (("--model", "no model"), "give a model folder or a hub name (owner/name); relative paths start in /"),
         (("--data", "none.jsonl"), "none.jsonl"),
         (("--data", ""), "--data is missing, and there is no terminal to ask at"),
     ],

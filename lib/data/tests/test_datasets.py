@@ -96,6 +96,8 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="does not exist"):
         read(str(tmp_path / "none.jsonl"))
+    with pytest.raises(DatasetError, match=f"does not exist; .*; relative paths start in {Path.cwd()}"):
+        read("none.jsonl")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DatasetError, match=r"no train\.jsonl"):
         read(str(tmp_path / "empty"))

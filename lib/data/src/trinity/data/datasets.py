@@ -15,6 +15,7 @@ from trinity.data.tables import DatasetError, Row, column_value
 from trinity.data.task_folders import read_task, task_folders
 from trinity.runtime import hub
 from trinity.runtime.errors import Unavailable
+from trinity.runtime.files import start_of
 
 Messages = list[dict[str, Any]]
 
@@ -47,7 +48,7 @@ def _read(path: str, split: str, subset: str | None, texts: Collection[str]) -> 
     elif place.is_file():
         rows = list(read_file(place, texts))
     elif place.is_absolute() or path.startswith((".", "~")) or is_data(place):
-        raise DatasetError(f"{path!r} does not exist; give a {FORMS} file, a folder, or a hub name")
+        raise DatasetError(f"{path!r} does not exist; give a {FORMS} file, a folder, or a hub name{start_of(place)}")
     else:
         rows = _read_hub(path, split, subset)
     if not rows:

@@ -71,6 +71,11 @@ def keep_newest_lines(path: Path, most_bytes: int | None) -> None:
         raise
 
 
+def start_of(path: Path) -> str:
+    """Returns a clause that says where a relative path starts; empty for an absolute one."""
+    return "" if path.is_absolute() else f"; relative paths start in {Path.cwd()}"
+
+
 def read_json(path: Path) -> Any | None:
     """The parsed file, or None if there is none or it is not JSON."""
     try:

@@ -356,7 +356,8 @@ def check_model_folder(key: str, path: str) -> list[Problem]:
         return []
     looks_local = place.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1
     if looks_local or os.path.exists(place):
-        return [Problem(key, f"{path!r} does not exist; give a model folder or a hub name (owner/name)")]
+        what = f"{path!r} does not exist; give a model folder or a hub name (owner/name){files.start_of(place)}"
+        return [Problem(key, what)]
     problem = hub_problem(path)
     return [Problem(key, problem)] if problem else []
 
