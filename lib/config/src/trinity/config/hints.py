@@ -15,37 +15,42 @@ from trinity.plugins import satellites
 Location = tuple[int | str, ...]
 
 
-def sentence(path: Location, details: list[ErrorDetails]) -> str:
-    """Says in one sentence which value at a key path is wrong and which is right, out of pydantic's details."""
+def sentence(path: Location, details: list[ErrorDetails], root: type[BaseModel] = Config) -> str:
+    """Says in one sentence which value at a key path is wrong and which is right, out of pydantic's details.
+
+    `root`: the schema that the key path begins in.
+    """
     detail = details[0]
     kind, value = detail["type"], detail.get("input")
     if kind == "extra_forbidden":
-        known = known_at(path[:-1])
+        known = known_at(path[:-1], root)
         near = nearest(str(path[-1]), known, value)
         hint = f"did you mean {near!r}?" if near else f"known here: {', '.join(sorted(known))}"
-        if satellites.find("foreign_keys") is None:
+        if root is Config and satellites.find("foreign_keys") is None:
             hint += f"; keys of Trinity-RFT need {satellites.missing('foreign_keys')}"
         return f"unknown key; {hint}"
     if kind == "missing":
         return "is required"
-    text = f"is {shown(value)}, {_must(path, details)}"
+    text = f"is {shown(value)}, {_must(details, annotation_at(path, root))}"
     if isinstance(value, Mapping | list) and path:  # the key may be a misspelt other key that takes such a value
-        others = {name: shape for name, shape in known_at(path[:-1]).items() if name != path[-1]}
+        others = {name: shape for name, shape in known_at(path[:-1], root).items() if name != path[-1]}
         near = nearest(str(path[-1]), others, value, surely=True)
     else:
-        near = next(iter(difflib.get_close_matches(str(value), _choices(annotation_at(path)), n=1)), "")
+        near = next(iter(difflib.get_close_matches(str(value), _choices(annotation_at(path, root)), n=1)), "")
     return text + (f"; did you mean {near!r}?" if near else "")
 
 
-def _must(path: Location, details: list[ErrorDetails]) -> str:
+def _must(details: list[ErrorDetails], annotation: Any) -> str:
     """The type of the field, or the limit that its value misses, as `must be ...`."""
-    kind, message, annotation = details[0]["type"], details[0]["msg"], annotation_at(path)
+    kind, message = details[0]["type"], details[0]["msg"]
     if kind == "value_error":
         return message.removeprefix("Value error, ")
     if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"):
         return message.replace("Input should be ", "must be ")
-    if kind == "string_too_short":
+    if kind == "string_too_short" or (kind == "too_short" and get_origin(annotation) is list):
         return "must not be empty"
+    if kind == "string_pattern_mismatch":
+        return f"must match {details[0]['ctx']['pattern']}"
     if kind == "too_long" and get_origin(annotation) is not tuple:
         return f"must have at most {details[0]['ctx']['max_length']} entries"
     return f"must be {describe(annotation)}"
@@ -92,9 +97,9 @@ _WORDS = {
 _PLURALS = {str: "texts", int: "whole numbers", float: "numbers"}
 
 
-def annotation_at(path: Location) -> Any:
+def annotation_at(path: Location, root: type[BaseModel] = Config) -> Any:
     """The annotation of the field at a key path; None where the path leads to no field."""
-    annotation: Any = Config
+    annotation: Any = root
     for part in path:
         annotation = _inside(annotation, part)
         if annotation is None:
@@ -130,15 +135,15 @@ def _choices(annotation: Any) -> list[str]:
     return [str(value) for values in found for value in values]
 
 
-def known_at(path: Location) -> dict[str, str]:
+def known_at(path: Location, root: type[BaseModel] = Config) -> dict[str, str]:
     """Names known in the section at a key path, and the shape of what each takes; "" for any."""
     at = ["*" if str(part).isdigit() else str(part) for part in path]
     at = at[2:] if at[:1] == ["stages"] else at
-    fields = _section_at(path).model_fields
+    fields = _section_at(path, root).model_fields
     shapes = {name: _shape_of(field.annotation) for name, field in fields.items()}
     if len(path) == 2 and path[0] == "stages":  # a stage holds some of the sections that the whole holds
         return shapes
-    foreign_keys = satellites.find("foreign_keys")
+    foreign_keys = satellites.find("foreign_keys") if root is Config else None
     return {**dict.fromkeys(foreign_keys.known_names(at) if foreign_keys else (), ""), **shapes}
 
 
@@ -181,10 +186,10 @@ def _shape_of(annotation: Any) -> str:
     return "scalar"
 
 
-def _section_at(path: Location) -> type[BaseModel]:
+def _section_at(path: Location, root: type[BaseModel]) -> type[BaseModel]:
     """The schema class of the section at a key path, or of the nearest one above."""
-    section: type[BaseModel] = Config
-    annotation: Any = Config
+    section: type[BaseModel] = root
+    annotation: Any = root
     for part in path:
         annotation = _inside(annotation, part)
         found = [kind for kind in _alternatives(annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)]

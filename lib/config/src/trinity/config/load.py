@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from trinity.config.advice import advice
@@ -53,7 +53,7 @@ def parse(
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(source, sorted([*refused, *_problems(error, lines)], key=lambda p: p.line)) from None
+        raise ConfigError(source, sorted([*refused, *problems_of(error, lines)], key=lambda p: p.line)) from None
     config.note([*notices, *advice(config)])
     found = check(config, plugins_loaded, checks)
     problems = refused + [Problem(p.path, p.message, line_of(p.path, lines)) for p in found]
@@ -68,23 +68,23 @@ def dump(config: Config) -> dict[str, Any]:
     return dict(json.loads(escaped))
 
 
-def _problems(error: ValidationError, lines: Lines) -> Iterator[Problem]:
+def problems_of(error: ValidationError, lines: Lines, root: type[BaseModel] = Config) -> Iterator[Problem]:
     """Yields one problem for each key path: pydantic reports every alternative of a union by itself."""
     found: dict[Location, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
-        found.setdefault(_key_path(detail), []).append(detail)
+        found.setdefault(_key_path(detail, root), []).append(detail)
     for number, (location, details) in enumerate(found.items()):
         path = ".".join(str(part) for part in location)
-        what = sentence(location, details) if number < _MOST_SENTENCES else "is wrong"
+        what = sentence(location, details, root) if number < _MOST_SENTENCES else "is wrong"
         yield Problem(path, what, line_of(path, lines))
 
 
-def _key_path(detail: ErrorDetails) -> Location:
+def _key_path(detail: ErrorDetails, root: type[BaseModel]) -> Location:
     """The location without the names of a union's alternatives behind the field."""
     location = detail["loc"]
     if detail["type"] in ("extra_forbidden", "missing"):
         return location
-    while location and annotation_at(location) is None:
+    while location and annotation_at(location, root) is None:
         location = location[:-1]
     return location
 

@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError
 
 from trinity.config.document import line_of, read_document, read_text
 from trinity.config.errors import ConfigError, Problem
+from trinity.config.load import problems_of
 from trinity.config.schema.base import AnyPath, FolderName, LocalPath, PositiveFloat, Section, SmallInt, Tokens
 
 _TENANT = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
@@ -66,12 +67,7 @@ def load_tinker(path: str | Path, overrides: Sequence[str] = ()) -> TinkerConfig
     try:
         config = TinkerConfig.model_validate(document)
     except ValidationError as error:
-        problems = []
-        for detail in error.errors(include_url=False):
-            key = ".".join(map(str, detail["loc"]))
-            known = f"; known are {', '.join(TinkerConfig.model_fields)}" if detail["type"] == "extra_forbidden" else ""
-            problems.append(Problem(key, f"{detail['msg']}{known}", line_of(key, lines)))
-        raise ConfigError(str(path), problems) from None
+        raise ConfigError(str(path), [*problems_of(error, lines, TinkerConfig)]) from None
     if len(set(config.tenants)) < len(config.tenants):
         raise ConfigError(str(path), [Problem("tenants", "names a tenant twice", line_of("tenants", lines))])
     return config
