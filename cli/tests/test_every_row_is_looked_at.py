@@ -29,12 +29,13 @@ def check(
     model: dict[str, Any] | None = None,
     environments: list[dict[str, Any]] | None = None,
     explorer: dict[str, Any] | None = None,
+    wrong_rows: int = 1,
     **taskset: Any,
 ) -> tuple[int, str]:
-    """Exit code and output for a dataset whose third row is changed."""
+    """Exit code and output for a dataset whose third row is changed, and more behind it."""
     (folder / "model").mkdir()
     (folder / "model/config.json").write_text("{}")
-    rows = [GOOD, GOOD, {**GOOD, **wrong}, GOOD]
+    rows = [GOOD, GOOD, *[{**GOOD, **wrong}] * wrong_rows, GOOD]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     columns = {"prompt_key": "question", "response_key": "answer", **taskset.pop("format", {})}
     dataset = {"name": "rows", "path": str(folder / "rows.jsonl"), "format": columns, **taskset}
@@ -95,6 +96,13 @@ def test_a_wrong_row_is_named(tmp_path: Path, wrong: Any, offline: bool, taskset
     assert code == 2
     assert said in error
     assert not (tmp_path / "jobs").exists()
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_further_wrong_rows_are_numbered(tmp_path: Path, offline: bool) -> None:
+    code, error = check(tmp_path, {"answer": None}, offline, wrong_rows=5)
+    assert code == 2 and "row 2: 'answer' is None, must be text" in error
+    assert "; row(s) 3, 4, 5 and 1 more are refused too: mend or remove them" in error
 
 
 @pytest.mark.parametrize("offline", [True, False])

@@ -16,7 +16,7 @@ from trinity import plugins
 from trinity.cli.supervise.checks.adapters import check_lora
 from trinity.cli.supervise.checks.rendered_rows import check_rendering
 from trinity.cli.supervise.checks.services import ask_services
-from trinity.cli.supervise.checks.task_rows import check_images, check_providers, check_tasks, check_text
+from trinity.cli.supervise.checks.task_rows import check_each, check_images, check_providers, check_tasks, check_text
 from trinity.cli.supervise.phases import phase
 from trinity.cli.supervise.processes.endpoint import endpoint_problems, is_taken
 from trinity.cli.supervise.processes.services import container_problems
@@ -143,15 +143,18 @@ def _not_repeatable(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence
 
 
 def _check_rows(config: TasksetConfig | ExperienceBufferConfig, rows: Sequence[Row], kind: str) -> list[Problem]:
-    """Checks that every row can be trained. Raises DatasetError for the first that cannot."""
+    """Checks that every row can be trained. Raises DatasetError for those that cannot."""
     features(rows, config.data_selector.feature_keys)
     if "token_ids" in rows[0]:  # an archive of experience, which the buffer itself reads
         return []
     check_columns(config.format, rows)
     example = reader(kind, config.format, rows[0])
-    for number, row in enumerate(rows):
+
+    def check_row(row: Row, number: int) -> None:
         check_text(row, number)
         example(row, number)
+
+    check_each(rows, check_row)
     return []
 
 

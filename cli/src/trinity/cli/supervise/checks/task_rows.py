@@ -5,7 +5,7 @@ import math
 import re
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from trinity.config import Plan, Problem
 from trinity.config.names import reward_functions, reward_named, workflows
@@ -19,6 +19,7 @@ from trinity.data.task_source import folder_of
 from trinity.data.vision import image_rules
 
 _MOST_SECONDS_OF_IMAGES = 60.0  # of a taskset
+_SHOWN_ROWS = 3
 _MOST_ROW_BYTES = 6 * 1024**2  # as JSON; a message of NATS has 8 MiB
 # Built-in reward functions that compare a reply with the row's reference answer.
 _COMPARING = ("accuracy_reward", "math_reward", "math_boxed_reward", "math_dapo_reward")
@@ -28,7 +29,7 @@ _WRITTEN_REFERENCE = re.compile(r"""\s*\{\s*('\w+'|"style"|"ground_truth")\s*:""
 
 
 def check_tasks(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence[Row]) -> list[Problem]:
-    """Raises DatasetError for the first row that its workflow or reward function could not read."""
+    """Raises DatasetError for the rows that their workflow or reward function could not read."""
     form = taskset.format
     if not any(form.prompt_key in row for row in rows):
         what = f"the rows have no column {form.prompt_key!r}; they have {', '.join(rows[0])}"
@@ -37,7 +38,8 @@ def check_tasks(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence[Row
     features(rows, taskset.data_selector.feature_keys)
     workflow, reward = names_for(plan, key, taskset)
     rewards = _rewards(rows, form.reward_fn_key)
-    for number, row in enumerate(rows):
+
+    def check_row(row: Row, number: int) -> None:
         check_text(row, number)
         check_size(row, number, form.image_key)
         here = _named(row, number, form.workflow_key, workflows()) or workflow
@@ -48,7 +50,25 @@ def check_tasks(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence[Row
             _text(row, number, str(form.system_prompt_key), "the system prompt")
         if function in _COMPARING and reads_prompt(here):
             _answers(row, number, form.response_key, f"the reference answer, which {function} compares with")
+
+    check_each(rows, check_row)
     return []
+
+
+def check_each(rows: Sequence[Row], check: Callable[[Row, int], None]) -> None:
+    """Raises DatasetError with what a check says of the first row that it refuses, and the numbers of the others."""
+    first, others = "", list[int]()
+    for number, row in enumerate(rows):
+        try:
+            check(row, number)
+        except DatasetError as error:
+            others += [number] if first else []
+            first = first or error.message
+    if others:
+        more = f" and {len(others) - _SHOWN_ROWS} more" if len(others) > _SHOWN_ROWS else ""
+        first += f"; row(s) {', '.join(map(str, others[:_SHOWN_ROWS]))}{more} are refused too: mend or remove them"
+    if first:
+        raise DatasetError(first)
 
 
 def check_images(plan: Plan, tasksets: Sequence[tuple[str, TasksetConfig, Sequence[Row]]]) -> Iterator[Problem | str]:
