@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -59,6 +60,16 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(folder: Path, options:
     assert code == 2
     assert said in " ".join(output.split())
     assert not Path("run.yaml").exists()
+
+
+def test_a_guess_that_is_a_part_of_the_prompt_is_refused_at_a_terminal_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("sums.jsonl").write_text('{"instruction": "Add.", "input": "1+1", "output": "2"}')
+    monkeypatch.setattr(init, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    monkeypatch.setattr("builtins.input", lambda question: "")  # takes the default
+    code, output = _init()
+    assert code == 2 and "instruction and input belong together" in " ".join(output.split())
 
 
 def test_a_yaml_is_not_written_over(folder: Path) -> None:

@@ -62,7 +62,10 @@ def init(
                 f"  {visible(name)}: {clipped(json.dumps(value, ensure_ascii=False, default=str), _SHOWN_CHARACTERS)}"
             )
         if sys.stdin.isatty() and own_data.needs_columns(first, algorithm):
-            prompt = prompt or _ask_column("--prompt", "Column of the prompts", own_data.PROMPTS, first)
+            if not prompt:
+                prompt = _ask_column("--prompt", "Column of the prompts", own_data.PROMPTS, first)
+                if prompt == own_data.known(own_data.PROMPTS, first):
+                    own_data.check_whole(rows, prompt)
             rest = [name for name in own_data.answers_for(algorithm) if name != prompt.lower()]
             answer = answer or _ask_column("--answer", "Column of the right answers", rest, first)
         form = own_data.guessed_form(rows, model, prompt, answer, algorithm)

@@ -193,7 +193,7 @@ def guessed_form(rows: Sequence[Row], model: str, prompt: str = "", answer: str 
     answer = answer or known([name for name in answers if name != prompt.lower()], first)
     if not prompt:
         prompt = known([name for name in PROMPTS if name != answer.lower()], first)
-        _check_whole(rows, prompt)
+        check_whole(rows, prompt)
     for option, what, found in (("--prompt", "prompts", prompt), ("--answer", "right answers", answer)):
         if not found:
             raise _unnamed(option, what, first)
@@ -209,7 +209,7 @@ def _unnamed(option: str, what: str, row: Row) -> RunError:
     return RunError(said, 2)
 
 
-def _check_whole(rows: Sequence[Row], prompt: str) -> None:
+def check_whole(rows: Sequence[Row], prompt: str) -> None:
     """Raises RunError if the guessed column is only a part of the prompts: alpaca's input, options to choose from."""
     others = [name for name in rows[0] if name.lower() in _OPTIONS]
     given = known(["input"], rows[0]) if prompt.lower() == "instruction" else ""
