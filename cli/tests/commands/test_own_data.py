@@ -68,7 +68,9 @@ def test_the_columns_choose_algorithm_and_format(
     [
         ({"text": PROSE}, {}, "no column of text has a well-known name for right answers; give --answer; rows without "
          r"answers need a reward function of your own: write a YAML \(docs/plugins.md\); to train on 'text' itself, "
-         "write one of algorithm_type cpt"),
+         "write a YAML of algorithm_type cpt"),
+        ({"text": PROSE}, {"algorithm": "sft"}, "for prompts; give --prompt; to train on 'text' itself"),
+        ({"prompt": "Write on bees."}, {"algorithm": "sft"}, "for right answers; give --answer$"),
         ({"prompt": "Write on bees."}, {"algorithm": "grpo"}, "need a reward function of your own: write a YAML"),
         ({"frage": "2+3", "answer": "5"}, {},
          "no column of frage, answer has a well-known name for prompts; give --prompt"),

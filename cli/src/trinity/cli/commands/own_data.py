@@ -196,16 +196,16 @@ def guessed_form(rows: Sequence[Row], model: str, prompt: str = "", answer: str 
         check_whole(rows, prompt)
     for option, what, found in (("--prompt", "prompts", prompt), ("--answer", "right answers", answer)):
         if not found:
-            raise _unnamed(option, what, first)
+            raise _unnamed(option, what, first, algorithm)
     return form_of(algorithm, why, first, prompt, answer, model)
 
 
-def _unnamed(option: str, what: str, row: Row) -> RunError:
+def _unnamed(option: str, what: str, row: Row, algorithm: str = "") -> RunError:
     said = f"{option}: no column of {', '.join(row)} has a well-known name for {what}; give {option}"
-    if option == "--answer":
+    if option == "--answer" and algorithm != "sft":
         said += "; rows without answers need a reward function of your own: write a YAML (docs/plugins.md)"
-        if text := known(_TEXTS, row):
-            said += f"; to train on {text!r} itself, write one of algorithm_type cpt (docs/algorithms.md)"
+    if text := known(_TEXTS, row):
+        said += f"; to train on {text!r} itself, write a YAML of algorithm_type cpt (docs/algorithms.md)"
     return RunError(said, 2)
 
 
