@@ -29,7 +29,7 @@ class TinkerConfig(Section):
     max_length: Tokens = Field(4096, description="Most tokens of a sequence")
     max_models: SmallInt = Field(32, description="Models that a tenant may have, in sessions that have not ended")
     session_minutes: PositiveFloat = Field(
-        30.0, description="Minutes without a sign of a client, after which its session ends"
+        120.0, description="Minutes without a sign of a client, after which its session ends"
     )
     max_rank: SmallInt = Field(128, description="Largest rank of an adapter")
     dtype: Literal["float32", "bfloat16"] = Field(

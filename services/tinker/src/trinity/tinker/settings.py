@@ -18,7 +18,7 @@ class TinkerSettings(NatsSettings):
     tokenizer: str = Field("", description="Folder or hub name of the tokenizer for clients; empty: base_model")
     vocabulary: int = Field(ge=1, description="Tokens of the base model's vocabulary")
     longest: int = Field(4096, ge=1, description="Most tokens of a sequence")
-    session_minutes: float = Field(30.0, gt=0, description="Minutes without a sign of a client that end its session")
+    session_minutes: float = Field(120.0, gt=0, description="Minutes without a sign of a client that end its session")
     most_models: int = Field(32, ge=1, description="Models that a tenant may make")
     most_rank: int = Field(128, ge=1, description="Largest rank of an adapter")
     log_gib: float = Field(4.0, gt=0, description="Most that the log of commands may take, and that of results")
