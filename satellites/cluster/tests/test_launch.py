@@ -107,6 +107,9 @@ def test_the_shell_runs_no_part_of_a_name_and_each_argument_arrives_as_it_was(co
     """The script of a node whose commands only write down how they were called."""
     plugins = tmp_path / "plug ins"
     plugins.mkdir()
+    (plugins / "of_launch.py").write_text(
+        "from trinity.plugins import reward_function\n\n\n@reward_function('of_launch')\ndef reward(item, args): ...\n"
+    )
     text = script(config, "--nodes", "2", "--plugin-dir", str(plugins), "--", f"explorer.env_vars.X={yaml_text(ODD)}")
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
     job = tmp_path / "jobs/tests/odd $(touch hacked) 'name'"
