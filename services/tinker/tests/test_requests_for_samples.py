@@ -5,13 +5,17 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import grpc.aio
 import pytest
 
+from trinity.data.experience import SamplingParams
 from trinity.data.tenants.checks import Base
 from trinity.data.tenants.log import Command, Kind, canonical
 from trinity.data.tenants.samples import Sample
-from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, Unavailable
+from trinity.explorer.sampler.servicer import SamplerServicer
+from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, TimedOut, Unavailable
 from trinity.tinker import sampling, shapes
+from trinity.tinker.client import SamplerClient
 from trinity.tinker.journal import Journal
 from trinity.tinker.sampling import Failed, Gone, Sampling
 from trinity.tinker.sessions import Signs
@@ -264,3 +268,17 @@ async def test_sessions_whose_clients_are_gone_end_with_their_requests() -> None
     with pytest.raises(NotFound, match="has ended"):
         await place.sampling.retrieve("alice", asked[0], 1)
     assert (len(place.explorer.asked), place.explorer.cancelled) == (2, 1)
+
+
+async def test_a_request_that_waited_too_long_says_for_what() -> None:
+    server, explorer = grpc.aio.server(), SamplerServicer()  # its engine never starts
+    explorer.add_to(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    client = SamplerClient(f"127.0.0.1:{port}", 0.5)
+    try:
+        with pytest.raises(TimedOut, match=r"no samples within 0.5 s; the engine starts, .* or raise sample_minutes"):
+            await client.sample(Sample(0, (1, 2), SamplingParams(max_tokens=4), (), False, 0, 0, 0, "alice"))
+    finally:
+        await client.close()
+        await server.stop(None)

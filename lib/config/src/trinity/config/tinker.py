@@ -51,6 +51,7 @@ class TinkerConfig(Section):
     sampled_adapters: Annotated[int, Field(ge=0, le=1000)] = Field(
         8, description="Adapters that the explorer holds at a time, to sample; 0: there is no explorer, and no sampling"
     )
+    sample_minutes: PositiveFloat = Field(10.0, description="Minutes after which a request for samples fails")
     sampler_devices: str = Field("", description="CUDA devices of the explorer, as in CUDA_VISIBLE_DEVICES; empty: all")
     sampler_gpu_gib: Annotated[float, Field(ge=0)] = Field(
         0.0, description="Memory of a GPU that the explorer takes, which it may share with the executor; 0: nine tenths"

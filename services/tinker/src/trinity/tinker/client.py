@@ -6,7 +6,7 @@ from trinity.api.explorer.v1 import sampler_pb2_grpc
 from trinity.data.tenants.samples import Sample
 from trinity.data.tenants.wire import sample_to_proto
 from trinity.runtime import rpc
-from trinity.runtime.errors import Unavailable
+from trinity.runtime.errors import TimedOut, Unavailable
 
 _ATTEMPTS = 3
 
@@ -25,14 +25,20 @@ class SamplerClient:
         return self._channel.get_state(True) in (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.IDLE)
 
     async def sample(self, sample: Sample) -> bytes:
-        """Returns the body that the client reads. Raises the explorer's errors; Unavailable for a request that ended
-        the explorer so often that it may be the cause."""
+        """Returns the body that the client reads.
+
+        Raises the explorer's errors; TimedOut; Unavailable for a request that ended the explorer so often that it may
+        be the cause.
+        """
         request = sample_to_proto(sample)
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 with rpc.translate(self._stub.Sample):
                     answer = await self._stub.Sample(request, timeout=self._seconds, wait_for_ready=True)
                 return bytes(answer.SerializeToString())
+            except TimedOut:
+                what = "the engine starts, or samples for others: ask for fewer or shorter sequences at a time"
+                raise TimedOut(f"no samples within {self._seconds:g} s; {what}, or raise sample_minutes") from None
             except Unavailable:
                 if attempt == _ATTEMPTS:
                     raise
