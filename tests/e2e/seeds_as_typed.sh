@@ -113,7 +113,7 @@ imported, guide = (yaml.safe_load(open(p)) for p in ('imported_$name.yaml', '${n
 def others(value):
     if isinstance(value, list):
         return [*map(others, value)]
-    columns = ('response_key', 'reward_fn_key')
+    columns = ('response_key', 'reward_fn_key', 'data_selector')  # the last is veRL's shuffle
     return {k: others(v) for k, v in value.items() if k not in columns} if isinstance(value, dict) else value
 assert others(imported) == others(guide) and 'reward_model.ground_truth' in str(imported), imported"
 done

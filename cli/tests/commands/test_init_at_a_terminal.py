@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,7 @@ def test_an_end_in_the_middle_leaves_no_file(folder: Path, key: str) -> None:
         terminal.expect(r"Column of the prompts \[problem\]: ", 60)
         terminal.type("\n")
         terminal.expect(r"Column of the right answers \[solution\]: ", 60)
+        time.sleep(1)  # a signal between the question and the wait for its answer would be lost
         terminal.type(key)
         terminal.expect("trinity: ended before run.yaml was written", 60)
         assert terminal.ended(30) == 130
