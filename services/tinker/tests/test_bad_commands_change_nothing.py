@@ -1,5 +1,6 @@
 """What is refused is not executed, uses its seq_id up, and leaves other tenants alone."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,23 @@ def test_a_tenant_over_its_quota_gets_429_and_others_go_on(
         assert "metrics" in alice.result(f"{models[alice]}:3")
         assert step(alice, 4) == 200
         assert "metrics" in alice.result(f"{models[alice]}:4")
+    finally:
+        stack.stop()
+
+
+def test_the_session_of_a_silent_client_ends(tmp_path: Path, nats_server: NatsServer, quickstart_model: Path) -> None:
+    stack = TinkerStack(tmp_path, nats_server, quickstart_model, session_minutes=0.05)
+    stack.start()
+    try:
+        alice = HttpTenant(stack, "alice")
+        model = alice.create(4)
+        deadline = time.monotonic() + 30
+        while "tinker.session.ended" not in stack.output("tinker"):
+            assert time.monotonic() < deadline, "the session goes on"
+            time.sleep(0.1)
+        assert alice.answer("session_heartbeat", {"session_id": alice.session}).status_code == 410
+        step = alice.answer("optim_step", {"adam_params": {}, "model_id": model, "seq_id": 1})
+        assert (step.status_code, "its session, which has ended" in step.text) == (404, True)
     finally:
         stack.stop()
 

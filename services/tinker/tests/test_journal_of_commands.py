@@ -95,7 +95,7 @@ async def test_bodies_of_passes_are_removed_once_they_fill_half_of_their_stream(
 
 
 async def test_a_save_without_a_name_may_be_repeated_under_the_next_number(nats_url: str) -> None:
-    """As the official client does after it waited in vain for the answer."""
+    """The official client does this when its request has timed out."""
     async with await connect(nats_url, "test") as broker:
         log = CommandLog(broker, RunNames("saves"))
         await log.open(2**20, 3600)

@@ -42,6 +42,7 @@ class TinkerStack:
         *,
         adapters: int = 0,
         waiting: int = 1000,
+        session_minutes: float = 120,
     ) -> None:
         """adapters: that the explorer holds; 0: there is none. waiting: commands of a tenant that may wait."""
         self.folder, self.nats = folder, nats
@@ -55,7 +56,7 @@ class TinkerStack:
         gateway = {
             "SERVE_LISTEN": self.url.removeprefix("http://"), "KEYS_FOLDER": str(keys), "BASE_MODEL": BASE,
             "VOCABULARY": str(VOCABULARY), "LONGEST": str(LONGEST), "MOST_MODELS": "4",
-            "TOKENIZER": str(model), "WAITING_COMMANDS": str(waiting),
+            "TOKENIZER": str(model), "WAITING_COMMANDS": str(waiting), "SESSION_MINUTES": str(session_minutes),
         }  # fmt: skip
         make_tokens(folder / "tokens")
         settings = nats.settings(Role.TINKER, RUN) | {"IDENTITY_FOLDER": str(folder / "tokens")}

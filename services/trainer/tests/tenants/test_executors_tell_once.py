@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import copy
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,8 @@ class _Executor:
     def __init__(self, disk: dict[str, Any]) -> None:
         self.position = self.commands = self.results = 0
         self.executed, self.numbers, self.account = dict[str, int](), dict.fromkeys(_SECONDS, 0), Account()
-        self.saving: dict[int, Any] = {}
+        self.saving: dict[int, Future[None]] = {}
+        self.snapshots = 0
         self.clock = map(float, itertools.count()).__next__
         self._disk = disk
         vars(self).update(copy.deepcopy(disk))
@@ -48,7 +51,8 @@ class _Executor:
         return [Result(one.request_id, one.kind, body, one.position, _SECONDS[one.tenant])]
 
     def snapshot(self, position: int, time: float) -> int:
-        kept = {name: value for name, value in vars(self).items() if name not in ("_disk", "clock")}
+        self.snapshots += 1
+        kept = {name: value for name, value in vars(self).items() if name not in ("_disk", "clock", "saving")}
         self._disk.update(copy.deepcopy({**kept, "position": position}))
         return position
 
@@ -59,11 +63,13 @@ class _Place:
     def __init__(self, log: CommandLog, settings: TenantsSettings, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log, self._settings = log, settings
         self.disk: dict[str, Any] = {}
+        self.saving: dict[int, Future[None]] = {}  # what the next executor begins with
         self.executor = _Executor(self.disk)
         monkeypatch.setattr(TenantsService, "_load", lambda _: self._load())
 
     def _load(self) -> _Executor:
         self.executor = _Executor(self.disk)
+        self.executor.saving = self.saving
         return self.executor
 
     async def append(self, tenants: Sequence[str]) -> None:
@@ -119,6 +125,39 @@ async def test_each_result_is_told_once_however_often_an_executor_ends(place: _P
     order = [one.tenant for one in sorted(told.values(), key=lambda one: one.sequence)]
     assert order[0] == "alice", "between parts of bob's first command"
     assert "bob" in order[1:8]
+
+
+@pytest.mark.parametrize("place", [3600.0], indirect=True)
+async def test_a_result_waits_until_what_the_command_saves_is_durable(place: _Place) -> None:
+    await place.append(["alice"])
+    saving, looks = Future[None](), list[int]()
+    place.saving[1] = saving
+
+    def told() -> bool:
+        if place.executor.commands and not saving.done():
+            looks.append(place.executor.results)
+            if len(looks) == 100:
+                saving.set_result(None)
+        return place.executor.results == 1
+
+    await place.run(told)
+    assert looks == [0] * 100
+
+
+@pytest.mark.parametrize("place", [3600.0], indirect=True)
+async def test_slow_snapshots_are_rare(place: _Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot that takes a second is not followed by another one for 20 seconds. Bodies before it are released."""
+    write, released = _Executor.snapshot, list[int]()
+
+    async def release(log: CommandLog, position: int) -> None:
+        released.append(position)
+
+    monkeypatch.setattr(CommandLog, "release", release)
+    monkeypatch.setattr(_Executor, "snapshot", lambda *given: time.sleep(1) or write(*given))
+    await place.append(["alice"] * 30)
+    await place.run(lambda: place.executor.results == 30)
+    assert place.executor.snapshots == 1
+    assert released == [place.disk["position"]]
 
 
 @pytest.mark.parametrize("place", [1.0], indirect=True)

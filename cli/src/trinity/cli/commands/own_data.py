@@ -30,7 +30,7 @@ ANSWERS = (
     "answer", "response", "solution", "output", "target", "label", "completion", "reference", "ground_truth",
     "final_answer", "reward_model.ground_truth",
 )  # fmt: skip
-_WORKED = ("solution", "response", "output", "completion")  # what SFT trains, rather than a short answer beside it
+_WORKED = ("solution", "response", "output", "completion")  # SFT prefers these to a short answer
 CONVERSATIONS = ("messages", "conversations", "conversation")
 IMAGES = ("images", "image")
 _TEXTS = ("text", "content")

@@ -110,7 +110,7 @@ def _evaluated_rows_advice(config: Config) -> Iterator[str]:
 
 
 def _rows_of(taskset: TasksetConfig) -> tuple[str | None, ...]:
-    """What names a taskset's rows. A single file has no splits."""
+    """Returns a key that is equal for tasksets of the same rows. A single file has no splits."""
     file = Path(taskset.path).expanduser()
     return (str(file.resolve()),) if file.is_file() else (taskset.path, taskset.split, taskset.subset_name)
 

@@ -204,7 +204,7 @@ def check_nothing_added(folder: Path, listed: "dict[str, str]") -> None:
             links = [name for name in folders if Path(root, name).is_symlink()]
             for path in (Path(root, name) for name in [*names, *links]):
                 if path.relative_to(folder).as_posix() not in listed and (path != marker or path.is_symlink()):
-                    raise Broken(f"{path} is not in the statement: somebody has added it")
+                    raise Broken(f"{path} is not in the statement; it was added later")
 
 
 def check_safetensors(path: Path) -> None:

@@ -143,7 +143,7 @@ def _not_repeatable(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence
 
 
 def _check_rows(config: TasksetConfig | ExperienceBufferConfig, rows: Sequence[Row], kind: str) -> list[Problem]:
-    """Checks that every row can be trained. Raises DatasetError for those that cannot."""
+    """Raises DatasetError if some rows cannot be trained."""
     features(rows, config.data_selector.feature_keys)
     if "token_ids" in rows[0]:  # an archive of experience, which the buffer itself reads
         return []

@@ -78,8 +78,10 @@ class Command:
 
     @property
     def digest(self) -> bytes:
-        """Sha256 that is equal for a command and its retry. A client that repeats a save without a name numbers the
-        sampling session anew."""
+        """SHA-256, equal for a command and its retry.
+
+        The official client gives the sampling session another number when it retries a save without a name.
+        """
         if self.apart is not None:
             return self.apart.digest
         body = self.body

@@ -60,7 +60,7 @@ async def parts_after(
     window = window_at(cursor, policy_of(plan))
     waiting = [*window.unused.values(), *window.reusable.values()]
     wanted = {group.log_sequence: group.ordinal for group in waiting}
-    # Sequences of groups that go along whichever weights sampled them: those that wait, and those that are regraded.
+    # The fork gets these groups whatever weights sampled them: groups that wait, and groups that are regraded.
     given = set(wanted)
     for later in range(step + 1, min(ledger.newest_step, max(plan.staleness.open_batches(step), through_step)) + 1):
         entry = await ledger.get(later)

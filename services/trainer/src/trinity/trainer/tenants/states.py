@@ -80,7 +80,7 @@ class States:
     def write(self, snapshot: Snapshot, models: Mapping[str, tuple[dict[str, Any], Tensors]]) -> int:
         """Writes a snapshot, then removes older ones, and saved states that no kept snapshot names.
 
-        Returns the position of the oldest one that is kept.
+        Returns the position of the oldest kept snapshot.
         """
         folder = self._snapshots / f"{snapshot.commands:012}"
         checksums = {}

@@ -12,7 +12,7 @@ Executed = list[tuple[Command, Result | None]]
 def turn(executor: Executor, queue: FairQueue) -> Iterator[Executed]:
     """Executes the next commands. Yields often: no commands after a part of a pass, else those that are executed.
 
-    Commands may be added to the queue before the iterator goes on.
+    The caller may add commands to the queue before it asks for the next ones.
     """
     several = queue.take()
     leading, charged = several[0].tenant, 0.0
