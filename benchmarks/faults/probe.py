@@ -94,7 +94,7 @@ def _before(optimizer: Any) -> dict[str, Any]:
 def _record_step(optimizer: Any, before: dict[str, Any]) -> None:
     import torch
 
-    finite = all(bool(torch.isfinite(weights).all()) for weights in _weights(optimizer))
+    finite = all(bool(torch.isfinite(whole(weights)).all()) for weights in _weights(optimizer))
     record("train", kind="step", **before, after=checksum(optimizer), finite=finite)
 
 
@@ -103,10 +103,21 @@ def _weights(optimizer: Any) -> list[Any]:
 
 
 def bits(weights: Iterable[Any]) -> int:
-    """Returns the sum of all float32 weights' bits as integers: equal however a system splits, joins or orders them."""
+    """Returns the sum of all weights' bits as integers: equal however a system splits, joins, orders or pads them.
+
+    FAULTS_DTYPE: the engine's dtype, to which weights are rounded before.
+    """
     import torch
 
-    return sum(int(one.detach().float().contiguous().view(torch.int32).sum(dtype=torch.int64)) for one in weights)
+    dtype = getattr(torch, os.environ.get("FAULTS_DTYPE", "float32"))
+    rounded = (whole(one).to(dtype).float().contiguous() for one in weights)
+    return sum(int(one.view(torch.int32).sum(dtype=torch.int64)) for one in rounded)
+
+
+def whole(weights: Any) -> Any:
+    """Returns a tensor's values on this process: all of them, with one rank."""
+    local = getattr(weights, "to_local", None)  # of FSDP's tensors
+    return (local() if local else weights).detach()
 
 
 def _record_samples(module: Any) -> None:
@@ -129,7 +140,7 @@ def checksum(optimizer: Any) -> str:
 
     digest = hashlib.blake2b(digest_size=12)
     for weights in _weights(optimizer):
-        digest.update(weights.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes())
+        digest.update(whole(weights).contiguous().view(torch.uint8).cpu().numpy().tobytes())
     return digest.hexdigest()
 
 

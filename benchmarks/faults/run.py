@@ -2,9 +2,10 @@
 
     python benchmarks/faults/run.py --systems trinity trl --cpu
     python benchmarks/faults/run.py --systems trinity --cpu --cases kill-trainer grader-hangs --runs 3
+    python benchmarks/faults/run.py --systems trinity trl --gpu       the first GPU of CUDA_VISIBLE_DEVICES
 
 Each system trains the same rows once, from the same model, with its own documented recovery. docs/faults.md says how
-the figures are found. Prints a table; results.json in --folder (build/faults) has every run, and is written after each.
+the figures are found. Prints a table; results.json in --folder has every run, and is written after each.
 Results of other cases there stay, so that the table can be made in parts.
 """
 
@@ -67,21 +68,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--cases", nargs="+", choices=[case.name for case in CASES], default=[c.name for c in CASES])
-    parser.add_argument("--cpu", action="store_true", help="the only form so far: a tiny model on CPUs")
+    form = parser.add_mutually_exclusive_group(required=True)
+    form.add_argument("--cpu", action="store_true", help="a tiny model on CPUs, in float32")
+    form.add_argument("--gpu", action="store_true", help="the same on one GPU, sampled in bfloat16")
     parser.add_argument("--runs", type=int, help="of each case; else three where randomness decides; medians")
     parser.add_argument("--steps", type=int, default=40, help="each trains four groups of four")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--hangs", type=float, default=240, help="seconds without a step after which a run is ended")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build/faults")
-    parser.add_argument("--page", type=Path, help="write table and picture of --folder's results into it, play nothing")
+    parser.add_argument("--folder", type=Path, help="default: build/faults, or build/faults_gpu")
+    form.add_argument("--page", type=Path, help="write table and picture of --folder's results into it, play nothing")
     args = parser.parse_args()
+    folder = (args.folder or ROOT / ("build/faults_gpu" if args.gpu else "build/faults")).resolve()
     if args.page:
-        write_page(args.page, args.folder)
+        write_page(args.page, folder)
         return
-    if not args.cpu:
-        parser.error("say --cpu: there is no form for GPUs yet")
-    folder = args.folder.resolve()
-    settings = prepare(folder, args.steps, args.seed)
+    settings = prepare(folder, args.steps, args.seed, args.gpu)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the processes of a run end with this one
     asked = {(name, case) for name in args.systems for case in args.cases}
     results = [one for one in read_results(folder) if (one.system, one.case) not in asked or one.rows != settings.rows]
@@ -99,7 +100,7 @@ def main() -> None:
         print(f"{name}: {SYSTEMS[name].recovery}")
 
 
-def prepare(folder: Path, steps: int, seed: int) -> Settings:
+def prepare(folder: Path, steps: int, seed: int, gpu: bool = False) -> Settings:
     """Makes model and data. Each row has another prompt, so that a prompt says which row it is."""
     model, data = folder / "model", folder / "data"
     tasks, group = 4, 4
@@ -108,7 +109,7 @@ def prepare(folder: Path, steps: int, seed: int) -> Settings:
     data.mkdir(parents=True, exist_ok=True)
     rows = [{"row": row, "question": f"{row // 50}+{row % 50}", "answer": "0"} for row in range(steps * tasks)]
     (data / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return Settings(model, data, len(rows), tasks, group, tokens=24, save_every=5, seed=seed)
+    return Settings(model, data, len(rows), tasks, group, tokens=24, save_every=5, seed=seed, gpu=gpu)
 
 
 def read_results(folder: Path) -> list[Result]:
@@ -235,6 +236,7 @@ class Started:
             "PYTHONPATH": ":".join(paths),
             "FAULTS_RECORDS": str(folder / "records"),
             "FAULTS_GRADER": str(folder / "grader.json"),
+            **({"FAULTS_DTYPE": "bfloat16"} if settings.gpu else {}),
             **variables,
         }
         self._seen: dict[int, psutil.Process] = {}

@@ -102,6 +102,34 @@ def test_a_flaw_is_counted(flaw: str, case: str, expected: Mapping[str, int], tm
         assert result.figures.lost > 0
 
 
+def test_weights_of_an_engine_on_a_gpu_are_read_and_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import probe
+    import probe_engine
+    import torch
+
+    monkeypatch.setenv("FAULTS_DTYPE", "bfloat16")
+    monkeypatch.setenv("FAULTS_GRADER", str(tmp_path / "grader.json"))
+    engine = probe_engine.OnGpu()
+
+    def load(values: torch.Tensor) -> int:
+        def plain(model: torch.nn.Linear, weights: Sequence[torch.Tensor]) -> None:
+            for rows, part in enumerate(weights):
+                model.weight.data[rows] = part
+
+        for end in (2, 3):  # a system may load in several calls
+            engine.load(plain, model, values[:end])
+        return engine.bits()
+
+    model = torch.nn.Linear(5, 3, bias=False, dtype=torch.bfloat16)
+    old, new = torch.randn(3, 5), torch.randn(3, 5)
+    assert load(old) == probe.bits([old]) != probe.bits([new])
+    assert load(new) == probe.bits([new]) == engine.bits()
+    (tmp_path / "engine.json").write_text(json.dumps({"how": "stale", "pid": os.getpid()}))
+    assert load(old) == probe.bits([new])
+    (tmp_path / "engine.json").write_text(json.dumps({"how": "noise", "pid": os.getpid()}))
+    assert load(old) not in (probe.bits([old]), probe.bits([new]))
+
+
 SLOW = """
 import os, sys, time
 begin = time.monotonic()

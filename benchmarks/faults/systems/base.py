@@ -22,6 +22,7 @@ class Settings:
     tokens: int
     save_every: int
     seed: int
+    gpu: bool = False  # on one GPU, sampling in bfloat16
 
     @property
     def steps(self) -> int:

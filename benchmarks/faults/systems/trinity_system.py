@@ -62,6 +62,8 @@ class Trinity:
                 "shared_prompts": False,  # the auditor reads whole sequences
             },
         }
+        if settings.gpu:
+            values["explorer"] = {"rollout_model": {"gpu_memory_utilization": 0.3}}
         (folder / "run.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
 
     def command(self, settings: Settings | None, folder: Path) -> Sequence[str]:

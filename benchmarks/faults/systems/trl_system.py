@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer, sampled by transformers in its own process: the form that runs without a GPU.
+"""TRL's GRPOTrainer in one process, which samples with transformers on a CPU and with vLLM on a GPU.
 
 torchrun is the supervisor that Hugging Face's and PyTorch's documentation name. `resume_from_checkpoint` restores
 weights, optimizer, schedule, random state and the position in the data.
@@ -35,7 +35,8 @@ class Trl:
         arguments = [text for name, value in values.items() for text in (f"--{name}", str(value))]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
         script = ROOT / "benchmarks/faults/systems/trl_script.py"
-        return [*torchrun, "--max-restarts", "20", str(script), *arguments]
+        form = ["--gpu"] if settings.gpu else []
+        return [*torchrun, "--max-restarts", "20", str(script), *arguments, *form]
 
     def beside(self, what: str, folder: Path) -> Sequence[str]:
         raise NotImplementedError(what)
