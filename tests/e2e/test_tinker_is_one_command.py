@@ -1,51 +1,21 @@
 """`trinity tinker` serves tenants by its example's YAML, goes on where it was killed, and samples."""
 
-import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from support.servers.tinker_stack import HttpTenant, datum, forward
+from support.servers.tinker_stack import HttpTenant, datum, forward, serve_example
 from trinity.reading.accounts import tenants
 from trinity.runtime.process import free_port
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(600)]
 
-_START_SECONDS = 180.0
-
-
-def _start(repository: Path, folder: Path, model: Path, port: int) -> "subprocess.Popen[bytes]":
-    yaml = repository / "examples/tinker/quickstart.yaml"
-    out = (folder / "out").open("wb")
-    places = {"TRINITY_CHECKPOINT_ROOT_DIR": str(folder), "TRINITY_MODEL_PATH": str(model)}
-    environment = {key: value for key, value in os.environ.items() if key != "TRINITY_NATS_CREDS"}
-    command = [
-        sys.executable,
-        "-m",
-        "trinity.cli.main",
-        "tinker",
-        "--config",
-        str(yaml),
-        f"port={port}",
-        "base_model=tiny",
-    ]
-    process = subprocess.Popen(command, env=environment | places, stdout=out, stderr=out)
-    deadline = time.monotonic() + _START_SECONDS
-    while b"try it" not in (folder / "out").read_bytes():
-        assert process.poll() is None, (folder / "out").read_text()
-        assert time.monotonic() < deadline, (folder / "out").read_text()
-        time.sleep(0.1)
-    return process
-
 
 def test_the_example_serves_and_resumes(repository: Path, quickstart_model: Path, tmp_path: Path) -> None:
     port = free_port()
-    process = _start(repository, tmp_path, quickstart_model, port)
+    process = serve_example(repository, tmp_path, quickstart_model, port, "base_model=tiny")
     try:
         keys = tmp_path / "tinker/quickstart/keys"
         place = SimpleNamespace(
@@ -57,7 +27,7 @@ def test_the_example_serves_and_resumes(repository: Path, quickstart_model: Path
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 128 + signal.SIGTERM
         assert b"died" not in (tmp_path / "out").read_bytes(), "a stop is no death"
-        process = _start(repository, tmp_path, quickstart_model, port)
+        process = serve_example(repository, tmp_path, quickstart_model, port, "base_model=tiny")
         bob = HttpTenant(place, "bob")
         assert bob.create(16)
         after = alice.result(alice.post("forward_backward", forward(model, 2, [datum(1)]))["request_id"])

@@ -222,6 +222,7 @@ async def test_sampling_sessions_follow_from_the_log() -> None:
         ({"prompt_logprobs_last_n": 1}, "prompt_logprobs_last_n"),
         ({"prompt_alt_tokens_k": 2}, "prompt_alt_tokens_k"),
         ({"topk_sample_logprobs": 21}, "topk_sample_logprobs"),
+        ({"record_stability_info": True}, "record_stability_info: is True; it serves loss_fn='stable_reinforce'"),
         ({"seq_id": -1}, "seq_id"),
     ],
 )

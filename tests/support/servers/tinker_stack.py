@@ -117,6 +117,22 @@ class TinkerStack:
         self._processes.clear()
 
 
+def serve_example(repository: Path, folder: Path, model: Path, port: int, *overrides: str) -> "subprocess.Popen[bytes]":
+    """Starts `trinity tinker` with its example's YAML, and waits until it serves. Its output is in <folder>/out."""
+    out = (folder / "out").open("wb")
+    places = {"TRINITY_CHECKPOINT_ROOT_DIR": str(folder), "TRINITY_MODEL_PATH": str(model)}
+    environment = {key: value for key, value in os.environ.items() if key != "TRINITY_NATS_CREDS"}
+    yaml = str(repository / "examples/tinker/quickstart.yaml")
+    command = [sys.executable, "-m", "trinity.cli.main", "tinker", "--config", yaml, f"port={port}", *overrides]
+    process = subprocess.Popen(command, env=environment | places, stdout=out, stderr=out)
+    deadline = time.monotonic() + _START_SECONDS
+    while b"try it" not in (folder / "out").read_bytes():
+        assert process.poll() is None, (folder / "out").read_text()
+        assert time.monotonic() < deadline, (folder / "out").read_text()
+        time.sleep(0.1)
+    return process
+
+
 class HttpTenant:
     """Speaks to a gateway as the client does, without the client: one session of one tenant."""
 

@@ -150,6 +150,9 @@ class Sampling:
         if last and not (values.prompt_logprobs and last < len(tokens)):
             problem = f"is {last}; must be below {len(tokens)}, the prompt's tokens, and come with prompt_logprobs"
             raise InvalidInput("prompt_logprobs_last_n", problem)
+        if values.record_stability_info:
+            problem = "is True; it serves loss_fn='stable_reinforce', whose formula is not public"
+            raise InvalidInput("record_stability_info", f"{problem}; choose 'importance_sampling', 'ppo' or 'cispo'")
         stop = [settings.stop] if isinstance(settings.stop, str) else settings.stop or []
         ids = [one for one in stop if isinstance(one, int)]
         check_tokens("sampling_params.stop", ids, self._base)

@@ -135,7 +135,7 @@ class AskSamples(Body):
     target_prompt_logprobs: None = None
     prompt_alt_tokens_k: Literal[0] = 0
     prompt_logprobs_last_n: Annotated[int, Field(ge=1)] | None = None
-    record_stability_info: Literal[False] | None = None
+    record_stability_info: bool | None = None
     type: Literal["sample"] = "sample"
 
 
