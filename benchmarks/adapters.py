@@ -40,11 +40,15 @@ _SHARE = 0.35  # of a GPU's memory, for each of the two engines
 
 
 def make_adapters(
-    model: Path, folder: Path, rank: int, seed: int, probes: list[list[int]], device: str
+    model: Path, folder: Path, rank: int, seed: int, probes: list[list[int]], device: str, dtype: str
 ) -> tuple[Any, Any]:
-    """Adapters on all linear layers in a folder of peft. Returns their Lora, and peft's log-probabilities of probes."""
+    """Adapters on all linear layers in a folder of peft, in the dtype of the engine, as a trainer publishes them.
+
+    Returns their Lora, and peft's log-probabilities of probes, computed in float32.
+    """
     import torch
-    from peft import LoraConfig, get_peft_model
+    from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 
     from trinity.weights import Lora, LoraTarget
@@ -52,10 +56,15 @@ def make_adapters(
     torch.manual_seed(seed)
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(device)
     policy = get_peft_model(base, LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear"))
+    published = getattr(torch, dtype)
     for name, parameter in policy.named_parameters():
         if "lora_B" in name:
             parameter.data.normal_(std=0.01)
+        if "lora_" in name:
+            parameter.data = parameter.data.to(published).float()
     policy.save_pretrained(folder)
+    rounded = {name: tensor.to(published) for name, tensor in get_peft_model_state_dict(policy).items()}
+    save_file(rounded, folder / "adapter_model.safetensors")
     adapted = [(name, module) for name, module in base.named_modules() if hasattr(module, "lora_A")]
     targets = tuple(LoraTarget(f"{name}.weight", tuple(module.base_layer.weight.shape)) for name, module in adapted)
     logprobs = []
@@ -144,7 +153,9 @@ async def measure(args: argparse.Namespace, folder: Path) -> list[Table]:
     made = []
     expected: list[Any] = []
     for index in range(2):
-        lora, expected = make_adapters(model, folder / f"adapter{index}", args.rank, index, probes, args.device)
+        lora, expected = make_adapters(
+            model, folder / f"adapter{index}", args.rank, index, probes, args.device, args.dtype
+        )
         made.append((folder / f"adapter{index}", lora))
     length = args.prompt + args.response + 1
     common: dict[str, Any] = {"dtype": args.dtype, "max_num_seqs": args.requests, "gpu_memory_utilization": _SHARE}

@@ -1,13 +1,13 @@
 """Experiments an hour of `trinity tinker`: eight tenants at once against one after the other.
 
-    python benchmarks/gpu/tinker_tenants.py [--size 1.5B] [--tenants 8]       one GPU, or two; about five minutes
+    python benchmarks/gpu/tinker_tenants.py [--size 1.5B] [--tenants 8]       one GPU, or two; about eight minutes
     python benchmarks/gpu/tinker_tenants.py --cpu --tiny
 
 All of it is real: HTTP, the durable log on NATS, executor and explorer. An experiment is a loop of --steps: sample
-`--prompts` x `--samples` sequences by the newest adapters, a pass with gradients of the importance-sampling loss over
-them, a step of AdamW, and a save for the sampler. Rewards are random numbers. The tenants, adapters of rank 16, work
-one after the other and then at once, in --rounds. The executor takes the first GPU of CUDA_VISIBLE_DEVICES, the
-explorer the last.
+prompts x `--samples` sequences by the newest adapters, a pass with gradients of the importance-sampling loss over them,
+a step of AdamW, and a save for the sampler. Rewards are random numbers. The tenants, adapters of rank 16, work one
+after the other and then at once, in --rounds; each number of `--prompts` has a table. The executor takes the first GPU
+of CUDA_VISIBLE_DEVICES, the explorer the last.
 """
 
 import argparse
@@ -34,8 +34,8 @@ from trinity.runtime.process import free_port
 
 LEAST_GAIN = 2.5
 START_SECONDS, STOP_SECONDS = 300.0, 60.0
-FULL = {"tenants": 8, "steps": 4, "rounds": 2, "prompts": 8, "samples": 8, "prompt": 128, "response": 128}
-TINY = {"tenants": 2, "steps": 1, "rounds": 1, "prompts": 1, "samples": 2, "prompt": 16, "response": 16}
+FULL = {"tenants": 8, "steps": 4, "rounds": 2, "samples": 8, "prompt": 128, "response": 128}
+TINY = {"tenants": 2, "steps": 1, "rounds": 1, "samples": 2, "prompt": 16, "response": 16}
 RANK, SAMPLER_GIB = 16, 40.0
 ADAM = {"learning_rate": 1e-5, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
 
@@ -45,8 +45,9 @@ def parsed() -> argparse.Namespace:
     made.add_argument("--size", choices=list(whole_run.SHAPES), default="1.5B", help="shape of the base")
     for name, value in FULL.items():
         made.add_argument(f"--{name}", type=int, default=value)
+    made.add_argument("--prompts", type=int, nargs="+", default=[2, 8])
     if "--tiny" in sys.argv:
-        made.set_defaults(**TINY, size="tiny")
+        made.set_defaults(**TINY, size="tiny", prompts=[1])
     return made.parse_args()
 
 
@@ -116,13 +117,13 @@ class Experiment:
         self._model = self._http.create(RANK)
         self._saved = self._http.result(self._save())["path"]
         self.seconds = {"samples": 0.0, "commands": 0.0}
-        self._sampled()
+        self._sampled(1)
 
-    def run(self) -> None:
+    def run(self, prompts: int) -> None:
         self.seconds = dict.fromkeys(self.seconds, 0.0)
         for _ in range(self._args.steps):
             begin = time.monotonic()
-            data = [one for prompt, samples in self._sampled() for one in data_of(prompt, samples, self._rng)]
+            data = [one for prompt, samples in self._sampled(prompts) for one in data_of(prompt, samples, self._rng)]
             sampled = time.monotonic()
             self.seconds["samples"] += sampled - begin
             self._seq_id += 1
@@ -140,7 +141,7 @@ class Experiment:
         self._seq_id += 1
         return str(self._http.post(kind, {"model_id": self._model, "seq_id": self._seq_id, **body})["request_id"])
 
-    def _sampled(self) -> list[tuple[list[int], Samples]]:
+    def _sampled(self, count: int) -> list[tuple[list[int], Samples]]:
         """Random prompts with samples by the newest adapters. All requests are under way together."""
         args, self._samplers = self._args, self._samplers + 1
         session = {"session_id": self._http.session, "sampling_session_seq_id": self._samplers}
@@ -149,7 +150,7 @@ class Experiment:
             "sampling_session_id": sampler["sampling_session_id"], "num_samples": args.samples,
             "sampling_params": {"max_tokens": args.response, "temperature": 1.0, "stop": []},
         }  # fmt: skip
-        prompts = self._rng.integers(1, 250, (args.prompts, args.prompt)).tolist()
+        prompts = self._rng.integers(1, 250, (count, args.prompt)).tolist()
         requests = []
         for number, prompt in enumerate(prompts):
             chunks = {"chunks": [{"tokens": prompt, "type": "encoded_text"}]}
@@ -160,11 +161,11 @@ class Experiment:
         return list(zip(prompts, answers, strict=True))
 
 
-def seconds_of(experiments: list[Experiment], at_once: int) -> dict[str, float]:
+def seconds_of(experiments: list[Experiment], at_once: int, prompts: int) -> dict[str, float]:
     """Returns the seconds until all experiments ended, and the mean seconds one waited for samples and commands."""
     begin = time.monotonic()
     with ThreadPoolExecutor(at_once) as pool:
-        for done in [pool.submit(experiment.run) for experiment in experiments]:
+        for done in [pool.submit(experiment.run, prompts) for experiment in experiments]:
             done.result()
     waited = {name: statistics.mean(one.seconds[name] for one in experiments) for name in experiments[0].seconds}
     return {"all": time.monotonic() - begin, **waited}
@@ -172,18 +173,23 @@ def seconds_of(experiments: list[Experiment], at_once: int) -> dict[str, float]:
 
 def main() -> None:
     args = parsed()
-    taken: dict[int, list[dict[str, float]]] = {1: [], args.tenants: []}
     with whole_run.working_folder(args.folder) as folder:
         whole_run.make_model(folder, args.size, args.cpu)
         with served(args, folder) as service:
             experiments = [Experiment(args, service, number) for number in range(args.tenants)]
-            for number in range(args.rounds + 1):
-                for at_once, rounds in taken.items():
-                    rounds.append(seconds_of(experiments, at_once))
-                    told = ", ".join(f"{name} {value:.2f} s" for name, value in rounds[-1].items())
-                    print(f"round {number}, {at_once} at once: {told}", file=sys.stderr, flush=True)
+            for prompts in args.prompts:
+                measured(args, experiments, prompts).show()
+
+
+def measured(args: argparse.Namespace, experiments: list[Experiment], prompts: int) -> Table:
+    taken: dict[int, list[dict[str, float]]] = {1: [], args.tenants: []}
+    for number in range(args.rounds + 1):
+        for at_once, rounds in taken.items():
+            rounds.append(seconds_of(experiments, at_once, prompts))
+            told = ", ".join(f"{name} {value:.2f} s" for name, value in rounds[-1].items())
+            print(f"round {number}, {at_once} at once: {told}", file=sys.stderr, flush=True)
     table = Table(
-        f"{args.tenants} tenants, {args.steps} steps of {args.prompts} x {args.samples} sequences, {args.size}",
+        f"{args.tenants} tenants, {args.steps} steps of {prompts} x {args.samples} sequences, {args.size}",
         ("experiments", "s", "an hour", "one waits for samples, commands s", "ratio", "limit"),
         ["medians of the rounds after the first, which compiles"],
     )
@@ -196,7 +202,7 @@ def main() -> None:
     ):
         waits = f"{found['samples']:.2f}, {found['commands']:.2f}"
         table.rows.append((name, f"{found['all']:.2f}", f"{args.tenants * 3600 / found['all']:,.0f}", waits, *judged))
-    table.show()
+    return table
 
 
 if __name__ == "__main__":
