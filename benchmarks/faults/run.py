@@ -230,7 +230,7 @@ class Started:
     ) -> None:
         self._system, self._folder = system, folder
         self._command = [*prefix, *system.command(settings, folder)]
-        paths = [str(Path(__file__).parent), *system.paths()]
+        paths = [str(Path(__file__).parent), *system.paths(), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._environment = {
             **os.environ,
             "PYTHONPATH": ":".join(paths),
