@@ -3,16 +3,19 @@
 A sequence is a row's prompt and the tokens after it. A step's sequences are those whose embedding was computed with
 gradients since the process's former step. The lineage is the steps that the last weights are made of: the last step,
 the step whose weights it began with, and so on. A step that a restart undid is in no lineage.
+
+Of episodes of several turns, a sequence is compared with the tool's records by its visible text, since a tool knows no
+tokens: replies and answers, which the tool recorded at each step.
 """
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-Response = tuple[int, tuple[int, ...]]  # row, tokens
+Response = tuple[int, tuple[int, ...] | str]  # row, tokens; of several turns the text up to the end of one of them
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,8 @@ class Work:
     tasks: int
     special: frozenset[int]  # end and padding
     ahead: int = 0  # steps that sampling may be ahead of training, as the system is configured
+    turns: int = 1  # replies of an episode
+    decode: Callable[[Sequence[int]], str] | None = None  # for episodes of several turns
 
     @property
     def steps(self) -> int:
@@ -57,6 +62,9 @@ class Figures:
     other_batch: int  # undone steps that were done again with other data
     not_finite: int  # steps after which a weight is not finite
     weights: str  # checksum of the last weights
+    turns_lost: int = 0  # sampled replies of episodes that are in no step of the lineage
+    turns_sampled: int = 0
+    acted: int = 0  # further steps of the tool than those of trained episodes
 
     @property
     def faults(self) -> Mapping[str, int]:
@@ -77,9 +85,10 @@ def audit(records: Path, work: Work) -> Figures:
     """Reads the records of a run. Raises ValueError for tokens that are none of the rows' prompts."""
     steps = read_steps(records, work)
     lineage = lineage_of(steps)
-    graded = Counter(
-        (line["row"], _stripped(line["ids"], work)) for line in read(records, "grade") if line["value"] is not None
-    )
+    sampled, turns = _sampled(records, work), _turns(records)
+    times_sampled = Counter({one: len(weights) for one, weights in sampled.items()})
+    graded = Counter(_graded(line, work) for line in read(records, "grade") if line["value"] is not None)
+    executed = Counter(_graded(line, work) for line in read(records, "tool"))
     trained: Counter[Response] = Counter()
     times: Counter[int] = Counter()
     partly = 0
@@ -88,6 +97,7 @@ def audit(records: Path, work: Work) -> Figures:
         partly += sum(count < work.group for count in groups.values())
         times.update(groups.keys())
         trained.update(step.sequences)
+    turns_trained = Counter(turn for one in trained.elements() for turn in turns.get(one, [one]))
     return Figures(
         steps=len(lineage),
         steps_undone=len(steps) - len(lineage),
@@ -95,30 +105,60 @@ def audit(records: Path, work: Work) -> Figures:
         rows_twice=sum(count - 1 for count in times.values()),
         groups_partly=partly,
         ungraded=sum((trained - graded).values()),
-        lost=sum((graded - trained).values()),
+        lost=sum(((graded & times_sampled) - trained).values()),
         graded=sum(graded.values()),
         unexplained=int(bool(lineage) and lineage[0].before != steps[0].before),
-        other_weights=_other_weights(lineage, _sampled(records, work), work.ahead),
+        other_weights=_other_weights(lineage, sampled, turns, work.ahead),
         other_batch=_other_batch(steps, lineage),
         not_finite=sum(not step.finite for step in lineage),
         weights=lineage[-1].after if lineage else "",
+        turns_lost=sum((times_sampled - turns_trained).values()) if work.turns > 1 else 0,
+        turns_sampled=sum(times_sampled.values()) if work.turns > 1 else 0,
+        acted=sum((executed - turns_trained).values()),
     )
 
 
-def _sampled(records: Path, work: Work) -> dict[Response, set[int]]:
-    """Returns the weights that sampled each response; several if it was sampled again."""
-    found: dict[Response, set[int]] = {}
-    for line in read(records, "sample"):
-        for response in responses_in(line["ids"], work) if _starts(line["ids"], work) else ():  # not a canary's prompt
-            found.setdefault(response, set()).add(line["bits"])
+def _graded(line: Mapping[str, Any], work: Work) -> Response:
+    """Returns what the grader or the tool recorded; the grader knows tokens, the tool all that was said."""
+    return (line["row"], _visible("".join(line["said"])) if work.turns > 1 else _stripped(line["ids"], work))
+
+
+def _turns(records: Path) -> dict[Response, list[Response]]:
+    """Returns each finished episode's text up to the end of each turn."""
+    found = {}
+    for line in read(records, "grade"):
+        if said := line.get("said"):
+            ends = range(1, len(said) + 1, 2)
+            turns: list[Response] = [(line["row"], _visible("".join(said[:end]))) for end in ends]
+            found[turns[-1]] = turns
     return found
 
 
-def _other_weights(lineage: Sequence[Step], sampled: Mapping[Response, set[int]], ahead: int) -> int:
+def _visible(text: str) -> str:
+    """Returns what any decoder makes of tokens, also of bytes that are no text: the visible ASCII characters."""
+    return "".join(character for character in text if "!" <= character <= "~")
+
+
+def _sampled(records: Path, work: Work) -> dict[Response, list[int]]:
+    """Returns the weights that sampled each response, as often as it was sampled."""
+    found: dict[Response, list[int]] = {}
+    for line in read(records, "sample"):
+        for response in responses_in(line["ids"], work) if _starts(line["ids"], work) else ():  # not a canary's prompt
+            found.setdefault(response, []).append(line["bits"])
+    return found
+
+
+def _other_weights(
+    lineage: Sequence[Step],
+    sampled: Mapping[Response, Sequence[int]],
+    turns: Mapping[Response, Sequence[Response]],
+    ahead: int,
+) -> int:
     found = 0
     for place, step in enumerate(lineage):
         allowed = {before.bits for before in lineage[max(0, place - ahead) : place + 1]}
-        found += sum(not sampled.get(one, set()) & allowed for one in step.sequences.elements())
+        for one in step.sequences.elements():
+            found += any(allowed.isdisjoint(sampled.get(turn, ())) for turn in turns.get(one, [one]))
     return found
 
 
@@ -180,7 +220,8 @@ def responses_in(ids: Sequence[int], work: Work) -> Iterable[Response]:
     starts = _starts(ids, work)
     ends = [position for position, _ in starts[1:]] + [len(ids)]
     for (position, row), end in zip(starts, ends, strict=True):
-        yield row, _stripped(ids[position + len(work.prompts[row]) : end], work)
+        response = ids[position + len(work.prompts[row]) : end]
+        yield row, _visible(work.decode(response)) if work.turns > 1 and work.decode else _stripped(response, work)
 
 
 def _starts(ids: Sequence[int], work: Work) -> list[tuple[int, int]]:

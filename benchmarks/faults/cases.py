@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from audit import read
 
 DISK_MB = 512  # of the small file system of a full disk
 FULL_SECONDS, CUT_SECONDS, SLOW_SECONDS, STOPPED_SECONDS = 25.0, 20.0, 40.0, 20.0
+OPEN_SECONDS = 120.0  # until an episode is open
 
 
 @dataclass
@@ -51,6 +53,12 @@ class Case:
     within: str = ""  # "disk" or "network"
     slow_disk: bool = False
     runs: int = 1  # three where randomness decides
+    turns: int = 1  # of an episode
+
+    @property
+    def plain(self) -> str:
+        """The undisturbed case that this one is compared with."""
+        return "none" if self.turns == 1 else "turns"
 
 
 def kill_trainer(run: Run) -> None:
@@ -68,6 +76,26 @@ def kill_all(run: Run) -> None:
     for process in run.processes():
         process.kill()
     run.again()
+
+
+def kill_in_episode(run: Run) -> None:
+    """Kills what samples between the turns of an episode: the explorer, then its engine; or the one process."""
+    _wait_for_open_episode(run.folder / "records")
+    engine = run.sampler(run.root)
+    victim = psutil.Process(run.trainer()) if engine is None else engine if run.number else engine.parent()
+    assert victim is not None
+    victim.kill()
+
+
+def _wait_for_open_episode(records: Path) -> None:
+    """Returns after the tool's next answer to a second or later turn. Raises TimeoutError without one."""
+    begin, end = time.time(), time.monotonic() + OPEN_SECONDS
+    while time.monotonic() < end:
+        newest = read(records, "tool")[-1:]
+        if newest and newest[0]["time"] > begin and len(newest[0]["said"]) > 2 and not newest[0]["done"]:
+            return
+        time.sleep(0.02)
+    raise TimeoutError(f"no episode was open for {OPEN_SECONDS:g} s")
 
 
 def stop_trainer(run: Run) -> None:
@@ -170,6 +198,9 @@ CASES = [
          (0.25, 0.5, 0.75), needs="explorers"),
     Case("attacked", "groups forged by a stranger and as another explorer; calls by both that change a run", attack,
          (0.4,), needs="services"),
+    Case("turns", "episodes of four turns; nothing is done", needs="turns", turns=4),
+    Case("turns-kill", "kill -9 of what samples, twice, in episodes of four turns", kill_in_episode, (0.3, 0.68),
+         needs="turns", turns=4),
     Case("rollback", "the operator rolls back to the weights of two versions ago", roll_back, (0.6,),
          needs="versions"),
 ]  # fmt: skip

@@ -127,7 +127,8 @@ def install() -> None:
         def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
             found = plain_schedule(self, *args, **kwargs)
             for one in found.scheduled_new_reqs:
-                sampled.began(one.req_id)
+                if one.sampling_params.prompt_logprobs is None:  # else a canary, which only measures
+                    sampled.began(one.req_id)
             return found
 
         def free(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:

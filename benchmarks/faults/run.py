@@ -20,7 +20,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -44,6 +45,8 @@ COLUMNS = {
     "other_batch": "other batch",
     "not_finite": "not finite",
     "lost": "lost",
+    "turns_lost": "turns lost",
+    "acted": "acted again",
     "steps_undone": "undone",
 }
 ABSENT = "has no such part"
@@ -88,8 +91,9 @@ def main() -> None:
     results = [one for one in read_results(folder) if (one.system, one.case) not in asked or one.rows != settings.rows]
     for name in args.systems:
         work = work_of(settings, SYSTEMS[name].ahead)
-        compared = any((one.system, one.case, one.rows) == (name, "none", settings.rows) for one in results)
-        for case in (one for one in CASES if one.name in args.cases or (one.name == "none" and not compared)):
+        played = {one.case for one in results if (one.system, one.rows) == (name, settings.rows)}
+        plain = {case.plain for case in CASES if case.name in args.cases} - played
+        for case in (one for one in CASES if one.name in {*args.cases, *plain}):
             for number in range(args.runs or case.runs):
                 place = folder / "runs" / f"{name}-{case.name}-{number}-{int(time.time())}"
                 print(f"{name}: {case.name} ({case.about})", file=sys.stderr, flush=True)
@@ -146,13 +150,15 @@ def work_of(settings: Settings, ahead: int) -> audit.Work:
         for row in rows
     ]
     special = frozenset({tokenizer.eos_token_id, tokenizer.pad_token_id})
-    return audit.Work(prompts, settings.group, settings.tasks, special, ahead)
+    decode = partial(tokenizer.decode, skip_special_tokens=True)
+    return audit.Work(prompts, settings.group, settings.tasks, special, ahead, decode=decode)
 
 
 def play(system: System, case: Case, settings: Settings, work: audit.Work, folder: Path, hangs: float) -> Result:
     """One run of a system with a case's faults, from its first command until it ends or makes no more steps."""
     if case.needs and case.needs not in system.parts:
         return Result(system.name, case.name, settings.rows, ABSENT)
+    settings, work = replace(settings, turns=case.turns), replace(work, turns=case.turns)
     records = folder / "records"
     records.mkdir(parents=True)
     (folder / "disk").mkdir()
@@ -341,31 +347,38 @@ def table(results: Sequence[Result], seconds: bool = True) -> Iterator[str]:
     yield f"|{'---|' * len(heads)}"
     for system, case, rows in dict.fromkeys((one.system, one.case, one.rows) for one in results):
         runs = [one for one in results if (one.system, one.case, one.rows) == (system, case, rows)]
-        plain = next(one for one in results if (one.system, one.case, one.rows) == (system, "none", rows))
+        known = next(one for one in CASES if one.name == case)
+        plain = next(one for one in results if (one.system, one.case, one.rows) == (system, known.plain, rows))
         ends = ", ".join(dict.fromkeys(run.end + (f": {run.words[:90]}..." if run.words else "") for run in runs))
         ends = ends.replace("|", "/")
-        about = f"{case}: {next(known.about for known in CASES if known.name == case)}"
+        about = f"{case}: {known.about}"
         if runs[0].figures is None:
             yield f"| {system} | {about} | {ends} |{' |' * (len(heads) - 3)}"
             continue
-        told = [ends if ends == "finished" else f"**{ends}**", *(_median(name, runs) for name in COLUMNS)]
+        told = [ends if ends == "finished" else f"**{ends}**", *(_median(name, runs, known) for name in COLUMNS)]
         if seconds:
             back = [run.back_seconds for run in runs if run.back_seconds is not None]
             pace = statistics.median(plain.seconds / run.seconds if run.seconds else 0.0 for run in runs)
             told += [f"{statistics.median(back):.0f}" if back else "", f"{pace:.2f}"]
         assert plain.figures is not None
         same = sum(run.figures.weights == plain.figures.weights for run in runs if run.figures)
-        told.append("" if case == "none" else f"equal in {same} of {len(runs)}")
+        told.append("" if case == known.plain else f"equal in {same} of {len(runs)}")
         yield f"| {system} | {about} | {' | '.join(told)} |"
 
 
-def _median(name: str, runs: Sequence[Result]) -> str:
-    """Returns a figure's median; bold if it is not 0, but for steps that were undone and done again."""
+def _median(name: str, runs: Sequence[Result], case: Case) -> str:
+    """Returns a figure's median; bold if it is not 0, but for steps that were undone and done again.
+
+    Figures of turns are empty for cases whose episodes have one.
+    """
+    if name in ("turns_lost", "acted") and case.turns == 1:
+        return ""
     figures = [run.figures for run in runs if run.figures]
     value = statistics.median(getattr(one, name) for one in figures)
     text = f"{value:g}"
-    if name == "lost":
-        text += f" of {statistics.median(one.graded for one in figures):g}"
+    whole = {"lost": "graded", "turns_lost": "turns_sampled"}.get(name)
+    if whole:
+        text += f" of {statistics.median(getattr(one, whole) for one in figures):g}"
     return f"**{text}**" if value and name != "steps_undone" else text
 
 

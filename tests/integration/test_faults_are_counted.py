@@ -35,12 +35,12 @@ def path() -> Iterator[None]:
 class Faulty:
     """The system of faulty_trainer.py under torchrun, which begins it again after a kill."""
 
-    name, recovery, ahead, parts = "faulty", "", 0, frozenset[str]()
+    name, recovery, ahead, parts = "faulty", "", 0, frozenset({"turns"})
 
     def __init__(self, flaw: str) -> None:
         self._flaw = flaw
 
-    def prepare(self, settings: object, folder: Path) -> None:
+    def prepare(self, settings: Any, folder: Path) -> None:
         pass
 
     def paths(self) -> Sequence[str]:
@@ -52,12 +52,27 @@ class Faulty:
     def sampler(self, root: psutil.Process) -> psutil.Process | None:
         return None
 
-    def command(self, settings: object, folder: Path) -> Sequence[str]:
+    def command(self, settings: Any, folder: Path) -> Sequence[str]:
         script = ROOT / "tests/support/programs/faulty_trainer.py"
-        values = {"flaw": self._flaw, "prompts": json.dumps(PROMPTS), "group": GROUP, "tasks": TASKS, "save-every": 4}
+        values = {"flaw": self._flaw, "prompts": json.dumps(PROMPTS), "group": GROUP, "tasks": TASKS, "save-every": 4,
+                  "turns": settings.turns}  # fmt: skip
         arguments = [text for name, value in values.items() for text in (f"--{name}", str(value))]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "20"]
         return [*torchrun, str(script), str(folder), *arguments]
+
+
+def play(flaw: str, case: str, folder: Path) -> Any:
+    import audit
+    import run
+    from cases import CASES
+    from systems.base import Settings
+
+    settings = Settings(folder, folder, ROWS, TASKS, GROUP, tokens=6, save_every=4, seed=1)
+    work = audit.Work(PROMPTS, GROUP, TASKS, frozenset({0}), decode=lambda ids: "".join(map(chr, ids)))
+    chosen = next(known for known in CASES if known.name == case)
+    result = run.play(Faulty(flaw), chosen, settings, work, folder / "run", 60)
+    assert result.end == "finished", result
+    return result
 
 
 @pytest.mark.parametrize(
@@ -78,16 +93,7 @@ class Faulty:
     ],
 )
 def test_a_flaw_is_counted(flaw: str, case: str, expected: Mapping[str, int], tmp_path: Path) -> None:
-    import audit
-    import run
-    from cases import CASES
-    from systems.base import Settings
-
-    settings = Settings(tmp_path, tmp_path, ROWS, TASKS, GROUP, tokens=6, save_every=4, seed=1)
-    work = audit.Work(PROMPTS, GROUP, TASKS, frozenset({0}))
-    chosen = next(known for known in CASES if known.name == case)
-    result = run.play(Faulty(flaw), chosen, settings, work, tmp_path / "run", 60)
-    assert result.end == "finished", result
+    result = play(flaw, case, tmp_path)
     found = dict(result.figures.faults)
     if flaw == "rewinds":  # what came before is in no lineage any more
         found.pop("rows_skipped")
@@ -128,6 +134,25 @@ def test_weights_of_an_engine_on_a_gpu_are_read_and_damaged(tmp_path: Path, monk
     assert load(old) == probe.bits([new])
     (tmp_path / "engine.json").write_text(json.dumps({"how": "noise", "pid": os.getpid()}))
     assert load(old) not in (probe.bits([old]), probe.bits([new]))
+
+
+@pytest.mark.parametrize(
+    ("flaw", "expected"),
+    [
+        ("none", set()),
+        ("forgets", {"turns_lost", "acted", "lost"}),
+        ("acts", {"acted"}),
+        ("mixes", {"ungraded", "other_weights", "lost", "turns_lost", "acted"}),
+    ],
+)
+def test_a_flaw_of_turns_is_counted(flaw: str, expected: set[str], tmp_path: Path) -> None:
+    figures = play(flaw, "turns-kill", tmp_path).figures
+    assert figures.steps_undone > 0
+    counted = {**figures.faults, **{name: getattr(figures, name) for name in ("turns_lost", "acted", "lost")}}
+    if flaw == "mixes":
+        assert counted.pop("other_batch") == figures.steps_undone
+    # Each of the two kills may cost the open turn.
+    assert {name for name, value in counted.items() if value > 2} == expected, figures
 
 
 SLOW = """
@@ -217,7 +242,7 @@ def test_an_engine_is_given_noise_or_old_weights_and_its_bits_say_so(tmp_path: P
 
 def test_the_command_prints_the_table_of_both_systems(tmp_path: Path) -> None:
     """TRL comes from the package index, into a folder that only its processes import from."""
-    options = ["--cpu", "--cases", "kill-trainer", "--steps", "8", "--folder", str(tmp_path)]
+    options = ["--cpu", "--cases", "kill-trainer", "turns", "--steps", "8", "--folder", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, str(FAULTS / "run.py"), "--systems", "trinity", "trl", *options],
         capture_output=True,
@@ -227,7 +252,8 @@ def test_the_command_prints_the_table_of_both_systems(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if "|" in line][2:]
     assert [[row[0], row[1].partition(":")[0], row[2]] for row in rows] == [
-        [system, case, "finished"] for system in ("trinity", "trl") for case in ("none", "kill-trainer")
+        [system, case, "finished"] for system in ("trinity", "trl") for case in ("none", "kill-trainer", "turns")
     ]
     for row in rows:  # skipped, twice, partly, ungraded, other weights, other batch, not finite
         assert row[3:10] == ["0"] * 7, row
+        assert row[11:13] == (["0 of 512", "0"] if row[1].startswith("turns") else ["", ""]), row

@@ -23,6 +23,7 @@ class Settings:
     save_every: int
     seed: int
     gpu: bool = False  # on one GPU, sampling in bfloat16
+    turns: int = 1  # replies of an episode; `tokens` are of each
 
     @property
     def steps(self) -> int:
@@ -35,7 +36,7 @@ class System(Protocol):
     name: str
     recovery: str  # the supervisor and the state that it resumes from; printed after the table
     ahead: int  # steps that sampling may be ahead of training
-    parts: frozenset[str]  # of "engine", "explorers", "services", "versions": cases that need others are left out
+    parts: frozenset[str]  # of "engine", "explorers", "services", "turns", "versions", which some cases need
 
     def prepare(self, settings: Settings, folder: Path) -> None:
         """Installs what the system needs, and writes its configuration into the folder of the run."""

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import yaml
@@ -20,19 +21,23 @@ _ATTACKS = (
 
 class Trinity:
     name = "trinity"
-    ahead, parts = 1, frozenset({"engine", "explorers", "services", "versions"})
-    recovery = "`trinity run` restarts services; resumes from its newest checkpoint and the ledger; reproducible: true"
+    ahead, parts = 1, frozenset({"engine", "explorers", "services", "turns", "versions"})
+    recovery = (
+        "`trinity run` restarts services; resumes from its newest checkpoint and the ledger; reproducible: true, "
+        "but for episodes of several turns, whose turns are journaled without it"
+    )
 
     def prepare(self, settings: Settings, folder: Path) -> None:
-        values = {
+        values: dict[str, Any] = {
             "project": "faults",
             "name": "run",
             "checkpoint_root_dir": str(folder / "disk"),
-            "reproducible": True,
+            "reproducible": settings.turns == 1,  # turns are journaled without it
             "model": {
                 "model_path": str(settings.model),
-                "max_prompt_tokens": 32,
+                "max_prompt_tokens": 32 * settings.turns,
                 "max_response_tokens": settings.tokens,
+                "max_model_len": (32 + settings.tokens) * settings.turns,
             },
             "algorithm": {
                 "algorithm_type": "grpo",
@@ -64,6 +69,13 @@ class Trinity:
         }
         if settings.gpu:
             values["explorer"] = {"rollout_model": {"gpu_memory_utilization": 0.3}}
+        if settings.turns > 1:
+            played = {"environment": "tool", "environment_args": {"turns": settings.turns}}
+            values["buffer"]["explorer_input"]["taskset"] |= {
+                "default_workflow_type": "environment_workflow",
+                "default_reward_fn_type": None,
+                "workflow_args": played,
+            }
         (folder / "run.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
 
     def command(self, settings: Settings | None, folder: Path) -> Sequence[str]:

@@ -18,7 +18,7 @@ PACKAGES = ("trl==1.16.0", "accelerate==1.15.0")
 
 class Trl:
     name = "trl"
-    ahead, parts = 0, frozenset[str]()
+    ahead, parts = 0, frozenset({"turns"})
     recovery = "torchrun --max-restarts 20; resume_from_checkpoint"
 
     def prepare(self, settings: Settings, folder: Path) -> None:
@@ -30,7 +30,7 @@ class Trl:
         values = {
             "model": settings.model, "data": settings.data, "out": folder / "disk", "steps": settings.steps,
             "tasks": settings.tasks, "group": settings.group, "tokens": settings.tokens,
-            "save-every": settings.save_every, "seed": settings.seed,
+            "save-every": settings.save_every, "seed": settings.seed, "turns": settings.turns,
         }  # fmt: skip
         arguments = [text for name, value in values.items() for text in (f"--{name}", str(value))]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
