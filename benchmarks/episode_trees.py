@@ -1,6 +1,7 @@
 """Compares the learning of groups whose episodes branch with that of as many whole episodes.
 
     python benchmarks/episode_trees.py [--steps 40 --seeds 2] [--folder FOLDER --runs 1]
+    python benchmarks/episode_trees.py --tiny      three short runs: shows that it runs, measures nothing
 
 The quickstart's model learns by SFT, once, to reply one of two letters. From these weights it learns an environment of
 four turns that announces `snapshots`: each turn shows a digit, whose letter is right, and the reward is the share of
@@ -150,6 +151,9 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--folder", type=Path, help="of the runs, which stay there: a second call does what is left")
     parser.add_argument("--runs", type=int, default=1000, help="the most runs of this call; SFT is one of them")
+    parser.add_argument("--tiny", action="store_true", help="a few steps")
+    if "--tiny" in sys.argv:
+        parser.set_defaults(sft_steps=2, steps=3, batch=2, seeds=1)
     args = parser.parse_args()
     if args.folder:
         found = asyncio.run(with_environment(args.folder.resolve(), args))

@@ -23,6 +23,7 @@ TABLES = {
     "adapters.py": ("a swap while requests run", "MB a version", "of merged", "1 held", "8 held", "distance in nats"),
     "sync_storage.py": ("delta", "folder", "s3", "jetstream", "of copy", "limit"),
     "checkpoints.py": ("save to S3", "resume from S3, empty disk", "of copy", "limit"),
+    "episode_trees.py": ("sampled tokens", "grpo", "tree", "of grpo"),
     "sync_membership.py": ("members", "leases lost", "p99 s", "CPU s"),
 }
 
