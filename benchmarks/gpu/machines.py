@@ -102,15 +102,20 @@ class Pair:
 
     def parts(self, since: float) -> list[tuple[str, ...]]:
         """Rows of the seconds from then to the first step of the group that was formed then."""
-        found = [line for line in whole_run.events(self.stage, "trainer", *PARTS, _PHASE) if line["at"] >= since]
-        rows, at = [], since
-        for line in dropwhile(lambda line: line["event"] != "service.failed", found):
-            if part := PARTS.get(line.get("phase") or line["event"]):
-                rows.append(whole_run.plain(f"    {part}", f"{line['at'] - at:.1f} s"))
-                at = line["at"]
-            if line["event"] == "trainer.step.done":
-                break
-        return rows
+        return parts(self.stage, since, "service.failed")
+
+
+def parts(stage: Path, since: float, begins: str) -> list[tuple[str, ...]]:
+    """Rows of the trainer's seconds from then to its first step after an event, which ends the first part."""
+    found = [line for line in whole_run.events(stage, "trainer", *PARTS, _PHASE) if line["at"] >= since]
+    rows, at = [], since
+    for line in dropwhile(lambda line: line["event"] != begins, found):
+        if part := PARTS.get(line.get("phase") or line["event"]):
+            rows.append(whole_run.plain(f"    {part}", f"{line['at'] - at:.1f} s"))
+            at = line["at"]
+        if line["event"] == "trainer.step.done":
+            break
+    return rows
 
 
 def kill(machine: Command) -> None:

@@ -41,6 +41,7 @@ TABLES = {
     ),
     "reproducible.py --only off": ("seconds a step, run off", "of limit"),
     "machines.py": ("killed: until a step by the others", "back: until a step by all", "of limit"),
+    "goodput.py": ("samples/s undisturbed", "of undisturbed", "the trainer killed", "the first step", "of limit"),
     "membership.py": (
         "two joins",
         "one is killed in a collective",
