@@ -199,6 +199,8 @@ def read_steps(records: Path, work: Work) -> list[Step]:
         seen = pending.setdefault(line["pid"], [])
         if line["kind"] == "forward":
             seen += [response for ids in line["ids"] for response in responses_in(ids, work)]
+        elif line["kind"] == "left out":
+            seen.clear()
         elif seen:
             known = {name: line[name] for name in ("time", "before", "after", "bits", "finite")}
             steps.append(Step(**known, sequences=Counter(seen)))

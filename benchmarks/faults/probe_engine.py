@@ -1,7 +1,7 @@
 """Record what vLLM's engine core loads and samples, and have it load wrong weights where a case says so.
 
-engine.json, in the folder of the
-grader's file, tells one process what every later load becomes: {"how": "noise" or "stale", "pid": its id}.
+engine.json, in the folder of the grader's file, tells one process what every later load becomes:
+{"how": "noise" or "stale", "pid": its id}.
 """
 
 import json
@@ -99,9 +99,8 @@ def _how() -> str:
     return str(told["how"]) if told["pid"] == os.getpid() else ""
 
 
-def install() -> None:
-    on_gpu = OnGpu() if os.environ.get("FAULTS_DTYPE") else None
-    weights = on_gpu or OnCpu()
+def install(weights: OnCpu | OnGpu | None = None) -> None:
+    weights = weights or (OnGpu() if os.environ.get("FAULTS_DTYPE") else OnCpu())
     sampled = Sampled(weights)
 
     def loads(module: ModuleType) -> None:
@@ -115,8 +114,8 @@ def install() -> None:
 
         def load(self: Any, *args: Any, **kwargs: Any) -> None:
             plain(self, *args, **kwargs)
-            if on_gpu:
-                on_gpu.loaded(self._model)
+            if isinstance(weights, OnGpu):
+                weights.loaded(self._model)
 
         loader.load = load
 

@@ -2,7 +2,7 @@
 
     python benchmarks/faults/run.py --systems trinity trl --cpu
     python benchmarks/faults/run.py --systems trinity --cpu --cases kill-trainer grader-hangs --runs 3
-    python benchmarks/faults/run.py --systems trinity trl --gpu       the first GPU of CUDA_VISIBLE_DEVICES
+    python benchmarks/faults/run.py --systems trinity trl verl --gpu  the first GPU of CUDA_VISIBLE_DEVICES
 
 Each system trains the same rows once, from the same model, with its own documented recovery. docs/faults.md says how
 the figures are found. Prints a table; results.json in --folder has every run, and is written after each.
@@ -34,8 +34,9 @@ from picture import draw
 from systems.base import ROOT, Settings, System
 from systems.trinity_system import Trinity
 from systems.trl_system import Trl
+from systems.verl_system import Verl
 
-SYSTEMS: dict[str, System] = {"trinity": Trinity(), "trl": Trl()}
+SYSTEMS: dict[str, System] = {"trinity": Trinity(), "trl": Trl(), "verl": Verl()}
 COLUMNS = {
     "rows_skipped": "skipped",
     "rows_twice": "twice",
@@ -69,7 +70,7 @@ class Result:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=["trinity", "trl"])
     parser.add_argument("--cases", nargs="+", choices=[case.name for case in CASES], default=[c.name for c in CASES])
     form = parser.add_mutually_exclusive_group(required=True)
     form.add_argument("--cpu", action="store_true", help="a tiny model on CPUs, in float32")
