@@ -101,6 +101,8 @@ def test_the_base_model_is_sampled_as_the_client_asks(sampling_stack: TinkerStac
     last = client.compute_logprobs(_input(), prompt_logprobs_last_n=2).result(timeout=60)
     assert last[:-2] == [None] * (len(_PROMPT) - 2)
     assert last[-2:] == pytest.approx(alone[-2:], abs=1e-4)
+    full = client.compute_logprobs(_input([*_PROMPT] * 10 + [1] * 4)).result(timeout=60)
+    assert len(full) == LONGEST and full[1 : len(_PROMPT)] == pytest.approx(alone[1:], abs=1e-4)
     top = _sample(client, **_GREEDY, topk_sample_logprobs=2).sequences[0]
     assert [row[0][0] for row in top.topk_logprobs] == top.tokens
     assert [row[0][1] for row in top.topk_logprobs] == pytest.approx(top.logprobs)

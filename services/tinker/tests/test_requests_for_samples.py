@@ -207,6 +207,16 @@ async def test_sampling_sessions_follow_from_the_log() -> None:
         restarted.ask("alice", named, 2)
 
 
+async def test_a_prompt_of_the_greatest_length_has_log_probabilities() -> None:
+    place = _Place()
+    sampler = await place.open("alice", await place.session("alice"))
+    whole = {"prompt": {"chunks": [{"tokens": [1] * 8}]}, "sampling_params": {"max_tokens": 1}}
+    place.ask("alice", sampler, 0, prompt_logprobs=True, **whole)
+    place.ask("alice", sampler, 1, topk_prompt_logprobs=2, **whole)
+    with pytest.raises(InvalidInput, match="both together are at most 8"):
+        place.ask("alice", sampler, 2, **whole)
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [

@@ -100,6 +100,7 @@ class EngineOptions:
     keeps_before: bool = False  # the version before the newest stays among the adapters
     base_in_four_bits: bool = False  # the base model has the values of NF4, as the trainer's
     reproducible: bool = False  # results do not depend on the other sequences of a batch
+    rates_whole: bool = False  # a prompt of max_model_len tokens may be rated; vLLM itself wants room for one more
     top: int = 0  # likeliest tokens that `Engine.teach` gives in each place
 
     @classmethod

@@ -141,7 +141,9 @@ class Sampling:
     def _sample(self, tenant: str, values: shapes.AskSamples, version: int) -> Sample:
         tokens, settings = [token for chunk in values.prompt.chunks for token in chunk.tokens], values.sampling_params
         check_tokens("prompt", tokens, self._base)
-        room = self._base.longest - len(tokens)
+        rated = values.prompt_logprobs or values.topk_prompt_logprobs
+        only_rated = bool(rated) and settings.max_tokens == 1  # compute_logprobs asks so: the token is not its matter
+        room = self._base.longest - len(tokens) + only_rated
         if not tokens or room < 1 or (settings.max_tokens or 1) > room:
             wanted = f" and max_tokens is {settings.max_tokens}" if settings.max_tokens else ""
             most = f"both together are at most {self._base.longest}"

@@ -147,7 +147,7 @@ def _arguments_of(options: EngineOptions) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "model": options.model,
         "dtype": options.engine_dtype,
-        "max_model_len": options.max_model_len,
+        "max_model_len": options.max_model_len + options.rates_whole,
         "tensor_parallel_size": options.tensor_parallel_size,
         "seed": options.seed,
         "enforce_eager": options.enforce_eager or options.device == "cpu",
@@ -208,6 +208,15 @@ def _routes(options: EngineOptions) -> dict[str, Any]:
     return {"enable_return_routed_experts": True}
 
 
+def _own_length(options: EngineOptions) -> int | None:
+    """Returns the most tokens that the model's config.json allows."""
+    from transformers import AutoConfig
+
+    own = AutoConfig.from_pretrained(options.model, trust_remote_code=options.trust_remote_code)
+    length: int | None = getattr(own.get_text_config(), "max_position_embeddings", None)
+    return length
+
+
 @contextmanager
 def _environment(options: EngineOptions, devices: str | None) -> Any:
     """Environment of vLLM's child processes while one engine starts."""
@@ -221,6 +230,8 @@ def _environment(options: EngineOptions, devices: str | None) -> Any:
         # A core stays free for the scheduler and for other processes. vLLM binds threads of its worker processes, which
         # puts the engines of two runs on the same core.
         values["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) - 1))
+    if options.rates_whole and _own_length(options) == options.max_model_len:
+        values["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"  # the token beyond is sampled and never read
     if devices is not None:
         values["CUDA_VISIBLE_DEVICES"] = devices
     values = {name: value for name, value in values.items() if name == "CUDA_VISIBLE_DEVICES" or name not in os.environ}

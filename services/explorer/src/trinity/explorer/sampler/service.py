@@ -66,6 +66,7 @@ class SamplerService:
             gpu_memory_gib=settings.gpu_memory_gib,
             adapters=settings.most_adapters,
             adapter_rank=settings.most_rank,
+            rates_whole=True,
             engine_args={"scheduling_policy": "priority"},
         )
 
