@@ -30,8 +30,9 @@ class _Adapters:
     def __init__(self) -> None:
         self.named: dict[str, tuple[int, bool]] = {}
 
-    def is_used(self, name: str) -> bool:
-        return False
+    @property
+    def names(self) -> list[str]:
+        return list(self.named)
 
     async def load(self, name: str, folder: Path | None, serial: int) -> None:
         assert folder is None or (folder / "adapter_config.json").exists()

@@ -26,16 +26,18 @@ class _Adapters:
         self.named: dict[str, int] = {}
         self.loads: list[str] = []
 
-    def is_used(self, name: str) -> bool:
-        return self.named[name] > 0
+    @property
+    def names(self) -> list[str]:
+        return list(self.named)
 
     async def load(self, name: str, folder: Path, serial: int) -> None:
-        assert (folder / "adapter").exists()
+        assert (folder / "adapter").exists() and len(self.named) < 2
         await asyncio.sleep(0)
         self.named[name] = 0
         self.loads.append(name)
 
     async def drop(self, name: str) -> None:
+        assert not self.named[name], "its slot would stay occupied"
         del self.named[name]
 
 
@@ -44,12 +46,12 @@ class _Options:
 
 
 class _Engine:
-    """Computes -1 for each token, and -3 with adapters 13."""
+    """Computes -1 for each token, and -3 with adapters 13; nothing with adapters 14, until it may."""
 
     options = _Options()
 
     def __init__(self) -> None:
-        self.adapters = _Adapters()
+        self.adapters, self.may = _Adapters(), asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def using(self, name: str = ""):
@@ -60,6 +62,8 @@ class _Engine:
             self.adapters.named[name] -= 1
 
     async def logprobs(self, token_ids: tuple[int, ...], images: tuple[bytes, ...], adapter: str) -> np.ndarray:
+        if adapter == "14":
+            await self.may.wait()
         return np.full(len(token_ids) - 1, -3.0 if adapter == "13" else -1.0, np.float32)
 
 
@@ -103,6 +107,50 @@ async def test_a_request_that_is_cut_off_stops_no_load_of_another(tmp_path: Path
     cut.cancel()
     assert await other == "1"
     assert engine.adapters.loads == ["1"]
+
+
+async def test_no_load_waits_for_the_canary_of_another(tmp_path: Path) -> None:
+    for position in (14, 15, 16):
+        _save(tmp_path, position)
+    engine, versions = _versions(tmp_path)
+    slow = asyncio.create_task(_use(versions, 14))
+    for position in (15, 16, 15):
+        assert await asyncio.wait_for(_use(versions, position), 10) == str(position)
+    engine.may.set()
+    assert await slow == "14"
+
+
+async def test_a_load_takes_the_room_that_comes_first(tmp_path: Path) -> None:
+    for position in (1, 2, 3, 4):
+        _save(tmp_path, position)
+    engine, versions = _versions(tmp_path)
+    async with contextlib.AsyncExitStack() as long:
+        await long.enter_async_context(versions.using(1))
+        async with versions.using(2):
+            third = asyncio.create_task(_use(versions, 3))
+            while not versions._ending:  # 1, which was used first, takes no more requests
+                await asyncio.sleep(0.001)
+            first = asyncio.create_task(_use(versions, 1))
+            await asyncio.sleep(0.01)
+            assert not third.done() and not first.done()
+        assert await asyncio.wait_for(third, 10) == "3", "2 made room"
+        assert await asyncio.wait_for(first, 10) == "1", "so 1 takes requests again"
+        assert engine.adapters.loads == ["1", "2", "3"]
+        async with versions.using(3):
+            fourth = asyncio.create_task(_use(versions, 4))
+            await asyncio.sleep(0.01)
+            await long.aclose()
+            assert await asyncio.wait_for(fourth, 10) == "4"
+    assert list(engine.adapters.named) == ["3", "4"]
+
+
+async def test_a_load_that_fails_gives_its_room_back(tmp_path: Path) -> None:
+    for position in (1, 2, 13):
+        _save(tmp_path, position)
+    _, versions = _versions(tmp_path)
+    for position in (1, 13, 2, 1):
+        with contextlib.suppress(DataLoss):
+            assert await asyncio.wait_for(_use(versions, position), 10) == str(position)
 
 
 async def test_adapters_with_another_canary_are_refused_and_dropped(tmp_path: Path) -> None:

@@ -61,10 +61,6 @@ class HeldAdapters:
         """Returns the serial of a name's load; None if unknown."""
         return self._named[name].serial if name in self._named else None
 
-    def is_used(self, name: str) -> bool:
-        """Returns True while a request uses the adapter. Raises InvalidInput if unknown."""
-        return self._find(name).running > 0
-
     async def load(self, name: str, folder: Path | None, serial: int = 0, keep: str = "") -> float:
         """Load a folder of peft under a name; None stands for the base model. Returns the seconds of the engine.
 

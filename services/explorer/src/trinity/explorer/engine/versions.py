@@ -8,6 +8,7 @@ A version is named by a number: of a tenant's saved adapters, or of the run's we
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -44,17 +45,31 @@ def saved_in(root: Path) -> Source:
     return source
 
 
+@dataclass
+class _Held:
+    """A version that the engine has. `running`: its requests."""
+
+    running: int = 0
+
+
 class Versions:
-    """The versions that an engine holds."""
+    """The versions that an engine holds.
+
+    A load waits only for room. While every version that is held is in use, the least recently used one takes no new
+    requests, so that it ends; it takes some again if another one makes room before.
+    """
 
     def __init__(self, engine: Engine, source: Source, most: int, base: int | None = 0) -> None:
         """most: adapters held at a time. base: the version that is the engine's own weights; None: no version is."""
         self.engine = engine
         self._source, self._most, self._base = source, most, base
-        self._held: dict[int, None] = {}  # least recently used first
+        self._held: dict[int, _Held] = {}  # least recently used first
+        self._ending: dict[int, _Held] = {}  # one at most
+        self._taken = 0  # adapters that are held, end, or are loaded
         self._wrong: dict[int, str] = {}
         self._loads: dict[int, asyncio.Task[None]] = {}
-        self._loading = asyncio.Lock()
+        self._waiting: list[int] = []  # versions that wait for room, in order
+        self._changed = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def using(self, version: int) -> AsyncIterator[Using]:
@@ -73,39 +88,82 @@ class Versions:
             if load is None:
                 load = self._loads[version] = asyncio.create_task(self._load(version))
             await asyncio.shield(load)  # others wait for it, too
-        self._held[version] = self._held.pop(version)
-        async with self.engine.using(str(version)) as weights:
-            yield weights
+        held = self._held[version] = self._held.pop(version)
+        held.running += 1
+        try:
+            async with self.engine.using(str(version)) as weights:
+                yield weights
+        finally:
+            held.running -= 1
+            self._tell()
+
+    def _tell(self) -> None:
+        """Lets all that wait look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _load(self, version: int) -> None:
         try:
-            async with self._loading:
-                await self._load_one(version)
+            async with self._source(version) as (folder, canary):
+                if await self._take_room(version):
+                    await self._load_one(version, folder, canary)
         finally:
             del self._loads[version]
 
-    async def _load_one(self, version: int) -> None:
+    async def _take_room(self, version: int) -> bool:
+        """Waits for room, in order. Returns False for a version that takes requests again."""
+        self._waiting.append(version)
+        try:
+            while version not in self._held:
+                if self._waiting[0] == version and await self._has_room():
+                    self._taken += 1
+                    return True
+                await self._changed.wait()
+            return False
+        finally:
+            self._waiting.remove(version)
+            self._held = self._ending | self._held
+            self._ending = {}
+            self._tell()
+
+    async def _has_room(self) -> bool:
+        if self._taken < self._most:
+            return True
+        for versions in (self._ending, self._held):
+            if (idle := next((one for one, held in versions.items() if not held.running), None)) is not None:
+                del versions[idle]
+                await self.engine.adapters.drop(str(idle))
+                self._taken -= 1
+                return True
+        if self._held and not self._ending:
+            oldest = next(iter(self._held))
+            self._ending[oldest] = self._held.pop(oldest)
+        return False
+
+    async def _load_one(self, version: int, folder: Path | None, canary: Canary | None) -> None:
         adapters, name = self.engine.adapters, str(version)
-        async with self._source(version) as (folder, canary):
-            if len(self._held) >= self._most:
-                idle = (one for one in self._held if not adapters.is_used(str(one)))
-                oldest = next(idle, next(iter(self._held)))
-                del self._held[oldest]
-                await adapters.drop(str(oldest))
+        try:
             await adapters.load(name, folder, version)
-        if canary is not None:
-            await self._check(version, canary)
-        self._held[version] = None
+            if canary is not None:
+                await self._check(version, canary)
+        except BaseException:
+            self._taken -= 1
+            if name in adapters.names:
+                await adapters.drop(name)
+            raise
+        else:
+            self._held[version] = _Held()
+        finally:
+            self._tell()
 
     async def _check(self, version: int, canary: Canary) -> None:
-        """Drop the adapters and raise DataLoss if the engine computes other log-probabilities than the trainer."""
+        """Raises DataLoss if the engine computes other log-probabilities than the trainer."""
         limit = self.engine.options.max_model_len - 1
         measured = await canaries.measure([_Named(self.engine, str(version))], canary, limit)
         sound = measured.within(canary, self.engine.options.precision)
         LOADS.labels("sound" if sound else "wrong").inc()
         log.info("sampler.adapters.loaded", position=version, sound=sound, mean_error=measured.mean_error)
         if not sound:
-            await self.engine.adapters.drop(str(version))
             self._wrong[version] = f"the engine computes other log-probabilities than the trainer: {measured}"
             raise DataLoss(self._wrong[version])
 
