@@ -115,6 +115,39 @@ def test_the_session_of_a_silent_client_ends(tmp_path: Path, nats_server: NatsSe
         stack.stop()
 
 
+def test_a_result_that_is_no_longer_kept_is_told_so_for_good(
+    tmp_path: Path, nats_server: NatsServer, quickstart_model: Path
+) -> None:
+    stack = TinkerStack(tmp_path, nats_server, quickstart_model, result_hours=3 / 3600)
+    stack.start()
+    try:
+        alice = HttpTenant(stack, "alice")
+        model = alice.create(4)
+
+        def told() -> dict[str, Any]:
+            answer = alice.answer("retrieve_future", {"request_id": f"{model}:0"})
+            assert answer.status_code == 200, "after any other status the client would ask again"
+            found: dict[str, Any] = answer.json()
+            return found
+
+        deadline = time.monotonic() + 30
+        while "model_id" in (found := told()):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        text = "its result was kept for 0.05 minutes and is gone"
+        assert (text in found["error"], found["category"]) == (True, "user")
+        stack.restart("tinker")  # no result tells it that the command was executed
+        stack.wait("tinker")
+        found = told()
+        assert text in found["error"], found
+        body = {"adam_params": {"learning_rate": 0.01}, "model_id": model, "seq_id": 1}
+        assert "metrics" in alice.result(alice.post("optim_step", body)["request_id"])
+        found = told()
+        assert text in found["error"], found
+    finally:
+        stack.stop()
+
+
 def test_bad_steps_states_and_bodies_are_refused_by_name(stack: TinkerStack) -> None:
     alice, bob = HttpTenant(stack, "alice"), HttpTenant(stack, "bob")
     model = alice.create(4)

@@ -70,9 +70,13 @@ class _Explorer:
 class _Results:
     def __init__(self) -> None:
         self.there: set[str] = set()
+        self.failed: set[str] = set()
 
-    def has(self, request_id: str) -> bool:
+    def has_worked(self, request_id: str) -> bool:
         return request_id in self.there
+
+    def has_failed(self, request_id: str) -> bool:
+        return request_id in self.failed
 
 
 class _Place:
@@ -80,7 +84,7 @@ class _Place:
 
     def __init__(self) -> None:
         self.log, self.explorer, self.results = _Log(), _Explorer(), _Results()
-        self.journal = Journal(self.log)  # type: ignore[arg-type]
+        self.journal = Journal(self.log, has_failed=self.results.has_failed)  # type: ignore[arg-type]
         base = Base("base", 10, 8)
         self.sampling = Sampling(self.journal, self.results, self.explorer, base, 4)  # type: ignore[arg-type]
 
@@ -205,6 +209,26 @@ async def test_sampling_sessions_follow_from_the_log() -> None:
     await restarted.journal.end_session("alice", session)
     with pytest.raises(NotFound, match="has ended"):
         restarted.ask("alice", named, 2)
+
+
+async def test_a_failed_save_leaves_its_name_free() -> None:
+    place = _Place()
+    session = await place.session("alice")
+    model, name = f"{session}:train:0", {"path": "named", "sampling_session_seq_id": None}
+    create = canonical({"lora_config": {"rank": 4}})
+    await place.journal.submit("alice", model, 0, Kind.CREATE_MODEL, create, lambda: None)
+    await place.save(model, 1, path="named")
+    with pytest.raises(InvalidInput, match="choose another"):
+        place.journal.check_new(model, name)
+    place.results.failed.add(f"{model}:1")
+    place.journal.check_new(model, name)
+    path = f"tinker://{model}/sampler_weights/named"
+    with pytest.raises(InvalidInput, match="whose save failed"):
+        await place.open("alice", session, 0, model_path=path)
+    await place.save(model, 2, path="named")
+    assert place.journal.saved("alice", path).position == 4
+    with pytest.raises(InvalidInput, match="choose another"):
+        place.journal.check_new(model, name)
 
 
 async def test_a_prompt_of_the_greatest_length_has_log_probabilities() -> None:

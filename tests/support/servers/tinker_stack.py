@@ -43,6 +43,7 @@ class TinkerStack:
         adapters: int = 0,
         waiting: int = 1000,
         session_minutes: float = 120,
+        result_hours: float = 24,
     ) -> None:
         """adapters: that the explorer holds; 0: there is none. waiting: commands of a tenant that may wait."""
         self.folder, self.nats = folder, nats
@@ -58,9 +59,10 @@ class TinkerStack:
             "VOCABULARY": str(VOCABULARY), "LONGEST": str(LONGEST), "MOST_MODELS": "4",
             "TOKENIZER": str(model), "WAITING_COMMANDS": str(waiting), "SESSION_MINUTES": str(session_minutes),
         }  # fmt: skip
+        kept = {"RESULT_HOURS": str(result_hours)}
         make_tokens(folder / "tokens")
         settings = nats.settings(Role.TINKER, RUN) | {"IDENTITY_FOLDER": str(folder / "tokens")}
-        self._settings = {"tenants": executor | settings, "tinker": gateway | settings}
+        self._settings = {"tenants": executor | kept | settings, "tinker": gateway | kept | settings}
         if adapters:
             address = f"127.0.0.1:{free_port()}"
             self._settings["tinker"] |= {"SAMPLER_ADDRESS": address, "MOST_MODELS": "20"}

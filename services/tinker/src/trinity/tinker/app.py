@@ -336,14 +336,21 @@ class Gateway:
             return JSONResponse({"error": model.refused[int(number)], "category": "user"})
         sequence = await self._results.wait_for(request_id, _WAIT_SECONDS)
         if sequence is None:
+            if self._results.is_gone(request_id, tenant, *model.accepted[int(number)]):
+                return self._gone(request_id)
             return JSONResponse({"type": "try_again", "request_id": request_id, "queue_state": "active"})
         try:
             result = await self._log.result(sequence)
         except NotFound:
-            hours = self._settings.result_hours
-            return _error(410, NotFound(f"the result of {request_id} is gone: results are kept for {hours:g} hours"))
+            return self._gone(request_id)
         is_message = result.kind == Kind.FORWARD_BACKWARD and result.kind != Result.FAILED
         return Response(result.body, media_type=_PROTOBUF if is_message else "application/json")
+
+    def _gone(self, request_id: str) -> Response:
+        """Answers for good: after 410 the client would send the command again, which has this result."""
+        kept = f"the command was executed, and its result was kept for {self._settings.result_hours * 60:g} minutes"
+        problem = f"{request_id}: {kept} and is gone; go on with the next command, or raise result_hours"
+        return JSONResponse({"error": problem, "category": "user"})
 
     async def _retrieve_samples(self, sampling: Sampling, tenant: str, request_id: str) -> Response:
         try:

@@ -32,12 +32,13 @@ _DIGEST = 32  # bytes
 
 @dataclass
 class Model:
-    """A tenant's model. `rank`: of its adapters. `digests`: of its commands, by seq_id; `refused`: the seq_ids of those
-    that were refused, with the reason."""
+    """A tenant's model. `rank`: of its adapters. `digests`: of its commands, by seq_id; `accepted`: their positions and
+    times; `refused`: the reason of each refused seq_id."""
 
     tenant: str
     rank: int
     digests: list[bytes] = field(default_factory=list)
+    accepted: list[tuple[int, float]] = field(default_factory=list)
     refused: dict[int, str] = field(default_factory=dict)
     ended: bool = False  # with its session; its results and states stay
 
@@ -64,9 +65,14 @@ class Saved:
 class Journal:
     """Owners of sessions and models; accepts commands, one at a time."""
 
-    def __init__(self, log: CommandLog, quotas: Quotas | None = None) -> None:
-        """quotas: of commands that wait; None: there are none."""
-        self._log, self._quotas = log, quotas
+    def __init__(
+        self,
+        log: CommandLog,
+        quotas: Quotas | None = None,
+        has_failed: Callable[[str], bool] = lambda request_id: False,
+    ) -> None:
+        """quotas: of commands that wait; None: there are none. has_failed: tells it of an executed command."""
+        self._log, self._quotas, self._has_failed = log, quotas, has_failed
         self._lock = asyncio.Lock()
         self._last = 0
         self._sessions: dict[str, str] = {}
@@ -113,17 +119,20 @@ class Journal:
         saved = self._saved.get(path)
         if saved is None or self.models[_model_in(path, SAMPLED)].tenant != tenant:
             raise InvalidInput("model_path", f"is {path[:200]!r}, which save_weights_for_sampler of no model returned")
-        if self.is_over(saved):
-            raise InvalidInput("model_path", f"is {path[:200]!r}, whose ttl_seconds are over")
+        if lack := self._lack(saved):
+            raise InvalidInput("model_path", f"is {path[:200]!r}, whose {lack}")
         return saved
 
-    def is_over(self, saved: Saved) -> bool:
-        return 0 < saved.expires < now()
+    def _lack(self, saved: Saved) -> str:
+        """Returns why adapters are not there, or an empty text."""
+        if 0 < saved.expires < now():
+            return "ttl_seconds are over"
+        return "save failed; save again" if self._has_failed(saved.request_id) else ""
 
     def check_new(self, model_id: str, values: dict[str, Any]) -> None:
         """Raises InvalidInput for the name of adapters that are there already, and for a number that is used."""
         saved = self._saved.get(sampler_path_of(model_id, values))
-        if values["path"] is not None and saved is not None and not self.is_over(saved):
+        if values["path"] is not None and saved is not None and not self._lack(saved):
             raise InvalidInput("path", f"is {values['path']!r}, under which this model has adapters; choose another")
         if values["path"] is None and sampler_id_of(session_of(model_id), _number(values)) in self._samplers:
             raise InvalidInput("sampling_session_seq_id", f"is {_number(values)}, which another sampling session has")
@@ -248,6 +257,7 @@ class Journal:
         elif self._quotas is not None:
             self._quotas.add(command)
         model.digests.append(digest)
+        model.accepted.append((command.position, command.time))
 
     def _take_saved(self, command: Command) -> None:
         values, path = command.values, sampler_path_of(command.model, command.values)

@@ -1,32 +1,51 @@
-"""Which results are there: follows the log of results and wakes the requests that wait for them."""
+"""Which results are there: follows the log of results and wakes the requests that wait for them.
+
+The executor answers each tenant in the order of the log. So every command before an answered one was answered, too.
+"""
 
 import asyncio
 
-from trinity.data.tenants.log import CommandLog
+from trinity.data.tenants.log import CommandLog, now
 from trinity.tinker.quotas import Quotas
 
 
 class Results:
     """Sequences of the results by request id."""
 
-    def __init__(self, log: CommandLog, quotas: Quotas | None = None) -> None:
-        """quotas: of commands without a result; None: there are none."""
-        self._log, self._quotas = log, quotas
+    def __init__(self, log: CommandLog, kept_seconds: float, quotas: Quotas | None = None) -> None:
+        """kept_seconds: after which a result goes. quotas: of commands without a result; None: there are none."""
+        self._log, self._kept_seconds, self._quotas = log, kept_seconds, quotas
         self._sequences: dict[str, int] = {}
+        self._failed: set[str] = set()
+        self._done: dict[str, int] = {}  # newest position with a result, by tenant
         self._waiting: dict[str, asyncio.Event] = {}
 
     async def follow(self) -> None:
         """Follows for ever."""
         async for told in self._log.results(max(0, await self._log.first_result() - 1)):
             self._sequences[told.request_id] = told.sequence
+            self._done[told.tenant] = told.position
+            if told.failed:
+                self._failed.add(told.request_id)
             if self._quotas is not None:
                 self._quotas.done(told.tenant, told.position)
             if (event := self._waiting.pop(told.request_id, None)) is not None:
                 event.set()
 
-    def has(self, request_id: str) -> bool:
-        """Returns True for a result that is kept."""
-        return request_id in self._sequences
+    def has_worked(self, request_id: str) -> bool:
+        """Returns True for a command that was executed and did not fail."""
+        return request_id in self._sequences and request_id not in self._failed
+
+    def has_failed(self, request_id: str) -> bool:
+        return request_id in self._failed
+
+    def is_gone(self, request_id: str, tenant: str, position: int, accepted: float) -> bool:
+        """Returns True for a command whose result was there once. accepted: seconds since 1970."""
+        if request_id in self._sequences:
+            return False
+        if tenant in self._done:
+            return position <= self._done[tenant]
+        return accepted < now() - self._kept_seconds
 
     async def wait_for(self, request_id: str, seconds: float) -> int | None:
         """Returns the sequence of a result, or None if it is not there after the time."""

@@ -135,7 +135,7 @@ class Sampling:
         if not sampler.path:
             return 0
         known = self._journal.inflight(sampler.path) if sampler.inflight else ()
-        newest = (path for path in known if self._results.has(self._journal.saved(tenant, path).request_id))
+        newest = (path for path in known if self._results.has_worked(self._journal.saved(tenant, path).request_id))
         return self._journal.saved(tenant, next(newest, sampler.path)).position
 
     def _sample(self, tenant: str, values: shapes.AskSamples, version: int) -> Sample:

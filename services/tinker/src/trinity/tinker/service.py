@@ -44,8 +44,10 @@ class TinkerService:
             broker = await stack.enter_async_context(await connect(settings.nats_url, "trinity-tinker"))
             commands = CommandLog(broker, RunNames(settings.run))
             await commands.open(int(settings.log_gib * 2**30), settings.result_hours * 3600)
-            quotas = Quotas(settings.waiting_commands, settings.waiting_mib * 2**20, settings.result_hours * 3600)
-            journal, results = Journal(commands, quotas), Results(commands, quotas)
+            kept_seconds = settings.result_hours * 3600
+            quotas = Quotas(settings.waiting_commands, settings.waiting_mib * 2**20, kept_seconds)
+            results = Results(commands, kept_seconds, quotas)
+            journal = Journal(commands, quotas, results.has_failed)
             await journal.catch_up()
             sampler = None
             if settings.sampler_address:

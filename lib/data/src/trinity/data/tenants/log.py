@@ -125,6 +125,7 @@ class Told:
     tenant: str
     position: int
     seconds: float
+    failed: bool
 
 
 def model_id_of(session_id: str, number: int) -> str:
@@ -339,7 +340,8 @@ def _result(message: StoredMessage) -> Result:
 def _told(message: StoredMessage | Delivered) -> Told:
     request_id, tenant = _header(message, headers.REQUEST), _header(message, headers.TENANT)
     position, seconds = int(_header(message, headers.POSITION)), float(_header(message, headers.SECONDS))
-    return Told(message.sequence, request_id, tenant, position, seconds)
+    failed = _header(message, headers.KIND) == Result.FAILED
+    return Told(message.sequence, request_id, tenant, position, seconds, failed)
 
 
 def _header(message: StoredMessage | Delivered, name: str) -> str:
