@@ -85,6 +85,7 @@ class EngineOptions:
     enable_chunked_prefill: bool = True
     gpu_memory_utilization: float = 0.9
     gpu_memory_gib: float = 0  # on each GPU shared with a trainer; 0: gpu_memory_utilization counts
+    memory_key: str = ""  # key of gpu_memory_gib, for users who have no gpu_memory_utilization
     cpu_kvcache_gib: float = 1.0
     max_num_seqs: int | None = None
     engine_args: Mapping[str, Any] = field(default_factory=dict)  # further options of vLLM

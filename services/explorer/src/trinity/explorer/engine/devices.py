@@ -70,7 +70,10 @@ def check_cards(options: EngineOptions, cards: Sequence[Gpu], devices: str | Non
     tight = min(cards[:wanted], key=lambda card: card.free_gib / card.total_gib)
     if tight.free_gib < part * tight.total_gib:
         most = int(100 * tight.free_gib / tight.total_gib) / 100
+        key, value = "explorer.rollout_model.gpu_memory_utilization", part
+        if options.memory_key:
+            key, value, most = options.memory_key, options.gpu_memory_gib, int(tight.free_gib)
         raise EngineFailed(
-            f"explorer.rollout_model.gpu_memory_utilization: is {part:g}: {part * tight.total_gib:.1f} GiB of {tight}, "
-            f"of which {tight.free_gib:.1f} GiB are free; end what else runs there, or set it to {most:g} at most"
+            f"{key}: is {value:g}: {part * tight.total_gib:.1f} GiB of {tight}, of which {tight.free_gib:.1f} GiB are "
+            f"free; end what else runs there, or set it to {most:g} at most"
         )

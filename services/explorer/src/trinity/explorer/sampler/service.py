@@ -12,13 +12,14 @@ from trinity.explorer.engine.versions import Versions, saved_in
 from trinity.explorer.sampler.seconds import Seconds
 from trinity.explorer.sampler.servicer import SamplerServicer
 from trinity.explorer.sampler.settings import SamplerSettings
-from trinity.explorer.types import EngineOptions
+from trinity.explorer.types import EngineFailed, EngineOptions
 from trinity.runtime import process, waits
 from trinity.runtime.devices import choose
 from trinity.runtime.errors import InvalidInput
 from trinity.weights.saved_adapters import FOLDER
 
 _HEALTH_SECONDS = 5.0
+_MEMORY_KEY = "sampler_gpu_gib"  # of the YAML of `trinity tinker`
 
 
 class SamplerService:
@@ -41,6 +42,8 @@ class SamplerService:
         except InvalidInput as error:
             problem = f"is {settings.most_adapters}, and vLLM refuses: {error}; with 0 tenants train and do not sample"
             raise InvalidInput("sampled_adapters", problem) from error
+        except EngineFailed as error:  # vLLM's own text names options that the YAML does not have
+            raise EngineFailed(f"{error}; {_MEMORY_KEY} is the explorer's memory, sampler_devices its GPUs") from error
         with closing(engine):
             versions = Versions(engine, saved_in(settings.folder / FOLDER), settings.most_adapters)
             path = account.path_of(settings.folder, self.name)
@@ -64,6 +67,7 @@ class SamplerService:
             settings.longest,
             settings.dtype,
             gpu_memory_gib=settings.gpu_memory_gib,
+            memory_key=_MEMORY_KEY,
             adapters=settings.most_adapters,
             adapter_rank=settings.most_rank,
             rates_whole=True,

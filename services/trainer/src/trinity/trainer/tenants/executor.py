@@ -32,6 +32,7 @@ from trinity.trainer.tenants.states import Snapshot, States
 log = structlog.get_logger(__name__)
 
 _KEPT_UNNAMED = 16
+_NO_ROOM = "; give shorter sequences, or lower micro_tokens or sampler_gpu_gib in the server's YAML"
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ class Executor:
         except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
             # Such a command would end every executor that comes to it, and stop the other tenants.
             log.exception("tenants.command.failed", request=command.request_id, kind=command.kind)
-            hint = "; give fewer or shorter sequences" if isinstance(error, torch.OutOfMemoryError) else ""
+            hint = _NO_ROOM if isinstance(error, torch.OutOfMemoryError) else ""
             problem = f"{type(error).__name__}: {error}{hint}"
             return failed(command.request_id, problem, command.position, by_user=False)
         return Result(command.request_id, kind, body, command.position)

@@ -1,5 +1,6 @@
 """One base model with the adapters of several tenants. A tenant's gradient and optimizer state are its own."""
 
+import hashlib
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ ALPHA = 32.0  # of every rank, as in "LoRA Without Regret" (Thinking Machines, 2
 _CHUNK = 1024  # tokens whose logits exist at a time
 _GROUP = ("exp_avg", "exp_avg_sq")
 _PROBES, _PROBE_TOKENS = 2, 16
+_DIGESTED = 64  # values of each layer
 # Mean and largest difference between trainer and engine, in nats, as for the versions of a run. In half precision both
 # round large logits of pseudo-random tokens to 1/8.
 _ALLOWED = {torch.float32: (1e-3, 1e-2), torch.bfloat16: (0.25, 2.5)}
@@ -128,6 +130,14 @@ class SharedModel:
         self._policy.requires_grad_(False).to(device)
         self._linear = linear_shapes(self._policy.model)
         self._device, self._micro_tokens = device, micro_tokens
+
+    def digest(self) -> str:
+        """Returns a digest of the first values of each linear layer, in bfloat16: equal in every dtype."""
+        found = hashlib.sha256()
+        for name in sorted(self._linear):
+            values = self._policy.model.get_parameter(f"{name}.weight").detach().flatten()[:_DIGESTED]
+            found.update(name.encode() + values.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
+        return found.hexdigest()
 
     def add(self, name: str, shape: AdapterShape) -> Tenant:
         """Makes new adapters. Raises InvalidInput if the model has no layer of the chosen kinds."""

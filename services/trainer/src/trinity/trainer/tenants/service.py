@@ -14,6 +14,7 @@ from trinity.data.tenants.log import Command, CommandLog, Told
 from trinity.runtime import waits
 from trinity.runtime.broker import connect
 from trinity.runtime.devices import choose
+from trinity.runtime.errors import Unavailable
 from trinity.runtime.metrics import Counter
 from trinity.runtime.names import RunNames
 from trinity.trainer.tenants.executor import Executor
@@ -147,8 +148,15 @@ class TenantsService:
         if device == "cpu" and settings.threads:
             torch.set_num_threads(settings.threads)
         dtype: torch.dtype = getattr(torch, settings.dtype)
-        model = SharedModel(settings.model_path, dtype, torch.device(device), settings.micro_tokens)
+        try:
+            model = SharedModel(settings.model_path, dtype, torch.device(device), settings.micro_tokens)
+        except torch.OutOfMemoryError as error:
+            problem = f"is {settings.model_path}, which does not fit: {error}"
+            fix = "lower sampler_gpu_gib, or give the explorer other sampler_devices"
+            raise Unavailable(f"model_path: {problem}; {fix}") from None
+        states = States(settings.folder)
+        states.check_base(settings.model_path, model.digest())
         shares = settings.share_passes if settings.share_passes is not None else device != "cpu"
-        executor = Executor(model, States(settings.folder), shares=shares)
+        executor = Executor(model, states, shares=shares)
         executor.restore()
         return executor

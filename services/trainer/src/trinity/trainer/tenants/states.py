@@ -1,6 +1,7 @@
 """States on disk: snapshots of all tenants, and the states that tenants save by name.
 
     snapshots/<commands>/<model>.safetensors, manifest.json    the state after so many commands
+    base.json                                                  the base model of all that is here
     states/<position>.safetensors                              what the command at the position saved
     sampled/<position>/                                        adapters that it saved for sampling
 
@@ -20,7 +21,7 @@ import structlog
 
 from trinity.data.tenants.account import Uses
 from trinity.runtime import files
-from trinity.runtime.errors import DataLoss
+from trinity.runtime.errors import DataLoss, InvalidInput
 from trinity.runtime.names import token
 from trinity.trainer.tenants.model import SharedModel, Tenant, Tensors
 from trinity.weights import saved_adapters
@@ -28,7 +29,7 @@ from trinity.weights import saved_adapters
 log = structlog.get_logger(__name__)
 
 _KEPT = 2
-_MANIFEST, _ENDING = "manifest.json", ".safetensors"
+_MANIFEST, _ENDING, _BASE = "manifest.json", ".safetensors", "base.json"
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,19 @@ class States:
     """A folder of snapshots and saved states, of one executor."""
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._snapshots, self._states = folder / "snapshots", folder / "states"
         self._sampled = folder / saved_adapters.FOLDER
         self._saving = ThreadPoolExecutor(1, "saving")
+
+    def check_base(self, model_path: str, digest: str) -> None:
+        """Remembers the base model at the first start. Raises InvalidInput for another one: adapters belong to one."""
+        known = files.read_json(self._folder / _BASE)
+        if known is None:
+            files.write_json(self._folder / _BASE, {"model_path": model_path, "digest": digest})
+        elif known["digest"] != digest:
+            problem = f"is {model_path}, and the adapters of tenants in {self._folder} are of another base model"
+            raise InvalidInput("model_path", f"{problem}: {known['model_path']}; give that one, or another name")
 
     def newest(self) -> Snapshot | None:
         """Returns the newest snapshot whose files are as they were written; None if there is none.
