@@ -98,7 +98,7 @@ def main() -> None:
             for number in range(args.runs or case.runs):
                 place = folder / "runs" / f"{name}-{case.name}-{number}-{int(time.time())}"
                 print(f"{name}: {case.name} ({case.about})", file=sys.stderr, flush=True)
-                results.append(play(SYSTEMS[name], case, settings, work, place, args.hangs))
+                results.append(play(SYSTEMS[name], case, settings, work, place, args.hangs, number))
                 (folder / "results.json").write_text(json.dumps([asdict(result) for result in results], indent=1))
     print("\n".join(table(results)))
     for name in args.systems:
@@ -155,8 +155,13 @@ def work_of(settings: Settings, ahead: int) -> audit.Work:
     return audit.Work(prompts, settings.group, settings.tasks, special, ahead, decode=decode)
 
 
-def play(system: System, case: Case, settings: Settings, work: audit.Work, folder: Path, hangs: float) -> Result:
-    """One run of a system with a case's faults, from its first command until it ends or makes no more steps."""
+def play(
+    system: System, case: Case, settings: Settings, work: audit.Work, folder: Path, hangs: float, run: int = 0
+) -> Result:
+    """One run of a system with a case's faults, from its first command until it ends or makes no more steps.
+
+    `run`: its number among the runs of the case, which draw different victims.
+    """
     if case.needs and case.needs not in system.parts:
         return Result(system.name, case.name, settings.rows, ABSENT)
     settings, work = replace(settings, turns=case.turns), replace(work, turns=case.turns)
@@ -183,7 +188,7 @@ def play(system: System, case: Case, settings: Settings, work: audit.Work, folde
                 break
             if case.strike and len(faults) < len(strikes) and len(steps.times) >= strikes[len(faults)] + len(faults):
                 faults.append((time.time(), len(steps.times)))
-                chance, number = random.Random(settings.seed + len(faults)), len(faults) - 1
+                chance, number = random.Random(settings.seed + len(faults) + 10 * run), len(faults) - 1
                 root, trainer = started.process, lambda: steps.pid
                 case.strike(Run(root, trainer, system.sampler, chance, folder, number, started.again, started.beside))
         code = started.code()
