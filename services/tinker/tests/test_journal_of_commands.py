@@ -8,6 +8,7 @@ from trinity.runtime.errors import Conflict, DataLoss, Full, InvalidInput, NotFo
 from trinity.runtime.names import RunNames
 from trinity.tinker.journal import Journal, owner_of
 from trinity.tinker.quotas import Quotas
+from trinity.tinker.saves import Saves
 
 pytestmark = pytest.mark.core
 
@@ -26,7 +27,7 @@ async def test_gateways_agree_on_every_seq_id(nats_url: str) -> None:
     async with await connect(nats_url, "test") as broker:
         log = CommandLog(broker, RunNames("journal"))
         await log.open(2**24, 3600)
-        one, other = Journal(log), Journal(log)
+        one, other = Journal(log, Saves(9)), Journal(log, Saves(9))
         session = await one.open_session("alice", b"{}")
         await other.open_session("bob", b"{}")
         model = f"{session}:train:0"
@@ -50,7 +51,7 @@ async def test_gateways_agree_on_every_seq_id(nats_url: str) -> None:
         assert await log.last_command() == len(kinds) + 1
         with pytest.raises(NotFound, match="not known"):
             await one.end_session("bob", session)
-        third = Journal(log)
+        third = Journal(log, Saves(9))
         await third.catch_up()
         with pytest.raises(NotFound, match="went with its session"):
             await third.submit("alice", model, 4, Kind.OPTIM_STEP, b"late", _fine)
@@ -66,7 +67,7 @@ async def test_bodies_of_passes_are_removed_once_they_fill_half_of_their_stream(
         names = RunNames("bodies")
         log = CommandLog(broker, names)
         await log.open(2**20, 3600)
-        journal = Journal(log, Quotas(10**6, 10**9, 3600))
+        journal = Journal(log, Saves(9), Quotas(10**6, 10**9, 3600))
         model = f"{await journal.open_session('alice', b'{}')}:train:0"
         await journal.submit("alice", model, 0, Kind.CREATE_MODEL, _CREATE, _fine)
         for number in range(1, 7):
@@ -84,7 +85,7 @@ async def test_bodies_of_passes_are_removed_once_they_fill_half_of_their_stream(
                 await journal.submit("alice", model, number, Kind.FORWARD_BACKWARD, b"x" * 100_000, _fine)
         await executor.release(last - 2)
         assert (await broker.state(names.passes_stream)).first_sequence == 5
-        again = Journal(log, Quotas(1, 10**9, 3600))
+        again = Journal(log, Saves(9), Quotas(1, 10**9, 3600))
         await again.catch_up()
         assert again.models[model].digests == journal.models[model].digests
         with pytest.raises(Full, match=r"wait, and this one has 1;|commands with \d{6} bytes of this tenant wait"):
@@ -99,7 +100,7 @@ async def test_a_save_without_a_name_may_be_repeated_under_the_next_number(nats_
     async with await connect(nats_url, "test") as broker:
         log = CommandLog(broker, RunNames("saves"))
         await log.open(2**20, 3600)
-        journal = Journal(log)
+        journal = Journal(log, Saves(9))
         model = f"{await journal.open_session('alice', b'{}')}:train:0"
         await journal.submit("alice", model, 0, Kind.CREATE_MODEL, _CREATE, _fine)
         saves = [
@@ -109,9 +110,43 @@ async def test_a_save_without_a_name_may_be_repeated_under_the_next_number(nats_
         for body in saves:
             assert await journal.submit("alice", model, 1, Kind.SAVE_SAMPLER, body, _fine) == f"{model}:1"
         assert await log.last_command() == 3
-        again = Journal(log)
+        again = Journal(log, Saves(9))
         await again.catch_up()
         assert again.models[model].digests == journal.models[model].digests
+
+
+async def test_a_deleted_save_makes_room_at_every_gateway(nats_url: str) -> None:
+    async with await connect(nats_url, "test") as broker:
+        log = CommandLog(broker, RunNames("deletes"))
+        await log.open(2**20, 3600)
+        one, other = Journal(log, Saves(2)), Journal(log, Saves(2))
+        model = f"{await one.open_session('alice', b'{}')}:train:0"
+        await one.submit("alice", model, 0, Kind.CREATE_MODEL, _CREATE, _fine)
+        for number, kind in ((1, Kind.SAVE_WEIGHTS), (2, Kind.SAVE_SAMPLER)):
+            body = canonical({"path": "s", "ttl_seconds": None})
+            await one.submit("alice", model, number, kind, body, _fine)
+        state, adapters = f"tinker://{model}/weights/s", f"tinker://{model}/sampler_weights/s"
+        new = {"path": "t", "sampling_session_seq_id": None}
+        with pytest.raises(InvalidInput, match=rf"may have \(max_saves\); delete one .* the oldest, {state}"):
+            one.check_new("alice", model, new)
+        one.check_new("bob", model, new)
+        for journal in (one, other):
+            await journal.catch_up()
+            with pytest.raises(NotFound, match="is not known"):
+                await journal.delete("bob", adapters)
+        for journal in (other, one):  # once: one's is other's entry again
+            await journal.delete("alice", adapters)
+        assert await log.last_command() == 5
+        with pytest.raises(NotFound, match="is not known"):
+            await one.delete("alice", adapters)
+        one.check_new("alice", model, new)
+        with pytest.raises(InvalidInput, match="of no model returned"):
+            one.saved("alice", adapters)
+        await one.submit("alice", model, 3, Kind.SAVE_SAMPLER, body, _fine)  # the same name again
+        await one.delete("alice", adapters)
+        third = Journal(log, Saves(2))
+        await third.catch_up()
+        assert list(third.saves.of("alice")) == [state]
 
 
 @pytest.mark.parametrize(

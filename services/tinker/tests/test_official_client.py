@@ -72,6 +72,33 @@ def test_a_loss_of_the_client_has_the_gradient_of_the_same_loss_here(service) ->
     assert np.abs(np.asarray(one) - np.asarray(other)).max() < 1e-5
 
 
+def test_a_tenant_with_all_the_saves_that_it_may_have_deletes_one(stack: TinkerStack, service) -> None:
+    client = service.create_lora_training_client(base_model=BASE, rank=4, seed=3).result()
+    paths = [client.save_state(f"state-{number}", ttl_seconds=3600).result().path for number in range(4)]
+    with pytest.raises(tinker.UnprocessableEntityError, match=rf"has the 4 named saves .* the oldest, {paths[0]}"):
+        client.save_state("one-more").result()
+    assert client.save_state("state-3", overwrite=True).result().path == paths[3]
+    with pytest.raises(tinker.UnprocessableEntityError, match="'state-3', under which this model has a save"):
+        client.save_state("state-3").result()
+    rest, other = (tinker.RestClient(base_url=stack.url, api_key=stack.keys[name]) for name in ("alice", "bob"))
+    listed = rest.list_user_checkpoints(limit=3).result()
+    assert [one.tinker_path for one in listed.checkpoints] == paths[:0:-1]
+    assert (listed.cursor.total_count, listed.checkpoints[0].expires_at) == (4, None)
+    assert listed.checkpoints[1].expires_at > listed.checkpoints[1].time
+    assert [one.checkpoint_type for one in rest.list_checkpoints(client.model_id).result().checkpoints] == [
+        "training"
+    ] * 4
+    assert other.list_user_checkpoints().result().checkpoints == []
+    for tenant, path in ((other, paths[1]), (rest, paths[1].replace("state-1", "none"))):
+        with pytest.raises(tinker.NotFoundError, match="is not known"):
+            tenant.delete_checkpoint_from_tinker_path(path).result()
+    rest.delete_checkpoint_from_tinker_path(paths[1]).result()
+    assert client.save_state("one-more").result().path not in paths
+    with pytest.raises(tinker.RequestFailedError, match="no such state was saved"):
+        client.load_state(paths[1]).result()
+    client.load_state(paths[2]).result()
+
+
 def test_refusals_are_the_clients_errors_and_the_next_command_works(stack: TinkerStack, service) -> None:
     with pytest.raises(tinker.UnprocessableEntityError, match="not loaded here"):
         service.create_lora_training_client(base_model="other/model", rank=4).result()
@@ -109,6 +136,6 @@ def test_the_docs_name_every_method(repository: Path) -> None:
 def test_other_methods_are_refused_by_name(stack: TinkerStack) -> None:
     rest = tinker.RestClient(base_url=stack.url, api_key=stack.keys["bob"])
     assert [one.model_name for one in rest.get_server_capabilities().result().supported_models] == [BASE]
-    for call in (rest.list_training_runs, rest.list_sessions, rest.list_user_checkpoints):
+    for call in (rest.list_training_runs, rest.list_sessions, rest.get_current_checkpoint_storage_usage):
         with pytest.raises(tinker.NotFoundError, match="is not served"):
             call().result()

@@ -18,6 +18,7 @@ from trinity.tinker import sampling, shapes
 from trinity.tinker.client import SamplerClient
 from trinity.tinker.journal import Journal
 from trinity.tinker.sampling import Failed, Gone, Sampling
+from trinity.tinker.saves import Saves
 from trinity.tinker.sessions import Signs
 
 pytestmark = pytest.mark.core
@@ -84,7 +85,7 @@ class _Place:
 
     def __init__(self) -> None:
         self.log, self.explorer, self.results = _Log(), _Explorer(), _Results()
-        self.journal = Journal(self.log, has_failed=self.results.has_failed)  # type: ignore[arg-type]
+        self.journal = Journal(self.log, Saves(2, self.results.has_failed))  # type: ignore[arg-type]
         base = Base("base", 10, 8)
         self.sampling = Sampling(self.journal, self.results, self.explorer, base, 4)  # type: ignore[arg-type]
 
@@ -196,16 +197,16 @@ async def test_sampling_sessions_follow_from_the_log() -> None:
     assert await restarted.sampling.retrieve("alice", request, 5) == b"answer of 6"
     new = {"path": "named", "sampling_session_seq_id": None}
     with pytest.raises(InvalidInput, match="choose another"):
-        restarted.journal.check_new(model, new)
+        restarted.journal.check_new("alice", model, new)
     with pytest.raises(InvalidInput, match="another sampling session has"):
-        restarted.journal.check_new(model, {"path": None, "sampling_session_seq_id": 7})
+        restarted.journal.check_new("alice", model, {"path": None, "sampling_session_seq_id": 7})
     old = f"tinker://{model}/sampler_weights/old"
     assert restarted.journal.saved("alice", old).position == 7
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trinity.tinker.journal.now", lambda: 1e12)
+        patch.setattr("trinity.tinker.saves.now", lambda: 1e12)
         with pytest.raises(InvalidInput, match="ttl_seconds are over"):
             restarted.journal.saved("alice", old)
-        restarted.journal.check_new(model, {"path": "old", "sampling_session_seq_id": None})
+        restarted.journal.check_new("alice", model, {"path": "old", "sampling_session_seq_id": None})
     await restarted.journal.end_session("alice", session)
     with pytest.raises(NotFound, match="has ended"):
         restarted.ask("alice", named, 2)
@@ -219,16 +220,16 @@ async def test_a_failed_save_leaves_its_name_free() -> None:
     await place.journal.submit("alice", model, 0, Kind.CREATE_MODEL, create, lambda: None)
     await place.save(model, 1, path="named")
     with pytest.raises(InvalidInput, match="choose another"):
-        place.journal.check_new(model, name)
+        place.journal.check_new("alice", model, name)
     place.results.failed.add(f"{model}:1")
-    place.journal.check_new(model, name)
+    place.journal.check_new("alice", model, name)
     path = f"tinker://{model}/sampler_weights/named"
     with pytest.raises(InvalidInput, match="whose save failed"):
         await place.open("alice", session, 0, model_path=path)
     await place.save(model, 2, path="named")
     assert place.journal.saved("alice", path).position == 4
     with pytest.raises(InvalidInput, match="choose another"):
-        place.journal.check_new(model, name)
+        place.journal.check_new("alice", model, name)
 
 
 async def test_a_prompt_of_the_greatest_length_has_log_probabilities() -> None:

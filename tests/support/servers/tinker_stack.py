@@ -57,6 +57,7 @@ class TinkerStack:
         gateway = {
             "SERVE_LISTEN": self.url.removeprefix("http://"), "KEYS_FOLDER": str(keys), "BASE_MODEL": BASE,
             "VOCABULARY": str(VOCABULARY), "LONGEST": str(LONGEST), "MOST_MODELS": "4",
+            "MOST_SAVES": "256" if adapters else "4",
             "TOKENIZER": str(model), "WAITING_COMMANDS": str(waiting), "SESSION_MINUTES": str(session_minutes),
         }  # fmt: skip
         kept = {"RESULT_HOURS": str(result_hours)}

@@ -175,19 +175,22 @@ def test_adapters_to_sample_by_are_kept_as_long_as_they_are_named(shared: str, t
         return sorted(int(path.name) for path in (tmp_path / "sampled").iterdir())
 
     assert kept() == [*range(7, 26)], "the older snapshot still names 24"
-    for position, session in enumerate(("other", "s", "more", "others"), 26):
+    path = "tinker://s:train:0/sampler_weights/late"
+    delete = Command(Kind.DELETE, "t", path, 25, b"{}", 4000.5, 26)
+    assert executor.execute(delete) is None
+    for position, session in enumerate(("other", "s", "more", "others"), 27):
         end = Command(Kind.END, "t", session, 1, b"{}", 4001.0, position)
         executor.execute(end)
         if session != "s":
             _snapshot(executor, end)
         if session == "other":
-            assert kept() == [*range(7, 24), 25]
-    assert kept() == [23, 25]
+            assert kept() == [*range(7, 24), 25], "the older snapshot still names 25"
+    assert kept() == [23]
     canary = canary_of(folder_of(tmp_path / "sampled", 23))
     adapters = read_adapters(folder_of(tmp_path / "sampled", 23))
     assert (adapters.rank, adapters.alpha, len(canary.probes), canary.max_tolerance) == (2, 32.0, 2, 1e-2)
     assert all(len(probe.logprobs) == len(probe.token_ids) - 1 for probe in canary.probes)
-    assert _executor(shared, tmp_path).position == 29
+    assert _executor(shared, tmp_path).position == 30
 
 
 def test_a_damaged_snapshot_gives_way_to_the_one_before(shared: str, tmp_path: Path) -> None:

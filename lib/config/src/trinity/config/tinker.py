@@ -28,6 +28,7 @@ class TinkerConfig(Section):
     port: Annotated[int, Field(ge=1, le=65535)] = Field(8090, description="Port of the HTTP server")
     max_length: Tokens = Field(4096, description="Most tokens of a sequence")
     max_models: SmallInt = Field(32, description="Models that a tenant may have, in sessions that have not ended")
+    max_saves: SmallInt = Field(256, description="States and adapters that a tenant may have saved under a name")
     session_minutes: PositiveFloat = Field(
         120.0, description="Minutes without a sign of a client, after which its session ends"
     )

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from trinity.data.tenants.checks import Base, check_forward
-from trinity.data.tenants.log import CommandLog, Kind, Result, canonical, model_id_of
+from trinity.data.tenants.log import CommandLog, Kind, Result, canonical, model_id_of, state_path_of
 from trinity.data.tenants.wire import address_of, read_forward
 from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, TrinityError, Unauthenticated, Unavailable
 from trinity.runtime.metrics import Counter
@@ -25,6 +25,7 @@ from trinity.tinker.client import SamplerClient
 from trinity.tinker.journal import Journal, owner_of
 from trinity.tinker.results import Results
 from trinity.tinker.sampling import Failed, Gone, Sampling
+from trinity.tinker.saves import about
 from trinity.tinker.sessions import Signs
 from trinity.tinker.settings import TinkerSettings
 from trinity.tinker.tenants import TenantKeys
@@ -103,7 +104,13 @@ class Gateway:
             "retrieve_future": self._retrieve,
             **{name: partial(self._refuse, name, problem) for name, problem in _REFUSED.items()},
         }
-        get: dict[str, _Call] = {"healthz": self._health, "get_server_capabilities": self._capabilities}
+        get: dict[str, _Call] = {
+            "healthz": self._health,
+            "get_server_capabilities": self._capabilities,
+            "checkpoints": self._checkpoints,
+            "training_runs/{model_id}/checkpoints": self._checkpoints,
+        }
+        delete: dict[str, _Call] = {"training_runs/{model_id}/checkpoints/{name:path}": self._delete}
         if self._sampling is not None:
             post |= self._sampling_calls(self._sampling)
             get["samplers/{sampler_id}"] = partial(self._about_sampler, self._sampling)
@@ -111,7 +118,7 @@ class Gateway:
             post |= {name: partial(self._refuse, name, _NO_SAMPLING) for name in _OF_SAMPLING}
         routes = [
             Route(f"/api/v1/{path}", self._answering(call), methods=[method])
-            for method, calls in (("POST", post), ("GET", get))
+            for method, calls in (("POST", post), ("GET", get), ("DELETE", delete))
             for path, call in calls.items()
         ]
         anything = Route("/{path:path}", self._answering(self._unknown), methods=["GET", "POST", "PUT", "DELETE"])
@@ -234,7 +241,27 @@ class Gateway:
         return await self._command(tenant, request, Kind.OPTIM_STEP, shapes.OptimStep)
 
     async def _save_weights(self, tenant: str, request: Request) -> Response:
-        return await self._command(tenant, request, Kind.SAVE_WEIGHTS, shapes.SaveWeights)
+        def check(_: str, values: shapes.SaveWeights) -> None:
+            path = state_path_of(values.model_id, values.path)
+            self._journal.saves.check_new(tenant, path, overwrite=values.overwrite)
+
+        return await self._command(tenant, request, Kind.SAVE_WEIGHTS, shapes.SaveWeights, check=check)
+
+    async def _delete(self, tenant: str, request: Request) -> Response:
+        await self._journal.delete(tenant, "tinker://{model_id}/{name}".format(**request.path_params))
+        return Response(status_code=204)
+
+    async def _checkpoints(self, tenant: str, request: Request) -> Response:
+        """Lists named saves, newest first: a page of all, or those of one model."""
+        model_id = request.path_params.get("model_id")
+        saves = [about(path, saved) for path, saved in reversed(self._journal.saves.of(tenant).items())]
+        if model_id is not None:
+            self._journal.model(tenant, model_id)
+            of_model = [one for one in saves if one["tinker_path"].startswith(f"tinker://{model_id}/")]
+            return JSONResponse({"checkpoints": of_model})
+        page = shapes.read(shapes.Page, dict(request.query_params))
+        cursor = {"offset": page.offset, "limit": page.limit, "total_count": len(saves)}
+        return JSONResponse({"checkpoints": saves[page.offset :][: page.limit], "cursor": cursor})
 
     async def _load_weights(self, tenant: str, request: Request) -> Response:
         raw = await self._values(request)
@@ -257,7 +284,7 @@ class Gateway:
         def check(_: str, values: shapes.SaveSampler) -> None:
             if (values.path is None) == (values.sampling_session_seq_id is None):
                 raise InvalidInput("path", "and sampling_session_seq_id: exactly one of them must be given")
-            self._journal.check_new(values.model_id, values.model_dump())
+            self._journal.check_new(tenant, values.model_id, values.model_dump())
 
         return await self._command(tenant, request, Kind.SAVE_SAMPLER, shapes.SaveSampler, check=check)
 

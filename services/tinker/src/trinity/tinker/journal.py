@@ -22,10 +22,12 @@ from trinity.data.tenants.log import (
     sampler_id_of,
     sampler_path_of,
     session_of,
+    state_path_of,
 )
 from trinity.runtime.broker import SequenceConflict
 from trinity.runtime.errors import Conflict, InvalidInput, NotFound
 from trinity.tinker.quotas import Quotas
+from trinity.tinker.saves import Saved, Saves
 
 _DIGEST = 32  # bytes
 
@@ -53,26 +55,12 @@ class Sampler:
     inflight: bool = False
 
 
-@dataclass(frozen=True)
-class Saved:
-    """Adapters to sample by. `position`: of the command that saves them. `expires`: seconds since 1970; 0 for never."""
-
-    request_id: str
-    position: int
-    expires: float
-
-
 class Journal:
     """Owners of sessions and models; accepts commands, one at a time."""
 
-    def __init__(
-        self,
-        log: CommandLog,
-        quotas: Quotas | None = None,
-        has_failed: Callable[[str], bool] = lambda request_id: False,
-    ) -> None:
-        """quotas: of commands that wait; None: there are none. has_failed: tells it of an executed command."""
-        self._log, self._quotas, self._has_failed = log, quotas, has_failed
+    def __init__(self, log: CommandLog, saves: Saves, quotas: Quotas | None = None) -> None:
+        """quotas: of commands that wait; None: there are none."""
+        self._log, self.saves, self._quotas = log, saves, quotas
         self._lock = asyncio.Lock()
         self._last = 0
         self._sessions: dict[str, str] = {}
@@ -117,24 +105,17 @@ class Journal:
         """Returns adapters to sample by. Raises InvalidInput unless the tenant saved them, and for those whose time is
         over."""
         saved = self._saved.get(path)
-        if saved is None or self.models[_model_in(path, SAMPLED)].tenant != tenant:
+        if saved is None or saved.tenant != tenant:
             raise InvalidInput("model_path", f"is {path[:200]!r}, which save_weights_for_sampler of no model returned")
-        if lack := self._lack(saved):
+        if lack := self.saves.lack(saved):
             raise InvalidInput("model_path", f"is {path[:200]!r}, whose {lack}")
         return saved
 
-    def _lack(self, saved: Saved) -> str:
-        """Returns why adapters are not there, or an empty text."""
-        if 0 < saved.expires < now():
-            return "ttl_seconds are over"
-        return "save failed; save again" if self._has_failed(saved.request_id) else ""
-
-    def check_new(self, model_id: str, values: dict[str, Any]) -> None:
-        """Raises InvalidInput for the name of adapters that are there already, and for a number that is used."""
-        saved = self._saved.get(sampler_path_of(model_id, values))
-        if values["path"] is not None and saved is not None and not self._lack(saved):
-            raise InvalidInput("path", f"is {values['path']!r}, under which this model has adapters; choose another")
-        if values["path"] is None and sampler_id_of(session_of(model_id), _number(values)) in self._samplers:
+    def check_new(self, tenant: str, model_id: str, values: dict[str, Any]) -> None:
+        """Raises InvalidInput for adapters' name as Saves.check_new, and for a number that is used."""
+        if values["path"] is not None:
+            self.saves.check_new(tenant, sampler_path_of(model_id, values))
+        elif sampler_id_of(session_of(model_id), _number(values)) in self._samplers:
             raise InvalidInput("sampling_session_seq_id", f"is {_number(values)}, which another sampling session has")
 
     def sampler(self, tenant: str, sampler_id: str) -> Sampler:
@@ -179,6 +160,17 @@ class Journal:
                     return
                 try:
                     await self._append(Command(Kind.END, tenant, session_id, 1, b"{}", now()))
+                except SequenceConflict:
+                    await self.catch_up()
+
+    async def delete(self, tenant: str, path: str) -> None:
+        """Removes a named save once the tenant's commands before are executed. Raises NotFound as Saves.find."""
+        async with self._lock:
+            while True:
+                position = self.saves.find(tenant, path).position
+                try:
+                    await self._append(Command(Kind.DELETE, tenant, path, position, b"{}", now()))
+                    return
                 except SequenceConflict:
                     await self.catch_up()
 
@@ -245,7 +237,11 @@ class Journal:
         if command.kind is Kind.SAMPLER:
             self._samplers[command.model] = Sampler(command.tenant, command.values["path"])
             return
-        if command.kind is Kind.SAVE_SAMPLER:
+        if command.kind is Kind.DELETE:
+            self.saves.drop(command.model)
+            self._saved.pop(command.model, None)
+            return
+        if command.kind in (Kind.SAVE_SAMPLER, Kind.SAVE_WEIGHTS):
             self._take_saved(command)
         digest = command.digest
         if command.model not in self.models:
@@ -260,10 +256,17 @@ class Journal:
         model.accepted.append((command.position, command.time))
 
     def _take_saved(self, command: Command) -> None:
-        values, path = command.values, sampler_path_of(command.model, command.values)
+        values = command.values
         expires = command.time + values["ttl_seconds"] if values["ttl_seconds"] else 0.0
-        self._saved[path] = Saved(command.request_id, command.position, expires)
-        if values["path"] is None:
+        saved = Saved(command.tenant, command.request_id, command.position, command.time, expires)
+        if command.kind is Kind.SAVE_WEIGHTS:
+            self.saves.take(state_path_of(command.model, values["path"]), saved)
+            return
+        path = sampler_path_of(command.model, values)
+        self._saved[path] = saved
+        if values["path"] is not None:
+            self.saves.take(path, saved)
+        else:
             inflight = values["kind"] == "inflight"
             sampler_id = sampler_id_of(session_of(command.model), _number(values))
             self._samplers[sampler_id] = Sampler(command.tenant, path, inflight)

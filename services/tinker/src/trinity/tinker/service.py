@@ -19,6 +19,7 @@ from trinity.tinker.client import SamplerClient
 from trinity.tinker.journal import Journal
 from trinity.tinker.quotas import Quotas
 from trinity.tinker.results import Results
+from trinity.tinker.saves import Saves
 from trinity.tinker.settings import TinkerSettings
 from trinity.tinker.tenants import TenantKeys
 
@@ -47,7 +48,7 @@ class TinkerService:
             kept_seconds = settings.result_hours * 3600
             quotas = Quotas(settings.waiting_commands, settings.waiting_mib * 2**20, kept_seconds)
             results = Results(commands, kept_seconds, quotas)
-            journal = Journal(commands, quotas, results.has_failed)
+            journal = Journal(commands, Saves(settings.most_saves, results.has_failed), quotas)
             await journal.catch_up()
             sampler = None
             if settings.sampler_address:

@@ -20,6 +20,7 @@ class TinkerSettings(NatsSettings):
     longest: int = Field(4096, ge=1, description="Most tokens of a sequence")
     session_minutes: float = Field(120.0, gt=0, description="Minutes without a sign of a client that end its session")
     most_models: int = Field(32, ge=1, description="Models that a tenant may make")
+    most_saves: int = Field(256, ge=1, description="Named states and adapters that a tenant may have")
     most_rank: int = Field(128, ge=1, description="Largest rank of an adapter")
     log_gib: float = Field(4.0, gt=0, description="Most that the log of commands may take, and that of results")
     result_hours: float = Field(24.0, gt=0, description="Hours for which results are kept")

@@ -139,6 +139,15 @@ class AskSamples(Body):
     type: Literal["sample"] = "sample"
 
 
+class Page(Body):
+    """The query of a list, whose numbers are texts."""
+
+    model_config = ConfigDict(extra="forbid", strict=False)
+
+    limit: int = Field(100, ge=0)
+    offset: int = Field(0, ge=0)
+
+
 class CreateSession(Body):
     model_config = ConfigDict(extra="ignore", strict=True)
 

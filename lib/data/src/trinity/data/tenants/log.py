@@ -36,6 +36,7 @@ class Kind(StrEnum):
     """Kinds of commands. REFUSED stands for a refused command: it does nothing and uses its seq_id up."""
 
     SESSION = "session"
+    DELETE = "delete"  # of a named save: `model` is its path
     END = "end"  # of a session: its models go, its states stay
     CREATE_MODEL = "create_model"
     FORWARD_BACKWARD = "forward_backward"
@@ -153,6 +154,11 @@ def sampler_path_of(model_id: str, values: Mapping[str, Any]) -> str:
     session that the command makes; `@` is in no name of a client."""
     name = values["path"] if values["path"] is not None else f"@{values['sampling_session_seq_id']}"
     return f"tinker://{model_id}/{SAMPLED}/{name}"
+
+
+def state_path_of(model_id: str, name: str) -> str:
+    """Returns the path of a state that a SAVE_WEIGHTS command saves."""
+    return f"tinker://{model_id}/weights/{name}"
 
 
 def canonical(values: dict[str, Any]) -> bytes:

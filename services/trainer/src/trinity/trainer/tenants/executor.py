@@ -21,6 +21,7 @@ from trinity.data.tenants.log import (
     sampler_id_of,
     sampler_path_of,
     session_of,
+    state_path_of,
 )
 from trinity.data.tenants.wire import read_forward, write_output
 from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound
@@ -102,7 +103,7 @@ class Executor:
 
     def execute_all(self, commands: Sequence[Command]) -> list[Result | None]:
         """Executes the next commands, and computes passes of several models at once. Returns their results in order;
-        None for the end of a session.
+        None for the end of a session and for a deletion.
 
         Each model's commands are executed in their order, so that only rounding differs from `execute` for each.
         """
@@ -161,6 +162,9 @@ class Executor:
         return self.execute_all([command])[0]
 
     def _result(self, command: Command) -> Parts[Result | None]:
+        if command.kind is Kind.DELETE:
+            self._saved.pop(command.model, None)
+            return None
         if command.kind is Kind.END:
             for model_id in [one for one in self._tenants if is_of(command.model, one)]:
                 self._model.remove(self._tenants.pop(model_id))
@@ -232,7 +236,7 @@ class Executor:
         return saved if saved is not None and (not saved.expires or now <= saved.expires) else None
 
     def _save(self, command: Command, values: dict[str, Any]) -> str:
-        tenant, path = self._tenant(command.model), f"tinker://{command.model}/weights/{values['path']}"
+        tenant, path = self._tenant(command.model), state_path_of(command.model, values["path"])
         if self._state(path, command.time) is not None and not values["overwrite"]:
             raise AlreadyExists(f"{path} is there already; choose another name, or overwrite=True")
         self._states.save(command.position, tenant.state(gradients=False))
