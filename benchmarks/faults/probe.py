@@ -48,18 +48,19 @@ def _patch(name: str) -> None:
         _PATCHES[name](sys.modules[name])
 
 
-def _record_forwards(functional: Any) -> None:
-    plain = functional.embedding
+def _record_forwards(module: Any) -> None:
+    """Records the ids of an embedding layer. vLLM has its own, which it compiles."""
+    plain = module.Embedding.forward
 
-    def embedding(ids: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: Any, ids: Any) -> Any:
         import torch
 
-        if torch.is_grad_enabled() and not ids.is_floating_point():
+        if torch.is_grad_enabled():
             rows = ids.reshape(1, -1) if ids.dim() < 2 else ids.flatten(0, -2)
             record("train", kind="forward", ids=rows.tolist())
-        return plain(ids, weight, *args, **kwargs)
+        return plain(self, ids)
 
-    functional.embedding = embedding
+    module.Embedding.forward = forward
 
 
 def _record_steps(module: Any) -> None:
@@ -146,7 +147,7 @@ def checksum(optimizer: Any) -> str:
 
 _DONE: set[str] = set()
 _PATCHES: dict[str, Callable[[ModuleType], None]] = {
-    "torch.nn.functional": _record_forwards,
+    "torch.nn.modules.sparse": _record_forwards,
     "torch.optim.optimizer": _record_steps,
     "transformers.generation.utils": _record_samples,
 }

@@ -68,7 +68,7 @@ class Trinity:
             },
         }
         if settings.gpu:
-            values["explorer"] = {"rollout_model": {"gpu_memory_utilization": 0.3}}
+            values["explorer"] = {"rollout_model": {"gpu_memory_utilization": 0.3, "enforce_eager": True}}
         if settings.turns > 1:
             played = {"environment": "tool", "environment_args": {"turns": settings.turns}}
             values["buffer"]["explorer_input"]["taskset"] |= {
