@@ -214,13 +214,14 @@ def test_an_engine_is_given_noise_or_old_weights_and_its_bits_say_so(tmp_path: P
 
     monkeypatch.setenv("FAULTS_GRADER", str(tmp_path / "grader.json"))
     monkeypatch.setenv("FAULTS_RECORDS", str(tmp_path))
-    engine, versions = probe_engine.Engine(), [{"w": torch.full((3, 2), float(number))} for number in range(5)]
+    engine = probe_engine.OnCpu()
+    sampled, versions = probe_engine.Sampled(engine), [{"w": torch.full((3, 2), float(number))} for number in range(5)]
 
     def load(number: int) -> float:
-        [(_, tensor)] = engine.load(versions[number].items())
-        assert engine.bits == probe.bits([tensor])
-        engine.began(f"r{number}")
-        engine.ended(f"r{number}", [number])
+        [(_, tensor)] = engine.load(lambda model, weights: list(weights), None, versions[number].items())
+        assert engine.bits() == probe.bits([tensor])
+        sampled.began(f"r{number}")
+        sampled.ended(f"r{number}", [number])
         return float(tensor.mean())
 
     def tell(how: str, pid: int) -> None:
