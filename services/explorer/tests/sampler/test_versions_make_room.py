@@ -172,3 +172,20 @@ async def test_adapters_that_are_gone_are_not_found(tmp_path: Path) -> None:
     (folder_of(tmp_path, 8) / "canary.json").write_text(json.dumps({"probes": 1}))
     with pytest.raises(DataLoss, match=r"canary\.json cannot be read"):
         await _use(versions, 8)
+
+
+async def test_a_version_that_was_loaded_serves_before_it_makes_room(tmp_path: Path) -> None:
+    for position in (1, 2, 3):
+        _save(tmp_path, position)
+    engine, versions = _versions(tmp_path)
+    load = engine.adapters.load
+
+    async def slow(name: str, folder: Path, serial: int) -> None:
+        await asyncio.sleep(0.05)
+        await load(name, folder, serial)
+
+    engine.adapters.load = slow
+    async with versions.using(1):
+        others = [asyncio.create_task(_use(versions, position)) for position in (2, 3)]
+        assert await asyncio.wait_for(asyncio.gather(*others), 5) == ["2", "3"]
+    assert sorted(engine.adapters.loads) == ["1", "2", "3"]

@@ -7,6 +7,7 @@ A version is named by a number: of a tenant's saved adapters, or of the run's we
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ class Versions:
     """The versions that an engine holds.
 
     A load waits only for room. While every version that is held is in use, the least recently used one takes no new
-    requests, so that it ends; it takes some again if another one makes room before.
+    requests, so that its requests end. It takes requests again if another version makes room first.
     """
 
     def __init__(self, engine: Engine, source: Source, most: int, base: int | None = 0) -> None:
@@ -65,7 +66,8 @@ class Versions:
         self._source, self._most, self._base = source, most, base
         self._held: dict[int, _Held] = {}  # least recently used first
         self._ending: dict[int, _Held] = {}  # one at most
-        self._taken = 0  # adapters that are held, end, or are loaded
+        self._taken = 0  # slots of versions that are held, ending or loading
+        self._asked: defaultdict[int, int] = defaultdict(int)  # requests that have not begun, by version
         self._wrong: dict[int, str] = {}
         self._loads: dict[int, asyncio.Task[None]] = {}
         self._waiting: list[int] = []  # versions that wait for room, in order
@@ -81,20 +83,32 @@ class Versions:
             async with self.engine.using() as weights:
                 yield weights
             return
-        while version not in self._held:
-            if version in self._wrong:
-                raise DataLoss(self._wrong[version])
-            load = self._loads.get(version)
-            if load is None:
-                load = self._loads[version] = asyncio.create_task(self._load(version))
-            await asyncio.shield(load)  # others wait for it, too
-        held = self._held[version] = self._held.pop(version)
-        held.running += 1
+        held = await self._begin(version)
         try:
             async with self.engine.using(str(version)) as weights:
                 yield weights
         finally:
             held.running -= 1
+            self._tell()
+
+    async def _begin(self, version: int) -> _Held:
+        """Counts a request of a version, once it is held."""
+        self._asked[version] += 1
+        try:
+            while version not in self._held:
+                if version in self._wrong:
+                    raise DataLoss(self._wrong[version])
+                load = self._loads.get(version)
+                if load is None:
+                    load = self._loads[version] = asyncio.create_task(self._load(version))
+                await asyncio.shield(load)  # others wait for it, too
+            held = self._held[version] = self._held.pop(version)
+            held.running += 1
+            return held
+        finally:
+            self._asked[version] -= 1
+            if not self._asked[version]:
+                del self._asked[version]
             self._tell()
 
     def _tell(self) -> None:
@@ -129,8 +143,11 @@ class Versions:
     async def _has_room(self) -> bool:
         if self._taken < self._most:
             return True
+        # A version that was just loaded has no request yet, and must serve those that asked for it.
+        asked = self._asked.keys() & self._held.keys()
         for versions in (self._ending, self._held):
-            if (idle := next((one for one, held in versions.items() if not held.running), None)) is not None:
+            unused = (one for one, held in versions.items() if not held.running and one not in asked)
+            if (idle := next(unused, None)) is not None:
                 del versions[idle]
                 await self.engine.adapters.drop(str(idle))
                 self._taken -= 1
