@@ -28,8 +28,11 @@ def test_memory_that_other_processes_hold_is_reported_with_what_is_left() -> Non
     with pytest.raises(EngineFailed, match=r"90.0 GiB of GPU 1 .* 71.5 GiB are free.*set it to 0.71 at most"):
         devices.check_cards(options(2), [card(0, 95), card(1, 71.5), card(2, 1)], "0,1,2", 0.9)
     tenants = replace(options(), memory_key="sampler_gpu_gib", gpu_memory_gib=80.0)
-    with pytest.raises(EngineFailed, match=r"^sampler_gpu_gib: is 80: .* 71.5 GiB are free.*set it to 71 at most"):
+    with pytest.raises(EngineFailed, match=r"^sampler_gpu_gib: is 80: .* 71.5 GiB are free.*set it to 71.5 at most"):
         devices.check_cards(tenants, [card(1, 71.5)], None, 0.8)
+    all_of_it = replace(tenants, gpu_memory_gib=0.0)
+    with pytest.raises(EngineFailed, match=r"^sampler_gpu_gib: is 0, which is 0.9 of a GPU: .* what else runs there$"):
+        devices.check_cards(all_of_it, [card(1, 0.04)], None, 0.9)
     assert not EngineFailed.for_good, "a process that is ending gives its memory back"
 
 

@@ -70,10 +70,13 @@ def check_cards(options: EngineOptions, cards: Sequence[Gpu], devices: str | Non
     tight = min(cards[:wanted], key=lambda card: card.free_gib / card.total_gib)
     if tight.free_gib < part * tight.total_gib:
         most = int(100 * tight.free_gib / tight.total_gib) / 100
-        key, value = "explorer.rollout_model.gpu_memory_utilization", part
+        key, value = "explorer.rollout_model.gpu_memory_utilization", f"{part:g}"
         if options.memory_key:
-            key, value, most = options.memory_key, options.gpu_memory_gib, int(tight.free_gib)
+            given = options.gpu_memory_gib
+            key, value = options.memory_key, f"{given:g}" if given else f"0, which is {part:g} of a GPU"
+            most = int(10 * tight.free_gib) / 10
+        lower = f", or set it to {most:g} at most" if most else ""
         raise EngineFailed(
-            f"{key}: is {value:g}: {part * tight.total_gib:.1f} GiB of {tight}, of which {tight.free_gib:.1f} GiB are "
-            f"free; end what else runs there, or set it to {most:g} at most"
+            f"{key}: is {value}: {part * tight.total_gib:.1f} GiB of {tight}, of which {tight.free_gib:.1f} GiB are "
+            f"free; end what else runs there{lower}"
         )
