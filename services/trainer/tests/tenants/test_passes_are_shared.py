@@ -177,3 +177,23 @@ def test_bfloat16_loses_no_small_update(quickstart_model: Path) -> None:
     changed = [float((tensor != before[name]).float().mean()) for name, tensor in tenant.state(gradients=False).items()
                if name.startswith("weights.")]  # fmt: skip
     assert min(changed) > 0.9
+
+
+def test_a_state_is_copied_in_parts_of_bounded_size(quickstart_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = SharedModel(str(quickstart_model), torch.float32, torch.device("cpu"), 40)
+    tenant = made.add("a", AdapterShape(4))
+    monkeypatch.setattr("trinity.trainer.tenants.model._COPIED", 1000)
+    joined: list[int] = []
+    plain = torch.cat
+
+    def cat(tensors: list[torch.Tensor]) -> torch.Tensor:
+        found = plain(tensors)
+        joined.append(found.numel())
+        return found
+
+    monkeypatch.setattr(torch, "cat", cat)
+    state = tenant.state(gradients=True)
+    largest = max(parameter.numel() for parameter in tenant.parameters.values())
+    assert len(joined) > 1 and max(joined) < 1000 + largest
+    assert state.keys() == {f"weights.{name}" for name in tenant.parameters}
+    assert all(torch.equal(state[f"weights.{name}"], parameter) for name, parameter in tenant.parameters.items())
