@@ -134,7 +134,7 @@ def test_a_result_that_is_no_longer_kept_is_told_so_for_good(
         while "model_id" in (found := told()):
             assert time.monotonic() < deadline
             time.sleep(0.2)
-        text = "its result was kept for 0.05 minutes and is gone"
+        text = "its result is not kept, after 0.05 minutes"
         assert (text in found["error"], found["category"]) == (True, "user")
         stack.restart("tinker")  # no result tells it that the command was executed
         stack.wait("tinker")

@@ -155,7 +155,7 @@ def test_adapters_of_several_ranks_and_tenants_are_sampled_apart(sampling_stack:
     assert np.abs(np.asarray(found(clients[1])) - expected[1]).max() < 1e-3
     # Nobody samples by another tenant's adapters, nor learns that they exist.
     for path in (paths[0], paths[0].replace("round-1", "none"), "tinker://x:train:0/sampler_weights/y"):
-        with pytest.raises(tinker.UnprocessableEntityError, match="of no model returned"):
+        with pytest.raises(tinker.UnprocessableEntityError, match="which no save_weights_for_sampler returned"):
             services["bob"].create_sampling_client(model_path=path).result()
     with pytest.raises(tinker.UnprocessableEntityError, match="choose another"):
         trained["alice"].save_weights_for_sampler("round-1").result()

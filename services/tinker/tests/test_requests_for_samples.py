@@ -18,7 +18,7 @@ from trinity.tinker import sampling, shapes
 from trinity.tinker.client import SamplerClient
 from trinity.tinker.journal import Journal
 from trinity.tinker.sampling import Failed, Gone, Sampling
-from trinity.tinker.saves import Saves
+from trinity.tinker.saves import Saved, Saves
 from trinity.tinker.sessions import Signs
 
 pytestmark = pytest.mark.core
@@ -73,8 +73,8 @@ class _Results:
         self.there: set[str] = set()
         self.failed: set[str] = set()
 
-    def has_worked(self, request_id: str) -> bool:
-        return request_id in self.there
+    def has_worked(self, saved: Saved) -> bool:
+        return saved.request_id in self.there and saved.request_id not in self.failed
 
     def has_failed(self, request_id: str) -> bool:
         return request_id in self.failed
@@ -195,6 +195,10 @@ async def test_sampling_sessions_follow_from_the_log() -> None:
     restarted.results.there.add(f"{model}:4")  # the newer inflight save is done
     request = restarted.ask("alice", f"{session}:sample:8", 1)["request_id"]
     assert await restarted.sampling.retrieve("alice", request, 5) == b"answer of 6"
+    restarted.results.there.add(f"{model}:3")
+    restarted.results.failed.add(f"{model}:4")  # then the save before it stays
+    request = restarted.ask("alice", f"{session}:sample:8", 2)["request_id"]
+    assert await restarted.sampling.retrieve("alice", request, 5) == b"answer of 5"
     new = {"path": "named", "sampling_session_seq_id": None}
     with pytest.raises(InvalidInput, match="choose another"):
         restarted.journal.check_new("alice", model, new)
@@ -230,6 +234,30 @@ async def test_a_failed_save_leaves_its_name_free() -> None:
     assert place.journal.saved("alice", path).position == 4
     with pytest.raises(InvalidInput, match="choose another"):
         place.journal.check_new("alice", model, name)
+
+
+async def test_a_client_keeps_its_adapters_or_hears_that_they_are_gone() -> None:
+    place = _Place()
+    session = await place.session("alice")
+    model = f"{session}:train:0"
+    create = canonical({"lora_config": {"rank": 4}})
+    await place.journal.submit("alice", model, 0, Kind.CREATE_MODEL, create, lambda: None)
+    await place.save(model, 1, path="named")
+    path = f"tinker://{model}/sampler_weights/named"
+    before = await place.open("alice", session, 0, model_path=path)
+    await place.journal.delete("alice", path)
+    with pytest.raises(InvalidInput, match="or which was deleted"):
+        place.ask("alice", before, 0)
+    await place.save(model, 2, path="named")
+    place.explorer.may.set()
+    restarted = _Place()
+    restarted.log.stored = place.log.stored
+    await restarted.journal.catch_up()
+    for one in (place, restarted):
+        with pytest.raises(InvalidInput, match="was saved anew since this sampling session began"):
+            one.ask("alice", before, 0)
+    request = place.ask("alice", await place.open("alice", session, 1, model_path=path), 0)["request_id"]
+    assert await place.sampling.retrieve("alice", request, 5) == b"answer of 6"
 
 
 async def test_a_prompt_of_the_greatest_length_has_log_probabilities() -> None:

@@ -374,9 +374,9 @@ class Gateway:
         return Response(result.body, media_type=_PROTOBUF if is_message else "application/json")
 
     def _gone(self, request_id: str) -> Response:
-        """Answers for good: after 410 the client would send the command again, which has this result."""
-        kept = f"the command was executed, and its result was kept for {self._settings.result_hours * 60:g} minutes"
-        problem = f"{request_id}: {kept} and is gone; go on with the next command, or raise result_hours"
+        """Answers for good: after 410 the client would send the command again, and get the same request id."""
+        problem = f"{request_id}: its result is not kept, after {self._settings.result_hours * 60:g} minutes"
+        problem = f"{problem}; continue with the next command, or raise result_hours"
         return JSONResponse({"error": problem, "category": "user"})
 
     async def _retrieve_samples(self, sampling: Sampling, tenant: str, request_id: str) -> Response:

@@ -48,11 +48,12 @@ class Model:
 @dataclass(frozen=True)
 class Sampler:
     """A sampling session. `path`: of the adapters, empty for the base model. `inflight`: it samples by the newest ones
-    that its model saved as such."""
+    that its model saved as such. `position`: of the command that saved the adapters when the session began."""
 
     tenant: str
     path: str
     inflight: bool = False
+    position: int = field(default=0, compare=False)
 
 
 class Journal:
@@ -106,7 +107,9 @@ class Journal:
         over."""
         saved = self._saved.get(path)
         if saved is None or saved.tenant != tenant:
-            raise InvalidInput("model_path", f"is {path[:200]!r}, which save_weights_for_sampler of no model returned")
+            raise InvalidInput(
+                "model_path", f"is {path[:200]!r}, which no save_weights_for_sampler returned, or which was deleted"
+            )
         if lack := self.saves.lack(saved):
             raise InvalidInput("model_path", f"is {path[:200]!r}, whose {lack}")
         return saved
@@ -125,9 +128,9 @@ class Journal:
             raise NotFound(f"sampling session {sampler_id[:200]!r} is not known, or has ended; create one")
         return found
 
-    def inflight(self, path: str) -> list[str]:
-        """Returns the paths that the model of a path saved as inflight, newest first."""
-        return self._inflight[_model_in(path, SAMPLED)][::-1]
+    def inflight(self, path: str) -> list[Saved]:
+        """Returns what the model of a path saved as inflight, newest first."""
+        return [self._saved[one] for one in reversed(self._inflight[_model_in(path, SAMPLED)])]
 
     async def open_sampler(self, sampler_id: str, sampler: Sampler) -> None:
         """Makes a sampling session durable. Raises Conflict if there is another one of that id."""
@@ -235,10 +238,12 @@ class Journal:
                 model.ended |= is_of(command.model, model_id)
             return
         if command.kind is Kind.SAMPLER:
-            self._samplers[command.model] = Sampler(command.tenant, command.values["path"])
+            path = command.values["path"]
+            position = self._saved[path].position if path in self._saved else 0
+            self._samplers[command.model] = Sampler(command.tenant, path, position=position)
             return
         if command.kind is Kind.DELETE:
-            self.saves.drop(command.model)
+            self.saves.drop(command.tenant, command.model)
             self._saved.pop(command.model, None)
             return
         if command.kind in (Kind.SAVE_SAMPLER, Kind.SAVE_WEIGHTS):
@@ -269,7 +274,7 @@ class Journal:
         else:
             inflight = values["kind"] == "inflight"
             sampler_id = sampler_id_of(session_of(command.model), _number(values))
-            self._samplers[sampler_id] = Sampler(command.tenant, path, inflight)
+            self._samplers[sampler_id] = Sampler(command.tenant, path, inflight, command.position)
             if inflight:
                 self._inflight.setdefault(command.model, []).append(path)
 

@@ -7,22 +7,27 @@ import asyncio
 
 from trinity.data.tenants.log import CommandLog, now
 from trinity.tinker.quotas import Quotas
+from trinity.tinker.saves import Saved
 
 
 class Results:
     """Sequences of the results by request id."""
 
     def __init__(self, log: CommandLog, kept_seconds: float, quotas: Quotas | None = None) -> None:
-        """kept_seconds: after which a result goes. quotas: of commands without a result; None: there are none."""
+        """kept_seconds: how long a result is kept. quotas: of commands without a result; None: there are none."""
         self._log, self._kept_seconds, self._quotas = log, kept_seconds, quotas
         self._sequences: dict[str, int] = {}
         self._failed: set[str] = set()
         self._done: dict[str, int] = {}  # newest position with a result, by tenant
         self._waiting: dict[str, asyncio.Event] = {}
+        self.known = asyncio.Event()  # set once all results from before the start are read
 
     async def follow(self) -> None:
         """Follows for ever."""
-        async for told in self._log.results(max(0, await self._log.first_result() - 1)):
+        first, last = await self._log.kept_results()
+        if last < first:
+            self.known.set()
+        async for told in self._log.results(max(0, first - 1)):
             self._sequences[told.request_id] = told.sequence
             self._done[told.tenant] = told.position
             if told.failed:
@@ -31,10 +36,15 @@ class Results:
                 self._quotas.done(told.tenant, told.position)
             if (event := self._waiting.pop(told.request_id, None)) is not None:
                 event.set()
+            if told.sequence >= last:
+                self.known.set()
 
-    def has_worked(self, request_id: str) -> bool:
-        """Returns True for a command that was executed and did not fail."""
-        return request_id in self._sequences and request_id not in self._failed
+    def has_worked(self, saved: Saved) -> bool:
+        """Returns True for a save that was executed and is not known to have failed."""
+        if saved.request_id in self._failed:
+            return False
+        gone = self.is_gone(saved.request_id, saved.tenant, saved.position, saved.time)
+        return gone or saved.request_id in self._sequences
 
     def has_failed(self, request_id: str) -> bool:
         return request_id in self._failed

@@ -134,15 +134,22 @@ class Sampling:
         """Returns the position of the command that saved the adapters of a sampling session; 0 for the base model."""
         if not sampler.path:
             return 0
-        known = self._journal.inflight(sampler.path) if sampler.inflight else ()
-        newest = (path for path in known if self._results.has_worked(self._journal.saved(tenant, path).request_id))
-        return self._journal.saved(tenant, next(newest, sampler.path)).position
+        for saved in self._journal.inflight(sampler.path) if sampler.inflight else ():
+            if self._results.has_worked(saved) and not self._journal.saves.lack(saved):
+                return saved.position
+        position = self._journal.saved(tenant, sampler.path).position
+        if position != sampler.position:
+            problem = f"is {sampler.path[:200]!r}, which was saved anew since this sampling session began"
+            raise InvalidInput("model_path", f"{problem}; create another sampling client")
+        return position
 
     def _sample(self, tenant: str, values: shapes.AskSamples, version: int) -> Sample:
         tokens, settings = [token for chunk in values.prompt.chunks for token in chunk.tokens], values.sampling_params
         check_tokens("prompt", tokens, self._base)
         rated = values.prompt_logprobs or values.topk_prompt_logprobs
-        only_rated = bool(rated) and settings.max_tokens == 1  # compute_logprobs asks so: the token is not its matter
+        only_rated = (
+            bool(rated) and settings.max_tokens == 1
+        )  # compute_logprobs asks for one token, and does not use it
         room = self._base.longest - len(tokens) + only_rated
         if not tokens or room < 1 or (settings.max_tokens or 1) > room:
             wanted = f" and max_tokens is {settings.max_tokens}" if settings.max_tokens else ""

@@ -1,5 +1,6 @@
 """The states and adapters that tenants saved under a name: which are there, and how many a tenant may have."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,24 +25,28 @@ class Saved:
 
 
 class Saves:
-    """Named saves of all tenants, by path."""
+    """Named saves of each tenant, by path."""
 
     def __init__(self, most: int, has_failed: Callable[[str], bool] = lambda request_id: False) -> None:
-        """most: saves of one tenant. has_failed: tells it of an executed command."""
+        """most: saves of one tenant. has_failed: returns True for the request id of a command that failed."""
         self._most, self._has_failed = most, has_failed
-        self._named: dict[str, Saved] = {}  # oldest first
+        self._named: defaultdict[str, dict[str, Saved]] = defaultdict(dict)  # oldest first
 
     def take(self, path: str, saved: Saved) -> None:
-        self._named.pop(path, None)
-        self._named[path] = saved
+        """Takes a new save, and forgets those of the tenant whose time was over before it."""
+        self.drop(saved.tenant, path)
+        named = self._named[saved.tenant]
+        for old in [old for old, one in named.items() if 0 < one.expires < saved.time]:
+            del named[old]
+        named[path] = saved
 
-    def drop(self, path: str) -> None:
-        self._named.pop(path, None)
+    def drop(self, tenant: str, path: str) -> None:
+        self._named[tenant].pop(path, None)
 
     def find(self, tenant: str, path: str) -> Saved:
         """Raises NotFound unless the tenant saved it."""
-        saved = self._named.get(path)
-        if saved is None or saved.tenant != tenant:
+        saved = self._named[tenant].get(path)
+        if saved is None:
             raise NotFound(f"{path[:300]} is not known; RestClient.list_user_checkpoints names what is there")
         return saved
 
@@ -53,7 +58,7 @@ class Saves:
 
     def of(self, tenant: str) -> dict[str, Saved]:
         """Returns the saves that a tenant has, oldest first."""
-        return {path: one for path, one in self._named.items() if one.tenant == tenant and not self.lack(one)}
+        return {path: one for path, one in self._named[tenant].items() if not self.lack(one)}
 
     def check_new(self, tenant: str, path: str, *, overwrite: bool = False) -> None:
         """Raises InvalidInput for a name that is there already, and for one more than the tenant may have."""

@@ -26,6 +26,7 @@ from trinity.tinker.tenants import TenantKeys
 log = structlog.get_logger(__name__)
 
 _HEADERS_BYTES = 64 * 1024  # of a message on NATS, besides the body
+_RESULTS_SECONDS = 60.0  # until all results from before the start are read
 
 
 class TinkerService:
@@ -61,6 +62,8 @@ class TinkerService:
             server = _Server(uvicorn.Config(gateway.app(), log_level="warning", lifespan="off"))
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(results.follow())
+                with contextlib.suppress(TimeoutError):  # without them it would take failed saves for good ones
+                    await asyncio.wait_for(results.known.wait(), _RESULTS_SECONDS)
                 tasks.create_task(_serve(server, listening))
                 tasks.create_task(gateway.end_silent())
                 ready.set()

@@ -289,8 +289,10 @@ class CommandLog:
             expected = several[-1].sequence + 1 if several else expected + 1
         return state.last_sequence, found
 
-    async def first_result(self) -> int:
-        return (await self._broker.state(self._names.results_stream)).first_sequence
+    async def kept_results(self) -> tuple[int, int]:
+        """Returns the sequences of the oldest and the newest result; the newest is smaller if none is kept."""
+        state = await self._broker.state(self._names.results_stream)
+        return state.first_sequence, state.last_sequence if state.messages else state.first_sequence - 1
 
     async def add_result(self, result: Result, command: Command, after: int) -> int:
         """Stores a result right behind the sequence `after`. Raises SequenceConflict if another executor did."""
