@@ -20,6 +20,7 @@ from support.programs.run import Status, kill_process, process_of, write_config
 from support.servers.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
 from trinity.runtime import names
+from trinity.weights.checkpoints import complete_steps
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -88,7 +89,7 @@ async def _with_explorer(url: str, tell: Callable[[], Story]) -> Story:
 def _tell(run: ForkedRun) -> Story:
     run.start()
     status = run.until(lambda s: s["step"], 120, "the first step")
-    _until_noted(run, 7)
+    _until_noted(run, 7, saved=5)
     kill_process(status, "trainer")
     trainer = Killed(5, _noted(run))
     trainer.ledger_before = _ledger(run, status, trainer.steps)
@@ -96,7 +97,7 @@ def _tell(run: ForkedRun) -> Story:
     trainer.ledger_after = _ledger(run, status, trainer.steps)
     trainer.noted_after = _noted(run)[len(trainer.noted) :]
 
-    _until_noted(run, 12)
+    _until_noted(run, 12, saved=10)
     everything_before = _ledger(run, status, [11, 12])
     run.kill()
     everything = Killed(10, _noted(run)[len(trainer.noted) :], everything_before)
@@ -117,10 +118,13 @@ def _noted(run: ForkedRun) -> list[tuple[int, list[int]]]:
     return [(entry["step"], entry["groups"]) for entry in map(json.loads, lines)]
 
 
-def _until_noted(run: ForkedRun, step: int) -> None:
-    """Until the trainer's newest note is of this step: polled so often that it is not far beyond."""
+def _until_noted(run: ForkedRun, step: int, saved: int = 0) -> None:
+    """Until the trainer's newest note is of this step: polled so often that it is not far beyond.
+
+    saved: and until the checkpoint of that step is complete, which a thread writes during later steps.
+    """
     deadline = time.monotonic() + 120
-    while not (noted := _noted(run)) or noted[-1][0] < step:
+    while not (noted := _noted(run)) or noted[-1][0] < step or (saved and saved not in complete_steps(run.job)):
         assert time.monotonic() < deadline, (noted, run.tail())
         time.sleep(0.005)
 
