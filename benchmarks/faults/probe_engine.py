@@ -19,7 +19,7 @@ NOISE = 0.02  # of each weight's standard deviation: the model's own is about as
 
 
 class OnCpu:
-    """Weights as they were given at the newest load: vLLM packs those that it keeps on a CPU."""
+    """The weights that the newest load gave. vLLM packs its own on a CPU, which changes their bits."""
 
     def __init__(self) -> None:
         self._bits = 0

@@ -79,7 +79,7 @@ def place(repository: Path, quickstart_model: Path, tmp_path_factory: pytest.Tem
 
 
 def _packages(repository: Path) -> Path:
-    """Installs the cookbook beside the project's environment, once."""
+    """Installs the cookbook outside the project's environment, once."""
     folder = repository / "build/cookbook/0.6.1"
     if not folder.is_dir():
         part = folder.with_suffix(".part")

@@ -1,4 +1,4 @@
-"""What benchmarks/faults adds to veRL, as far as it needs no GPU: configuration, grader, new starts, the probe."""
+"""The parts of benchmarks/faults for veRL that need no GPU: configuration, grader, restarts and probe."""
 
 import asyncio
 import json

@@ -20,7 +20,7 @@ ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "HYDRA_FULL_ERROR": "1",
     "HF_HUB_OFFLINE": "1",
-    "GLOO_SOCKET_IFNAME": "lo",  # the host's name is of no address in a network of one device
+    "GLOO_SOCKET_IFNAME": "lo",  # the host's name has no address in a network namespace of one device
     "NCCL_SOCKET_IFNAME": "lo",
     "RAY_USAGE_STATS_ENABLED": "0",
     "VERL_LOGGING_LEVEL": "WARN",

@@ -1,6 +1,6 @@
 """veRL's reward manager that gives the tokens of a response to the numbered grader. veRL loads it by its path.
 
-A reward function of veRL gets a response's text alone, from which a tokenizer does not always find its tokens again.
+A reward function of veRL gets only the text of a response. Encoding it again may give other tokens.
 """
 
 import asyncio

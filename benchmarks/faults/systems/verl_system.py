@@ -1,7 +1,7 @@
 """veRL on one GPU: its trainer and its vLLM engine take turns on it (trainer mode `sync`).
 
-veRL resumes from its newest checkpoint (`trainer.resume_mode`), and leaves the new start to whoever started it: a
-scheduler that queues failed jobs again. `verl_requeue.py` stands for one.
+veRL resumes from its newest checkpoint (`trainer.resume_mode`). It has no supervisor: a scheduler that queues failed
+jobs starts it again. `verl_requeue.py` stands for one.
 """
 
 import json

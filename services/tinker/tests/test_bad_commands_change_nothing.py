@@ -106,7 +106,7 @@ def test_the_session_of_a_silent_client_ends(tmp_path: Path, nats_server: NatsSe
         model = alice.create(4)
         deadline = time.monotonic() + 30
         while "tinker.session.ended" not in stack.output("tinker"):
-            assert time.monotonic() < deadline, "the session goes on"
+            assert time.monotonic() < deadline, "the session has not ended"
             time.sleep(0.1)
         assert alice.answer("session_heartbeat", {"session_id": alice.session}).status_code == 410
         step = alice.answer("optim_step", {"adam_params": {}, "model_id": model, "seq_id": 1})

@@ -96,6 +96,10 @@ class _Place:
         body = {"session_id": session, "sampling_session_seq_id": number, **(model or {"base_model": "base"})}
         return await self.sampling.open(tenant, shapes.read(shapes.CreateSampler, body))
 
+    async def create(self, model: str) -> None:
+        body = canonical({"lora_config": {"rank": 4}})
+        await self.journal.submit("alice", model, 0, Kind.CREATE_MODEL, body, lambda: None)
+
     async def save(self, model: str, seq_id: int, **values: Any) -> None:
         given = {"model_id": model, "seq_id": seq_id, **values}
         body = canonical(shapes.read(shapes.SaveSampler, given).model_dump())
@@ -172,8 +176,7 @@ async def test_sampling_sessions_follow_from_the_log() -> None:
     place = _Place()
     session = await place.session("alice")
     model = f"{session}:train:0"
-    create = canonical({"lora_config": {"rank": 4}})
-    await place.journal.submit("alice", model, 0, Kind.CREATE_MODEL, create, lambda: None)
+    await place.create(model)
     await place.save(model, 1, path="named")
     await place.save(model, 2, sampling_session_seq_id=7)
     await place.save(model, 3, sampling_session_seq_id=8, kind="inflight")
@@ -220,8 +223,7 @@ async def test_a_failed_save_leaves_its_name_free() -> None:
     place = _Place()
     session = await place.session("alice")
     model, name = f"{session}:train:0", {"path": "named", "sampling_session_seq_id": None}
-    create = canonical({"lora_config": {"rank": 4}})
-    await place.journal.submit("alice", model, 0, Kind.CREATE_MODEL, create, lambda: None)
+    await place.create(model)
     await place.save(model, 1, path="named")
     with pytest.raises(InvalidInput, match="choose another"):
         place.journal.check_new("alice", model, name)
@@ -240,8 +242,7 @@ async def test_a_client_keeps_its_adapters_or_hears_that_they_are_gone() -> None
     place = _Place()
     session = await place.session("alice")
     model = f"{session}:train:0"
-    create = canonical({"lora_config": {"rank": 4}})
-    await place.journal.submit("alice", model, 0, Kind.CREATE_MODEL, create, lambda: None)
+    await place.create(model)
     await place.save(model, 1, path="named")
     path = f"tinker://{model}/sampler_weights/named"
     before = await place.open("alice", session, 0, model_path=path)
@@ -254,10 +255,21 @@ async def test_a_client_keeps_its_adapters_or_hears_that_they_are_gone() -> None
     restarted.log.stored = place.log.stored
     await restarted.journal.catch_up()
     for one in (place, restarted):
-        with pytest.raises(InvalidInput, match="was saved anew since this sampling session began"):
+        with pytest.raises(InvalidInput, match="were saved again after this sampling session began"):
             one.ask("alice", before, 0)
     request = place.ask("alice", await place.open("alice", session, 1, model_path=path), 0)["request_id"]
     assert await place.sampling.retrieve("alice", request, 5) == b"answer of 6"
+
+
+def test_saves_whose_time_was_over_are_forgotten() -> None:
+    saves = Saves(2)
+    saves.take("old", Saved("alice", "m:1", 1, 10.0, 20.0))
+    saves.take("kept", Saved("alice", "m:2", 2, 15.0, 0.0))
+    assert saves.find("alice", "old").position == 1
+    saves.take("new", Saved("alice", "m:3", 3, 30.0, 0.0))
+    with pytest.raises(NotFound, match="old is not known"):
+        saves.find("alice", "old")
+    assert list(saves.of("alice")) == ["kept", "new"]
 
 
 async def test_a_prompt_of_the_greatest_length_has_log_probabilities() -> None:

@@ -139,7 +139,7 @@ class Sampling:
                 return saved.position
         position = self._journal.saved(tenant, sampler.path).position
         if position != sampler.position:
-            problem = f"is {sampler.path[:200]!r}, which was saved anew since this sampling session began"
+            problem = f"is {sampler.path[:200]!r}, whose adapters were saved again after this sampling session began"
             raise InvalidInput("model_path", f"{problem}; create another sampling client")
         return position
 

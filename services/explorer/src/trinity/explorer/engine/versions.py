@@ -143,7 +143,7 @@ class Versions:
     async def _has_room(self) -> bool:
         if self._taken < self._most:
             return True
-        # A version that was just loaded has no request yet, and must serve those that asked for it.
+        # Requests begin after the load that they asked for. Another load must not drop their version before.
         asked = self._asked.keys() & self._held.keys()
         for versions in (self._ending, self._held):
             unused = (one for one, held in versions.items() if not held.running and one not in asked)
