@@ -1,6 +1,6 @@
 """Forks of the quickstart: their cost, their equality, and the precision of pairs of them.
 
-    python benchmarks/forks.py [fork] [pairs] [--pairs 20] [--steps 10] [--folder FOLDER]
+    python benchmarks/forks.py [fork] [pairs] [--pairs 20] [--steps 10] [--at-once 1] [--folder FOLDER]
 
 `fork`: a reproducible run of 40 steps is forked at step 20 with unchanged keys; the seconds of `trinity fork`, the
 bytes that the fork does not share, and the steps that are equal bit for bit.
@@ -66,16 +66,15 @@ def measure_fork(runs: Runs, table: Table) -> None:
 
 def measure_pairs(runs: Runs, pairs: int, steps: int, table: Table) -> None:
     parent = parent_of(runs)
-    means = []
-    for seed in range(1, pairs + 1):
-        folders = []
-        for rate in RATES:
-            keys = (f"algorithm.optimizer.lr={rate}", f"explorer.rollout_model.seed={seed}",
-                    f"buffer.total_steps={AT + steps}", "explorer.eval_interval=1000")  # fmt: skip
-            folders.append(runs.derived(f"pair{seed}-{rate:g}-{steps}", "fork", str(parent), "--at", str(AT), *keys))
-        whole = compare_runs([(folders[0], folders[1])]).whole
-        means.append((whole.a, whole.b))
-        print(f"pair {seed}: {whole.a:.4f} {whole.b:.4f}", file=sys.stderr, flush=True)
+
+    def fork(seed: int, rate: float) -> Path:
+        keys = (f"algorithm.optimizer.lr={rate}", f"explorer.rollout_model.seed={seed}",
+                f"buffer.total_steps={AT + steps}", "explorer.eval_interval=1000")  # fmt: skip
+        return runs.derived(f"pair{seed}-{rate:g}-{steps}", "fork", str(parent), "--at", str(AT), *keys)
+
+    folders = runs.each(lambda of: fork(*of), [(seed, rate) for seed in range(1, pairs + 1) for rate in RATES])
+    compared = [compare_runs([pair]).whole for pair in zip(folders[::2], folders[1::2], strict=True)]
+    means = [(whole.a, whole.b) for whole in compared]
     one, other = (list(side) for side in zip(*means, strict=True))
     paired = statistics.variance(b - a for a, b in means)
     unpaired = statistics.variance(one) + statistics.variance(other)
@@ -92,10 +91,11 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=["fork", "pairs"], help="fork, pairs")
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--at-once", type=int, default=1, help="runs at once; they share the GPUs, if there are any")
     parser.add_argument("--folder", type=Path, help="keeps the runs; else a temporary one")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="trinity-") as made:
-        runs = Runs((given.folder or Path(made)).absolute())
+        runs = Runs((given.folder or Path(made)).absolute(), at_once=given.at_once)
         table = Table("forks of the quickstart", ("what", "figure", "limit"))
         if "fork" in given.parts:
             measure_fork(runs, table)

@@ -1,6 +1,7 @@
 """A planted bug in the quickstart's reward, and `trinity regrade` from the step before it.
 
-    python benchmarks/regrade.py [--seeds 1 2] [--steps 60] [--bug 20] [--reuse 8] [--sampled 8] [--folder FOLDER]
+    python benchmarks/regrade.py [--seeds 1 2] [--steps 60] [--bug 20] [--reuse 8] [--sampled 8] [--at-once 1]
+        [--folder FOLDER]
 
 For each seed: a clean run; a fork of it at the step of the bug, whose reward also pays wrong answers that end in 7; and
 a regrade of that fork, which trains `reuse` of its steps again with the right reward, and then samples `sampled` steps.
@@ -59,7 +60,7 @@ def sampled_tokens(job: Path) -> float:
     return sum(line["sample/response_tokens"] for line in lines if "sample/regraded_groups" not in line)
 
 
-def measure(runs: Runs, seed: int, steps: int, bug: int, reuse: int, sampled: int, table: Table) -> None:
+def measure(runs: Runs, seed: int, steps: int, bug: int, reuse: int, sampled: int) -> list[tuple[str, str, str]]:
     keys = [
         f"buffer.total_steps={steps}", "trainer.save_interval=10", "trainer.max_checkpoints_to_keep=100",
         "explorer.eval_interval=10", f"explorer.rollout_model.seed={seed}",
@@ -77,15 +78,15 @@ def measure(runs: Runs, seed: int, steps: int, bug: int, reuse: int, sampled: in
     seconds = {job: sampling_seconds(runs, job) for job in (clean, buggy, regraded)}
     share, part = again[1] / right[1], seconds[regraded] / seconds[clean]
     tokens = sampled_tokens(regraded) / sampled_tokens(clean)
-    for what, figure, limit in (
+    found = (
         (f"accuracy of the clean run, step {right[0]}", right[1], "-"),
         (f"with the bug, step {wrong[0]}", wrong[1], "-"),
         (f"regraded, step {again[0]}, of the clean run's", share, at_least(share, LEAST_ACCURACY)),
         (f"only sampled, step {alone[0]}, of the clean run's", alone[1] / right[1], "-"),
         ("sampled tokens, of the clean run's", tokens, at_most(tokens, MOST_SAMPLING)),
         (f"seconds of sampling, {seconds[regraded]:.1f} of {seconds[clean]:.1f}", part, at_most(part, MOST_SAMPLING)),
-    ):
-        table.rows.append((f"seed {seed}: {what}", f"{figure:.3f}", limit))
+    )
+    return [(f"seed {seed}: {what}", f"{figure:.3f}", limit) for what, figure, limit in found]
 
 
 def main() -> None:
@@ -95,13 +96,15 @@ def main() -> None:
     parser.add_argument("--bug", type=int, default=20, help="last step with the right reward")
     parser.add_argument("--reuse", type=int, default=8, help="steps that are trained again")
     parser.add_argument("--sampled", type=int, default=8, help="steps that are sampled after them")
+    parser.add_argument("--at-once", type=int, default=1, help="runs at once; they share the GPUs, if there are any")
     parser.add_argument("--folder", type=Path, help="keeps the runs; else a temporary one")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="trinity-") as made:
-        runs = Runs((given.folder or Path(made)).absolute(), PLUGIN)
+        runs = Runs((given.folder or Path(made)).absolute(), PLUGIN, given.at_once)
         table = Table("a reward bug, and a regrade from the step before it", ("run", "figure", "limit"))
-        for seed in given.seeds:
-            measure(runs, seed, given.steps, given.bug, given.reuse, given.sampled, table)
+        lengths = given.steps, given.bug, given.reuse, given.sampled
+        for rows in runs.each(lambda seed: measure(runs, seed, *lengths), given.seeds):
+            table.rows += rows
     table.show()
 
 
