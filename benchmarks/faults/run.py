@@ -184,7 +184,7 @@ def play(
             time.sleep(0.2)
             steps.read()
             newest = steps.times[-1] if steps.times else 0.0
-            if time.time() - max(newest, began) > (hangs if newest > began else START_SECONDS):
+            if time.time() - max(newest, began) > (hangs if newest > began else max(hangs, START_SECONDS)):
                 break
             if case.strike and len(faults) < len(strikes) and len(steps.times) >= strikes[len(faults)] + len(faults):
                 faults.append((time.time(), len(steps.times)))
