@@ -78,6 +78,10 @@ def kill_all(run: Run) -> None:
     run.again()
 
 
+def kill_engine(run: Run) -> None:
+    run.engine().kill()
+
+
 def kill_in_episode(run: Run) -> None:
     """Kills what samples between the turns of an episode: the explorer, then its engine; or the one process."""
     _wait_for_open_episode(run.folder / "records")
@@ -180,6 +184,7 @@ CASES = [
     Case("none", "nothing is done"),
     Case("kill-trainer", "kill -9 of the process that trains, twice", kill_trainer, (0.3, 0.68)),
     Case("kill-any", "kill -9 of a random process, three times", kill_any, (0.2, 0.45, 0.7), runs=3),
+    Case("kill-engine", "kill -9 of what samples, twice", kill_engine, (0.3, 0.68), needs="engine"),
     Case("kill-all", "kill -9 of all; the command is typed again", kill_all, (0.53,)),
     Case("stop-trainer", f"SIGSTOP of the process that trains, {STOPPED_SECONDS:g} s", stop_trainer, (0.4,)),
     Case("disk-slow", "each flush of a file takes 0.5 s more, each large write 0.1 s", slow_disk=True),

@@ -3,6 +3,7 @@
     python benchmarks/faults/run.py --systems trinity trl --cpu
     python benchmarks/faults/run.py --systems trinity --cpu --cases kill-trainer grader-hangs --runs 3
     python benchmarks/faults/run.py --systems trinity trl verl --gpu  the first GPU of CUDA_VISIBLE_DEVICES
+    python benchmarks/faults/run.py --systems trl-server --gpu        the first two
 
 Each system trains the same rows once, from the same model, with its own documented recovery. docs/faults.md says how
 the figures are found. Prints a table; results.json in --folder has every run, and is written after each.
@@ -33,10 +34,11 @@ from cases import CASES, DISK_MB, Case, Run
 from picture import draw
 from systems.base import ROOT, Settings, System
 from systems.trinity_system import Trinity
+from systems.trl_server import TrlServer
 from systems.trl_system import Trl
 from systems.verl_system import Verl
 
-SYSTEMS: dict[str, System] = {"trinity": Trinity(), "trl": Trl(), "verl": Verl()}
+SYSTEMS: dict[str, System] = {one.name: one for one in (Trinity(), Trl(), TrlServer(), Verl())}
 COLUMNS = {
     "rows_skipped": "skipped",
     "rows_twice": "twice",

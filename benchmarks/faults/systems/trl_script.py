@@ -61,6 +61,7 @@ def main() -> None:
     for name in ("steps", "tasks", "group", "tokens", "save-every", "seed", "turns"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--server", metavar="URL", help="of a vLLM server that samples; else this process does")
     args = parser.parse_args()
 
     from datasets import load_dataset
@@ -72,7 +73,8 @@ def main() -> None:
         max_completion_length=args.tokens, num_train_epochs=1, max_steps=args.steps, learning_rate=1e-4,
         lr_scheduler_type="constant", temperature=1.0, beta=0.0, max_grad_norm=1.0, seed=args.seed,
         save_strategy="steps", save_steps=args.save_every, save_total_limit=2, gradient_checkpointing=False,
-        use_vllm=args.gpu, vllm_mode="colocate", vllm_gpu_memory_utilization=0.3, use_cpu=not args.gpu, bf16=args.gpu,
+        use_vllm=args.gpu, vllm_mode="server" if args.server else "colocate", vllm_server_base_url=args.server,
+        vllm_gpu_memory_utilization=0.3, use_cpu=not args.gpu, bf16=args.gpu,
         model_init_kwargs={"dtype": "float32"}, report_to="none", logging_steps=1,
     )  # fmt: skip
     data = load_dataset("json", data_files=str(args.data / "train.jsonl"), split="train")
