@@ -2,6 +2,7 @@
 
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -169,3 +170,48 @@ def test_where_no_namespaces_can_be_made_a_sentence_says_so(tmp_path: Path, monk
     monkeypatch.setattr(sandbox, "_usable", type(sandbox._usable)())
     with pytest.raises(Conflict, match=r"makes no namespaces here .*No permissions to create a new namespace"):
         Shell().reset(row(), {}, 0)
+
+
+@pytest.fixture
+def restored() -> Iterator[Shell]:
+    made = Shell()
+    yield made
+    made.close()
+
+
+def test_a_restored_sandbox_has_the_files_and_the_counts_and_the_first_one_goes_on(
+    played: Played, restored: Shell
+) -> None:
+    files = [{"path": "given", "text": "1"}, {"path": "Dockerfile", "text": "COPY given /data/given\n"}]
+    played.begin(row("cat answer > /logs/verifier/reward.txt", environment=files), max_steps=4)
+    made = (
+        "rm /data/given; mkdir -p d/e; echo secret > d/e/f; ln -s e d/link; chmod 500 d/e; printf '\\377' > /tmp/byte"
+    )
+    played.run(f"{made}; echo 0.25 > answer")
+    assert "no tool" in played.game.step(call("fly")).text
+    state = played.game.snapshot()
+    played.run("echo 0.75 > answer")
+    restored.restore(state)
+    seen = "cat answer d/link/f; stat -c %a d/e; od -An -tx1 /tmp/byte; ls /data"
+    last = restored.step(call("run", command=seen))
+    assert last.text.split() == ["<tool_response>", "0.25", "secret", "500", "ff", "</tool_response>"]
+    assert (last.metrics["steps"], last.metrics["invalid_action"], last.metrics["tool_calls"]) == (3, 1, 2)
+    assert restored.step(call("submit")).reward == 0.25
+    assert played.game.step(call("submit")).reward == 0.75
+
+
+@pytest.mark.parametrize("command", ["sleep 60 &", "head -c 900000 /dev/urandom > big", "mkdir shut; chmod 0 shut"])
+def test_what_no_state_can_hold_has_none(played: Played, command: str) -> None:
+    played.begin(row())
+    assert played.game.snapshot()
+    played.run(command)
+    assert played.game.snapshot() == b""
+
+
+def test_a_damaged_state_is_refused_and_ends_its_sandbox(played: Played, restored: Shell) -> None:
+    played.begin(row())
+    given, counted, _ = json.loads(zlib.decompress(played.game.snapshot()))
+    with pytest.raises(Conflict, match="the files of a state cannot be written"):
+        restored.restore(zlib.compress(json.dumps([given, counted, "bm8gYXJjaGl2ZQ=="]).encode()))
+    restored.close()
+    assert len(leases.leases()) == 1

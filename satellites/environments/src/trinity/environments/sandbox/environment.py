@@ -2,6 +2,7 @@
 
 import json
 import math
+import zlib
 from contextlib import closing
 from typing import Any
 
@@ -14,8 +15,11 @@ from trinity.environments.sandbox.limits import Limits
 from trinity.environments.sandbox.sandbox import BubblewrapSandbox, File, Output, Sandbox, problem, put, require
 from trinity.runtime.errors import Conflict
 from trinity.runtime.leases import containers_allowed, most_mib
-from trinity.sdk.environment import Description
+from trinity.sdk.environment import Description, Observation
 
+_MOST_STATE_BYTES = 512 * 1024
+_MOST_RESTORED_BYTES = 64 * 1024**2
+_COUNTED = ("steps", "total_reward", "counts", "_measured", "_last_actions", "last_text", "calls", "errors")
 _REWARD = "/logs/verifier/reward"
 _READ_REWARD = f"cat {_REWARD}.txt 2>/dev/null || cat {_REWARD}.json"
 _TEXT = {"type": "string"}
@@ -50,11 +54,32 @@ class Shell(ToolGame):
         max_parallel_episodes=64,
         step_timeout_seconds=240,
         reset_timeout_seconds=120,
+        snapshots=True,
     )
     unplayable = staticmethod(lambda: "" if containers_allowed() or runtimes.allowed() else problem())
     isolation = "thread"
     defaults = TurnRules(max_steps=20, list_actions=False)
     tools = TOOLS
+
+    def reset(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> Observation:
+        self._given = task, args, seed
+        return super().reset(task, args, seed)
+
+    def snapshot(self) -> bytes:
+        """Returns the row, its arguments, what was counted, and the files. Empty if these take more than 512 KiB, while
+        a process runs on, and for sandboxes elsewhere."""
+        files = self._sandbox.pack(_MOST_STATE_BYTES)
+        counted = {name: getattr(self, name) for name in _COUNTED}
+        state = zlib.compress(json.dumps([self._given, counted, files]).encode()) if files else b""
+        return state if len(state) <= _MOST_STATE_BYTES else b""
+
+    def restore(self, state: bytes) -> None:
+        """Begins the task in a new sandbox, which gets the files of the state."""
+        given, counted, files = json.loads(zlib.decompressobj().decompress(state, _MOST_RESTORED_BYTES))
+        self.reset(*given)
+        assert isinstance(self._sandbox, BubblewrapSandbox)
+        self._sandbox.unpack(files)
+        vars(self).update({name: counted[name] for name in _COUNTED})
 
     def begin(self, task: Arguments, args: Arguments, seed: int) -> str:
         self._on_limit = args.choice("on_limit", "end", ("end", "continue"))

@@ -23,6 +23,16 @@ from trinity.runtime.leases import Lease
 _GRACE_SECONDS = 10.0  # of an answer over its command's time
 _PIPE = subprocess.PIPE
 _MAX_LINE = 8 * 1024**2
+# Arguments: folders. Process 1 and this shell may run.
+_PACK = """
+set -o pipefail
+running=(/proc/[0-9]*)
+[ ${#running[@]} -le 2 ] && find "$@" -mindepth 1 -print0 | tar -cz --null --no-recursion -T - -f - | base64 -w0
+"""
+_UNPACK = """
+set -o pipefail
+find "$@" -mindepth 1 -delete && base64 -d | tar -xzp --no-same-owner -f - -C /
+"""
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,12 @@ class Sandbox(ABC):
     def _run(self, argv: list[str], seconds: float, stdin: bytes, cwd: str, env: dict[str, str], alone: bool) -> Output:
         """Does the work of `run`."""
 
+    def pack(self, most_bytes: int) -> str:
+        """Returns all files that can be written, for `unpack`. Empty if they take more bytes, compressed, or if a
+        process of an earlier command runs on: no state has processes. Only bubblewrap's sandboxes have states.
+        """
+        return ""
+
     @abstractmethod
     def close(self) -> None:
         """End everything in it."""
@@ -80,17 +96,28 @@ class BubblewrapSandbox(Sandbox):
         self._process = _starter().submit(_start, bubblewrap.command(limits, folders)).result()
         self._lease = Lease.take(limits.ttl_seconds, self._process.pid)
         self._waiting = b""
+        self._folders = sorted({place.lstrip("/") for place in (*bubblewrap.WRITABLE, *folders, "/dev/shm")})
 
     def _run(self, argv: list[str], seconds: float, stdin: bytes, cwd: str, env: dict[str, str], alone: bool) -> Output:
-        asked = {
-            "argv": argv,
-            "cwd": cwd,
-            "env": env,
-            "seconds": seconds,
-            "output": self.limits.output_bytes,
-            "stdin": base64.b64encode(stdin).decode(),
-            "alone": alone,
-        }
+        asked = {"argv": argv, "cwd": cwd, "env": env, "seconds": seconds, "alone": alone}
+        return self._ask(
+            {**asked, "output": self.limits.output_bytes, "stdin": base64.b64encode(stdin).decode()}, seconds
+        )
+
+    def pack(self, most_bytes: int) -> str:
+        argv = ["bash", "-c", _PACK, "bash", *self._folders]
+        seconds = self.limits.command_seconds
+        asked = {"argv": argv, "cwd": "/", "env": {}, "seconds": seconds, "output": most_bytes * 4 // 3}
+        packed = self._ask(asked, seconds)
+        return "" if packed.code or packed.cut or packed.ended else packed.text
+
+    def unpack(self, packed: str) -> None:
+        """Replaces all files that can be written by those of `pack`. Raises Conflict if they cannot be written."""
+        done = self.run(["bash", "-c", _UNPACK, "bash", *self._folders], stdin=packed.encode(), cwd="/", alone=True)
+        if done.code:
+            raise Conflict(f"the files of a state cannot be written in the sandbox: {done.text.strip()[:500]}")
+
+    def _ask(self, asked: dict[str, object], seconds: float) -> Output:
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(asked).encode() + b"\n")
