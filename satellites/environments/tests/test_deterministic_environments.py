@@ -4,15 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
 from trinity.environments import ENVIRONMENTS
 from trinity.sdk.environment import AsyncEnvironment
 
-pytestmark = pytest.mark.core
-
 ANNOUNCED = sorted(name for name, kind in ENVIRONMENTS.items() if kind.description.deterministic)
+SLOW = {"alfworld"}
 ROWS = {
     "countdown": {"nums": [3, 4, 5, 6], "target": 42},
     "math": {"question": "What is 6 x 7?", "answer": "42"},
@@ -49,13 +49,26 @@ def played(name: str, hashes: int) -> str:
     ).stdout
 
 
-@pytest.mark.parametrize("name", ANNOUNCED)
-def test_the_same_actions_give_the_same_episode(name: str) -> None:
+def check(name: str) -> None:
     first = played(name, 1)
     assert len(first.splitlines()) == 5
     assert first == played(name, 2)
 
 
+@pytest.mark.core
+@pytest.mark.parametrize("name", sorted({*ANNOUNCED} - SLOW))
+def test_the_same_actions_give_the_same_episode(name: str) -> None:
+    check(name)
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(find_spec("alfworld") is None, reason="alfworld is not installed")
+def test_a_generated_kitchen_is_played_the_same_way() -> None:
+    assert "alfworld" in ANNOUNCED
+    check("alfworld")
+
+
+@pytest.mark.core
 def test_those_that_reach_outside_do_not_announce_it() -> None:
     """A server, tools or a simulator elsewhere may remember what an interrupted episode did."""
     assert not {"webshop", "openenv", "mcp", "verifiers", "gymnasium"} & set(ANNOUNCED)

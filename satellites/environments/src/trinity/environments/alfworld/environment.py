@@ -46,7 +46,11 @@ class AlfWorld(TextGame):
     """
 
     description = Description(
-        "alfworld", "Do a household task in text.", step_timeout_seconds=60, reset_timeout_seconds=120
+        "alfworld",
+        "Do a household task in text.",
+        step_timeout_seconds=60,
+        reset_timeout_seconds=120,
+        deterministic=True,
     )
     # Not thread safe. Episodes mostly wait for the policy, so that several fit in one process.
     isolation = "process"
