@@ -101,16 +101,18 @@ async def play(
     reply_seconds: float = 0.2,
     flush_tokens: int = 0,
     workflow: str = "frozen_lake_workflow",
+    branches: dict[str, Any] | None = None,
 ) -> Played:
     """All groups of `tasks` tasks, while explorers are killed `kills` times, and their environment's service
-    `environment_kills` times. `reply_seconds`: of each part of a reply, which has `flush_tokens`."""
+    `environment_kills` times. `reply_seconds`: of each part of a reply, which has `flush_tokens`. `branches`: turns
+    at which episodes branch."""
     data = folder / "data"
     data.mkdir(parents=True)
     (data / "train.jsonl").write_text((json.dumps({"desc": LAKE}) + "\n") * 50)
     (folder / "plugins").mkdir()
     (folder / "plugins/gusts_of_tests.py").write_text(PLUGIN)
     taskset = {"name": "walks", "path": str(data), "split": "train", "default_workflow_type": workflow}
-    taskset["workflow_args"] = WORKFLOWS[workflow]
+    taskset["workflow_args"] = WORKFLOWS[workflow] | ({"branches": branches} if branches else {})
     run = BufferRun(
         folder,
         nats,
