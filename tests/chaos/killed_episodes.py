@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from support.fakes.environments.gusts import PLUGIN
+from support.fakes.environments.gusts import plugin
 from support.programs.playing_explorer import Given
 from support.servers.buffer_run import BufferRun
 from support.servers.nats import NatsServer
@@ -41,7 +41,8 @@ _RUN_SECONDS = 540.0
 @dataclass
 class Played:
     """`groups` by task, `replies`: how often each was sampled, by task, rollout and what it answers; `kills`: the
-    turn (from 0) that each killed explorer began last; `problems` of the ledger."""
+    turn (from 0) that each killed explorer began last; `problems` of the ledger; `acted`: how often each step of each
+    episode in gusts was done."""
 
     groups: dict[str, Group]
     replies: Counter[tuple[str, str, str]]
@@ -50,6 +51,7 @@ class Played:
     counts: dict[str, Any] = field(default_factory=dict)
     tokens_again: Counter[str] = field(default_factory=Counter)
     environment_kills: int = 0
+    acted: Counter[str] = field(default_factory=Counter)
 
     @property
     def deaths(self) -> dict[str, int]:
@@ -102,15 +104,17 @@ async def play(
     flush_tokens: int = 0,
     workflow: str = "frozen_lake_workflow",
     branches: dict[str, Any] | None = None,
+    kill_at: float | None = None,
 ) -> Played:
     """All groups of `tasks` tasks, while explorers are killed `kills` times, and their environment's service
     `environment_kills` times. `reply_seconds`: of each part of a reply, which has `flush_tokens`. `branches`: turns
-    at which episodes branch."""
+    at which episodes branch. `kill_at`: the share of a reply's seconds after which its explorer is killed, None for a
+    random one."""
     data = folder / "data"
     data.mkdir(parents=True)
     (data / "train.jsonl").write_text((json.dumps({"desc": LAKE}) + "\n") * 50)
     (folder / "plugins").mkdir()
-    (folder / "plugins/gusts_of_tests.py").write_text(PLUGIN)
+    (folder / "plugins/gusts_of_tests.py").write_text(plugin(folder / "steps"))
     taskset = {"name": "walks", "path": str(data), "split": "train", "default_workflow_type": workflow}
     taskset["workflow_args"] = WORKFLOWS[workflow] | ({"branches": branches} if branches else {})
     run = BufferRun(
@@ -132,7 +136,7 @@ async def play(
             await ensure_consumer(broker, names.tasks_stream, TASKS_CONSUMER, lease_seconds=LEASE_SECONDS)
             crowd.start(explorers)
             async with asyncio.TaskGroup() as beside:
-                work = [crowd.kill(kills, random.Random(seed)), crowd.watch()]
+                work = [crowd.kill(kills, random.Random(seed), kill_at), crowd.watch()]
                 work.append(crowd.kill_environment(environment_kills, random.Random(seed + 1)))
                 running = [beside.create_task(one) for one in work]
                 batches = [await trainer.batch(step, _RUN_SECONDS) for step in range(1, STEPS + 1)]
@@ -140,6 +144,8 @@ async def play(
                     task.cancel()
             groups = [one for batch in batches for one in _groups(batch)]
             played = Played({group.task.task_id: group for group in groups}, crowd.replies(), crowd.killed)
+            if (folder / "steps").exists():
+                played.acted.update((folder / "steps").read_text().splitlines())
             played.tokens_again, played.environment_kills = crowd.tokens_again(), crowd.environment_killed
             async with rpc.channel(run.buffer.address) as channel:
                 played.counts, played.problems = await _audited(Buffer(channel, run.run))
@@ -215,11 +221,11 @@ class _Crowd:
             self._check()
             await asyncio.sleep(0.2)
 
-    async def kill(self, times: int, chance: random.Random) -> None:
-        """After a random number of replies, at a random moment of a turn, the explorer that plays it."""
+    async def kill(self, times: int, chance: random.Random, at: float | None) -> None:
+        """After a random number of replies, the explorer that samples the last one, at this share of its seconds."""
         for _ in range(times):
-            lines = await self._further(chance.randint(1, 2 * TURNS))
-            await asyncio.sleep(chance.random() * self._given.reply_seconds)
+            lines = await self._further(chance.randint(1, 2 * TURNS if at is None else TURNS // 2))
+            await asyncio.sleep((chance.random() if at is None else at) * self._given.reply_seconds)
             last = lines[-1]["by"]
             process = self._running.pop(last)
             process.send_signal(signal.SIGKILL)

@@ -82,6 +82,17 @@ async def test_states_are_restored_where_no_episode_can_be_played_again(
     assert any(times > lost.deaths[task] for (task, _), times in lost.beyond(TURNS).items() if task in lost.deaths)
 
 
+async def test_no_step_that_was_answered_is_done_again(tmp_path: Path, nats_server: NatsServer) -> None:
+    """One episode at a time, whose explorer is killed late in a reply: the answer before it is written."""
+    one = {"tasks": 2, "rollouts": 1, "explorers": 1, "reply_seconds": 0.8, "kill_at": 0.8}
+    killed = await play(tmp_path, nats_server, kills=4, workflow="environment_workflow", **one)
+    assert killed.problems == []
+    assert len(killed.kills) >= 2, "the run ended before its explorers were killed"
+    assert killed.moves > 0
+    assert len(killed.acted) == 2 * TURNS
+    assert set(killed.acted.values()) == {1}
+
+
 async def test_at_most_one_part_of_a_killed_reply_is_sampled_again(tmp_path: Path, nats_server: NatsServer) -> None:
     parts = {"tasks": 6, "rollouts": ROLLOUTS, "flush_tokens": 6, "reply_seconds": 0.1}
     calm = await play(tmp_path / "calm", nats_server, **parts)

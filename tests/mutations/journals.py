@@ -57,6 +57,18 @@ MUTATIONS = [
         f"{_STATES}::test_withdrawn_versions_are_sampled_again_in_the_state_before_them",
     ),
     Mutation(
+        f"{_JOURNAL}/journal.py",
+        "self._writing = self._journal.start_writing(entry, self._writing)",
+        "pass",
+        f"{_STATES}::test_the_state_is_restored_and_no_action_is_played_again",
+    ),
+    Mutation(
+        f"{_JOURNAL}/turns.py",
+        "if turns[at].turn.reply != entry.reply:",
+        "if False:",
+        f"{_ATTEMPTS}::test_an_answer_to_another_reply_is_left_out",
+    ),
+    Mutation(
         "sdk/src/trinity/sdk/wire.py",
         "if checksum != _checksum(name, state):",
         "if False:",

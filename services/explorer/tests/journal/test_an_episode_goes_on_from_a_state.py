@@ -1,25 +1,29 @@
-"""Episodes that no replay could continue: the environment is restored at the last reply, by gRPC, on a real journal."""
+"""Episodes that no replay could continue: the environment is restored after the last answer, and no step that was
+answered is done again. By gRPC, on a real journal."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from support.fakes.environments.snapshots import Windy
+from support.fakes.environments.snapshots import Windy, WindyInCoroutines
 from support.fakes.explorers.dying_explorer import LENGTH, RUN, Explorer, info, only, the_task
 from trinity.api.common.v1 import experience_pb2
-from trinity.data.experience import AttemptFailure
+from trinity.data.experience import AttemptFailure, Group
 from trinity.explorer.environments.client import EnvironmentClient
+from trinity.explorer.types import EngineFailed
+from trinity.explorer.workflows import seeds
 from trinity.runtime.broker import Broker, on_subject
 from trinity.runtime.errors import FailureCause
 from trinity.runtime.names import owner_of
-from trinity.sdk import Description, InvalidInput, serving
+from trinity.sdk import Description, InvalidInput, Observation, serving
 from trinity.sdk.errors import Unavailable
 
 pytestmark = pytest.mark.core
 
-# Where explorers die: replies 0 to 3 are written, and the environment has not answered the last one.
+# Where explorers die: replies 0 to 3 are written, and the answers to them.
 DIES_AT = 5
 
 
@@ -30,7 +34,9 @@ async def windy() -> AsyncIterator[EnvironmentClient]:
         yield client
 
 
-async def client_of(kind: type[Windy], reward_bound: float = 0.0) -> AsyncIterator[EnvironmentClient]:
+async def client_of(
+    kind: type[Windy | WindyInCoroutines], reward_bound: float = 0.0
+) -> AsyncIterator[EnvironmentClient]:
     async with serving(kind, address="127.0.0.1:0") as address:
         client = EnvironmentClient("127.0.0.1:1", addressed=[("corridor", address)], reward_bound=reward_bound)
         yield client
@@ -44,14 +50,99 @@ async def test_the_state_is_restored_and_no_action_is_played_again(broker: Broke
     Windy.calls.clear()
     next_one = Explorer(broker, "next", client=windy)
     made = only(await next_one.explore(the_task(), 2))
-    # The answer to reply 3 was not written: that action alone is played in the state before it.
-    assert Windy.calls == ["restore", *["step"] * (LENGTH - 3)]
+    assert Windy.calls == ["restore", *["step"] * (LENGTH - 4)]
     assert next_one.asked == LENGTH - 4
     assert info(made) == {"moved": [{"turn": 4, "from": owner_of("a"), "to": owner_of("next")}]}
     assert (made.reward, made.metrics["steps"]) == (0.25 * LENGTH, LENGTH)
-    # The answer that the restored environment gave is the one that the dead explorer was given.
     told = dying.prompts[-1]
     assert made.token_ids.tolist()[: len(told)] == told
+
+
+async def test_the_step_that_was_open_alone_is_done_again(broker: Broker) -> None:
+    class Stuck(WindyInCoroutines):
+        """Acts for the fourth time, and its answer does not arrive while it is open."""
+
+        async def step(self, action: str) -> Observation:
+            made = await super().step(action)
+            if Windy.calls.count("step") == 4:
+                dying.died.set()
+                await asyncio.Event().wait()
+            return made
+
+    Windy.calls.clear()
+    async for client in client_of(Stuck):
+        dying = Explorer(broker, "a", client=client)
+        await dying.explore_and_die(the_task(), 1)
+        next_one = Explorer(broker, "next", client=client)
+        only(await next_one.explore(the_task(), 2))
+    assert Windy.calls == ["reset", *["step"] * 4, "restore", *["step"] * (LENGTH - 3)]
+    assert next_one.asked == LENGTH - 4, "its reply had been written"
+
+
+async def test_a_finished_episode_of_an_open_group_is_not_played_again(
+    broker: Broker, windy: EnvironmentClient
+) -> None:
+    class SecondWaits(Explorer):
+        async def generate(self, *args: Any) -> Any:
+            if seeds.place() == "1":
+                while (await broker.state(RUN.turns_stream)).messages < 2 * LENGTH:
+                    await asyncio.sleep(0.01)
+                self.died.set()
+                await asyncio.Event().wait()
+            return await super().generate(*args)
+
+    await SecondWaits(broker, "a", client=windy).explore_and_die(the_task(2), 1)
+    Windy.calls.clear()
+    next_one = Explorer(broker, "next", client=windy)
+    group = await next_one.explore(the_task(2), 2)
+    assert isinstance(group, Group), group
+    assert (next_one.asked, Windy.calls) == (LENGTH, ["reset", *["step"] * LENGTH])
+    assert [(one.reward, one.metrics["steps"]) for one in group.experiences] == [(0.25 * LENGTH, LENGTH)] * 2
+    assert [info(one) for one in group.experiences] == [{}, {}], "each has one explorer"
+
+
+async def test_a_journal_without_answers_after_the_replies_is_continued(
+    broker: Broker, windy: EnvironmentClient
+) -> None:
+    """Older explorers wrote the answer before each reply, with the reply."""
+    await Explorer(broker, "a", dies_at=DIES_AT, client=windy).explore_and_die(the_task(), 1)
+    answer = None
+    for number, stored in enumerate(
+        [m async for m in on_subject(broker, RUN.turns_stream, RUN.turns(1), read_ahead=8)]
+    ):
+        entry = experience_pb2.TurnEntry.FromString(stored.data)
+        if entry.WhichOneof("entry") == "answered":
+            answer = entry.answered.answer
+            continue
+        if answer is not None:
+            entry.turn.answer.CopyFrom(answer)
+        await broker.publish(RUN.turn(2, 1, owner_of("a")), entry.SerializeToString(), message_id=f"old{number}")
+    Windy.calls.clear()
+    next_one = Explorer(broker, "next", client=windy)
+    made = only(await next_one.explore(the_task(ordinal=2), 2))
+    assert (next_one.asked, Windy.calls) == (LENGTH - 4, ["restore", *["step"] * (LENGTH - 3)])
+    assert made.reward == 0.25 * LENGTH
+
+
+async def test_answers_are_written_before_a_failed_engine_ends_the_attempt(
+    broker: Broker, windy: EnvironmentClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = broker.publish
+
+    async def slow(*args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(0.1)
+        return await publish(*args, **kwargs)
+
+    class Fails(Explorer):
+        async def generate(self, *args: Any) -> Any:
+            if self.asked == 1:
+                raise EngineFailed("it is gone")
+            return await super().generate(*args)
+
+    monkeypatch.setattr(broker, "publish", slow)
+    with pytest.raises(EngineFailed):
+        await Fails(broker, "a", client=windy).explore(the_task(), 1)
+    assert (await broker.state(RUN.turns_stream)).messages == 2, "a reply, and the answer to it"
 
 
 async def test_rewards_before_the_state_count_toward_the_bound(broker: Broker, windy: EnvironmentClient) -> None:
@@ -71,7 +162,7 @@ async def test_it_continues_again_at_another_provider(broker: Broker, windy: Env
     last = Explorer(broker, "last", client=windy)
     made = only(await last.explore(the_task(), 3))
     made.check("made")
-    assert Windy.calls == ["restore", *["step"] * (LENGTH - 2)]
+    assert Windy.calls == ["restore", *["step"] * (LENGTH - 3)]
     assert [move["turn"] for move in info(made)["moved"]] == [2, 3]
 
 
@@ -106,7 +197,7 @@ async def test_withdrawn_versions_are_sampled_again_in_the_state_before_them(
     third = Explorer(broker, "ccc", client=windy)
     third.withdrawn, third.version = {0}, 1
     only(await third.explore(task, 3))
-    assert (third.asked, Windy.calls) == (LENGTH - 2, ["restore", *["step"] * (LENGTH - 1)])
+    assert (third.asked, Windy.calls) == (LENGTH - 2, ["restore", *["step"] * (LENGTH - 2)])
 
 
 class Small(Windy):
@@ -145,31 +236,35 @@ async def test_a_provider_that_takes_no_state_begins_again(
     async for client in client_of(kind):
         next_one = Explorer(broker, "next", client=client)
         made = only(await next_one.explore(the_task(), 2))
-    assert (next_one.asked, Windy.calls) == (LENGTH, ["reset", *["step"] * LENGTH])
+    assert (next_one.asked, Windy.calls) == (1 + LENGTH, ["reset", *["step"] * LENGTH])
     assert info(made) == {}
 
 
-@pytest.mark.parametrize("damage", ["state", "size", "turn", "done"])
+@pytest.mark.parametrize("damage", ["state", "size", "turn", "place", "done"])
 async def test_a_damaged_journal_begins_again(broker: Broker, windy: EnvironmentClient, damage: str) -> None:
     await Explorer(broker, "a", dies_at=DIES_AT, client=windy).explore_and_die(the_task(), 1)
     entries = [m async for m in on_subject(broker, RUN.turns_stream, RUN.turns(1), read_ahead=8)]
-    assert len(entries) == 4
-    entry = experience_pb2.TurnEntry.FromString(entries[-1].data)
-    answer = entry.turn.answer
+    assert len(entries) == 8
+    first, last = (experience_pb2.TurnEntry.FromString(entries[at].data) for at in (0, -1))
+    entry, answer = last, last.answered.answer
     if damage == "state":
         answer.state = answer.state[:-1] + bytes([answer.state[-1] ^ 1])
     elif damage == "size":
         answer.state += bytes(1 << 20)
     elif damage == "turn":
         answer.turn = -1
-    else:
-        answer.done = True
+    elif damage == "place":
+        last.answered.turn = -1
+    else:  # a reply follows it
+        entry = first
+        first.turn.answer.done = True
     # A later attempt wrote it, so that it replaces the entry.
     await broker.publish(RUN.turn(1, 2, "b"), entry.SerializeToString(), message_id="damage")
     Windy.calls.clear()
     next_one = Explorer(broker, "next", client=windy)
     only(await next_one.explore(the_task(), 3))
-    assert (next_one.asked, Windy.calls) == (LENGTH, ["reset", *["step"] * LENGTH])
+    # A state is refused after the next reply.
+    assert (next_one.asked, Windy.calls) == (LENGTH + (damage == "state"), ["reset", *["step"] * LENGTH])
 
 
 async def test_the_loss_of_a_provider_costs_no_turn(broker: Broker) -> None:

@@ -1,6 +1,8 @@
 """After its explorer dies, every branch of a tree continues from its last turn, by a real journal."""
 
 import asyncio
+import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from trinity.data.experience import AttemptFailure, Group
 from trinity.explorer.environments.client import EnvironmentClient
 from trinity.explorer.workflows import seeds
 from trinity.runtime.broker import Broker
-from trinity.sdk import InvalidInput, serving
+from trinity.sdk import InvalidInput, Observation, serving
 from trinity.sdk.errors import Unavailable
 
 pytestmark = pytest.mark.core
@@ -79,6 +81,29 @@ async def test_a_provider_that_takes_no_state_makes_the_group_anew(broker: Broke
         assert third.asked == REPLIES
         await before.close()
         await after.close()
+
+
+async def test_branches_play_shared_turns_again_where_there_is_no_state(broker: Broker) -> None:
+    class Repeats(Windy):
+        """Its states after two steps are too large, and it always draws the same winds."""
+
+        description = replace(Windy.description, deterministic=True)
+
+        def reset(self, *given: Any) -> Observation:
+            super().reset(*given)
+            self.winds = random.Random(1)
+            return Observation("Calm.")
+
+        def snapshot(self) -> bytes:
+            return super().snapshot() if self.at <= 2 else b""
+
+    async with serving(Repeats, address="127.0.0.1:0") as address:
+        client = EnvironmentClient("127.0.0.1:1", addressed=[("corridor", address)])
+        group = await Explorer(broker, "a", client=client).explore(the_task(2, args={"branches": {"turns": [4]}}), 1)
+        await client.close()
+    assert isinstance(group, Group), group
+    assert [one.reward for one in group.experiences] == [0.25 * LENGTH] * 2
+    assert info(group.experiences[1])["branch_turn"] == 4
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 5])

@@ -1,5 +1,7 @@
 """What earlier attempts left of a task's episodes, whatever order their entries came in."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,8 +9,17 @@ from hypothesis import strategies as st
 
 from trinity.api.common.v1 import experience_pb2
 from trinity.data.experience import Limits, VersionSpan
-from trinity.explorer.journal.turns import DIGEST_BYTES, RETURNED, Entry, RecordedTurn, digest, known_before
-from trinity.explorer.journal.wire import decode_entry, encode_abandoned, encode_turn
+from trinity.explorer.environments.types import Step
+from trinity.explorer.journal.turns import (
+    DIGEST_BYTES,
+    RETURNED,
+    Entry,
+    RecordedAnswer,
+    RecordedTurn,
+    digest,
+    known_before,
+)
+from trinity.explorer.journal.wire import decode_entry, encode_abandoned, encode_answer, encode_turn
 from trinity.explorer.types import Completion
 from trinity.runtime.errors import FailureCause, InvalidInput
 
@@ -24,6 +35,20 @@ def turn(number: int, token: int = 7, episode: str = "0/0", version: int = 0) ->
 
 def entry(attempt: int, number: int, token: int = 7, episode: str = "0/0") -> Entry:
     return Entry(attempt, f"explorer-{attempt}", turn(number, token, episode))
+
+
+def answered(number: int, token: int = 7) -> RecordedAnswer:
+    step = Step(f"after {token}", 0.5, False, {}, {}, number + 1, b"state")
+    return RecordedAnswer("0/0", number, turn(number, token).reply, step)
+
+
+def answer(attempt: int, number: int, token: int = 7) -> Entry:
+    return Entry(attempt, f"explorer-{attempt}", answered(number, token))
+
+
+def answers(known: object) -> list[str | None]:
+    kept = known.episodes["0/0"]  # type: ignore[attr-defined]
+    return [one.answered.observation if one.answered else None for one in kept]
 
 
 def tokens(known: object, episode: str = "0/0") -> list[int]:
@@ -76,10 +101,38 @@ def test_a_turn_without_the_one_before_it_is_refused() -> None:
         known_before(2, [entry(1, 0), entry(1, 2)])
 
 
-@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3), st.integers(0, 5)), max_size=40))
-def test_turns_are_those_of_one_line_of_attempts(written: list[tuple[int, int, int]]) -> None:
-    """Whatever was written: turns are contiguous, attempts do not decrease, and progress is bounded by turns."""
-    entries = [entry(attempt, number, token) for attempt, number, token in written]
+def test_an_answer_belongs_to_the_reply_before_it() -> None:
+    entries = [entry(1, 0, 10), answer(1, 0, 10), entry(1, 1, 11)]
+    assert answers(known_before(2, entries)) == ["after 10", None]
+    assert answers(known_before(3, [*entries, answer(2, 1, 11)])) == ["after 10", "after 11"]
+    # A turn that is sampled again has no answer yet.
+    assert answers(known_before(3, [*entries, entry(2, 0, 20)])) == [None]
+    # A later attempt played reply 0 of the first one again, whose reply 1 answers something else.
+    again = known_before(3, [*entries, answer(2, 0, 10)])
+    assert (tokens(again), answers(again)) == ([10], ["after 10"])
+    with pytest.raises(InvalidInput, match=r"turn\.turn: is 2 of episode 0/0, which has 2 turns"):
+        known_before(2, [*entries, answer(1, 2)])
+
+
+def test_an_answer_to_another_reply_is_left_out() -> None:
+    """Attempt 1 had lost its lease, and sampled turn 1 again; attempt 2 had read the reply before that."""
+    entries = [entry(1, 0, 10), entry(1, 1, 11), entry(1, 1, 12), answer(2, 1, 11), entry(2, 2, 22)]
+    known = known_before(3, entries)
+    assert (tokens(known), answers(known)) == ([10, 12, 22], [None, None, None])
+
+
+def test_an_answer_is_progress() -> None:
+    first = [entry(1, 0), answer(1, 0), entry(1, 1)]
+    assert [known_before(attempt, first).fruitless for attempt in (2, 4)] == [0, 2]
+    known = known_before(4, [*first, entry(2, 1), answer(3, 1)])
+    assert (known.progressed, known.fruitless) == (2, 0)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 5), st.integers(0, 3), st.integers(0, 5)), max_size=40))
+def test_turns_are_those_of_one_line_of_attempts(written: list[tuple[bool, int, int, int]]) -> None:
+    """Whatever was written: turns are contiguous and have their answers, attempts do not decrease, and progress is
+    bounded by attempts."""
+    entries = [(entry if is_turn else answer)(attempt, number, token) for is_turn, attempt, number, token in written]
     try:
         known = known_before(6, entries)
     except InvalidInput:
@@ -88,6 +141,8 @@ def test_turns_are_those_of_one_line_of_attempts(written: list[tuple[int, int, i
     assert [one.turn.turn for one in kept] == list(range(len(kept)))
     assert [one.owner for one in kept] == sorted(one.owner for one in kept)
     assert known.progressed <= 4
+    for one, token in zip(kept, tokens(known), strict=True):
+        assert one.answered in (None, answered(one.turn.turn, token).answer)
 
 
 def test_a_turn_travels_unchanged() -> None:
@@ -101,6 +156,8 @@ def test_a_turn_travels_unchanged() -> None:
     assert came.completion.logprobs.tolist() == [-1, -2, -3]
     assert (came.completion.version_spans, came.completion.finish_reason) == (spans, "length")
     assert decode_entry(encode_abandoned(FailureCause.TIMEOUT), LIMITS) == FailureCause.TIMEOUT
+    over = replace(answered(5), answer=Step("over", 1.5, True, {"a": [1]}, {"at": 2.0}, 6))
+    assert decode_entry(encode_answer(over), LIMITS) == over
 
 
 def damaged(**fields: object) -> bytes:
@@ -114,6 +171,13 @@ def damaged(**fields: object) -> bytes:
             message.turn.version_spans[0].end = value  # type: ignore[assignment]
         else:
             setattr(message.turn, name, value)
+    return message.SerializeToString()
+
+
+def damaged_answer(**fields: object) -> bytes:
+    message = experience_pb2.TurnEntry.FromString(encode_answer(answered(0)))
+    for name, value in fields.items():
+        setattr(message.answered.answer if name == "reward" else message.answered, name, value)
     return message.SerializeToString()
 
 
@@ -134,6 +198,9 @@ def damaged(**fields: object) -> bytes:
         (damaged(logprobs=np.array([0.5], np.float32).tobytes()), "turn.logprobs: has 0.5"),
         (damaged(version=-1), "turn.version_spans"),
         (damaged(end=2), "turn.version_spans"),
+        (damaged_answer(episode=""), "turn.episode: has 0 characters"),
+        (damaged_answer(turn=-1), "turn.turn: is -1"),
+        (damaged_answer(reward=float("nan")), "turn.answer: cannot be right: its reward is nan"),
     ],
 )
 def test_a_damaged_entry_is_refused(data: bytes, said: str) -> None:

@@ -168,12 +168,14 @@ class Fence(_message.Message):
     def __init__(self, versions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TurnEntry(_message.Message):
-    __slots__ = ("turn", "abandoned")
+    __slots__ = ("turn", "abandoned", "answered")
     TURN_FIELD_NUMBER: _ClassVar[int]
     ABANDONED_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
     turn: RecordedTurn
     abandoned: Abandoned
-    def __init__(self, turn: _Optional[_Union[RecordedTurn, _Mapping]] = ..., abandoned: _Optional[_Union[Abandoned, _Mapping]] = ...) -> None: ...
+    answered: RecordedAnswer
+    def __init__(self, turn: _Optional[_Union[RecordedTurn, _Mapping]] = ..., abandoned: _Optional[_Union[Abandoned, _Mapping]] = ..., answered: _Optional[_Union[RecordedAnswer, _Mapping]] = ...) -> None: ...
 
 class RecordedTurn(_message.Message):
     __slots__ = ("episode", "turn", "seen", "token_ids", "logprobs", "version_spans", "finish_reason", "begin", "answer")
@@ -196,6 +198,18 @@ class RecordedTurn(_message.Message):
     begin: int
     answer: _environment_pb2.EpisodeResponse
     def __init__(self, episode: _Optional[str] = ..., turn: _Optional[int] = ..., seen: _Optional[bytes] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., version_spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., begin: _Optional[int] = ..., answer: _Optional[_Union[_environment_pb2.EpisodeResponse, _Mapping]] = ...) -> None: ...
+
+class RecordedAnswer(_message.Message):
+    __slots__ = ("episode", "turn", "reply", "answer")
+    EPISODE_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    REPLY_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    episode: str
+    turn: int
+    reply: bytes
+    answer: _environment_pb2.EpisodeResponse
+    def __init__(self, episode: _Optional[str] = ..., turn: _Optional[int] = ..., reply: _Optional[bytes] = ..., answer: _Optional[_Union[_environment_pb2.EpisodeResponse, _Mapping]] = ...) -> None: ...
 
 class Abandoned(_message.Message):
     __slots__ = ("cause",)

@@ -6,8 +6,9 @@
         reply = episode.recorded(turn, seen)       # None: sample it, and write it by episode.keep(turn, seen, reply)
 
 A turn is written while its episode plays the next one, and is durable before the next turn is written, so no turn is
-stored without its predecessors. The journal never fails an attempt: a failed write is logged and the turn is lost, and
-an unreadable entry makes the episodes begin again.
+stored without its predecessors. An answer with a state is written after its turn in the same way, so that nobody acts
+the reply again. The journal never fails an attempt: a failed write is logged and the turn is lost, and an unreadable
+entry makes the episodes begin again.
 """
 
 import asyncio
@@ -24,8 +25,17 @@ import structlog
 
 from trinity.data.experience import Limits, Task, TaskKind
 from trinity.explorer.environments.types import EnvironmentCause, StateRefused, Step
-from trinity.explorer.journal.turns import OPEN, RETURNED, Entry, Kept, Known, RecordedTurn, known_before
-from trinity.explorer.journal.wire import decode_entry, encode_abandoned, encode_turn
+from trinity.explorer.journal.turns import (
+    OPEN,
+    RETURNED,
+    Entry,
+    Kept,
+    Known,
+    RecordedAnswer,
+    RecordedTurn,
+    known_before,
+)
+from trinity.explorer.journal.wire import decode_entry, encode_abandoned, encode_answer, encode_turn
 from trinity.explorer.types import Completion
 from trinity.runtime import tracing
 from trinity.runtime.broker import Broker, new_message_id, on_subject
@@ -150,18 +160,24 @@ class TaskJournal:
         if self._writing:
             await asyncio.wait(self._writing)
 
-    def start_writing(self, turn: RecordedTurn) -> "asyncio.Task[None]":
-        writing = asyncio.create_task(self._write(turn))
+    def start_writing(
+        self, entry: RecordedTurn | RecordedAnswer, before: "asyncio.Task[None] | None" = None
+    ) -> "asyncio.Task[None]":
+        """Begin to write an entry of an episode, once the entry `before` it is written."""
+        writing = asyncio.create_task(self._write(entry, before))
         self._writing.add(writing)
         writing.add_done_callback(self._writing.discard)
         return writing
 
-    async def _write(self, turn: RecordedTurn) -> None:
-        """Write a turn, unless an earlier write failed: there would be a gap between them."""
+    async def _write(self, entry: RecordedTurn | RecordedAnswer, before: "asyncio.Task[None] | None") -> None:
+        """Write an entry, unless an earlier write failed: there would be a gap between them."""
+        if before is not None:
+            await asyncio.wait([before])
         if self._writes:
-            written = await self._publish(encode_turn(turn))
+            data = encode_turn(entry) if isinstance(entry, RecordedTurn) else encode_answer(entry)
+            written = await self._publish(data)
             self._writes &= written
-            TURNS_KEPT.inc(written)
+            TURNS_KEPT.inc(written and isinstance(entry, RecordedTurn))
 
     async def _publish(self, data: bytes) -> bool:
         self._written += 1
@@ -190,11 +206,15 @@ class EpisodeJournal:
     def __init__(self, journal: TaskJournal, name: str, kept: list[Kept]) -> None:
         self._journal, self._name, self._kept = journal, name, kept
         self._sampled_by = ""  # explorer of the last turn that was played again
+        self._turn = -1  # of the reply that the environment is about to answer
+        self._acts = False  # the environment answered this explorer
         self._heard: Step | None = None
         self._branched: set[int] = set()
         self._complete = True
-        while (last := max(self._answers(len(kept)), key=lambda step: step.turn, default=None)) and not last.state:
-            kept.pop()  # no episode continues from there
+        while (last := self._newest(len(kept))) and not last.state and not last.done:  # no episode continues from there
+            reply = kept.pop()
+            if reply.answered is not None:
+                kept.append(replace(reply, answered=None))
         self.flush_tokens = journal.flush_tokens
         self._writing: asyncio.Task[None] | None = None
 
@@ -203,7 +223,9 @@ class EpisodeJournal:
         """Moves between explorers: the `turn` (from 0), the explorers before and after it (`from`, `to`), and the
         `token` (from 0) in the middle of a reply."""
         parts = [(turn, token, owner) for turn, kept in enumerate(self._kept) for token, owner in kept.parts]
-        parts.append((len(self._kept), 0, self._journal.owner))
+        newest = self._newest(len(self._kept))
+        if self._acts or newest is None or not newest.done:
+            parts.append((len(self._kept), 0, self._journal.owner))
         return [
             {"turn": turn, "from": before, "to": after, **({"token": token} if token else {})}
             for (_, _, before), (turn, token, after) in pairwise(parts)
@@ -215,6 +237,7 @@ class EpisodeJournal:
 
         A reply with the finish_reason OPEN is incomplete.
         """
+        self._turn = turn
         if turn >= len(self._kept):
             return None
         kept = self._kept[turn]
@@ -241,6 +264,17 @@ class EpisodeJournal:
             self._complete = False
             log.info("explorer.journal.stateless", episode=self._name, actions=answer.turn)
 
+    def answered(self, answer: Step) -> None:
+        """Keep the answer to the reply of the current turn, and begin to write it."""
+        self.heard(answer)
+        if self._turn < 0:  # to another episode's action, which a branch played again
+            return
+        reply, self._acts = self._kept[self._turn], True
+        self._kept[self._turn :] = [replace(reply, answered=answer)]
+        if self._complete:
+            entry = RecordedAnswer(self._name, self._turn, reply.turn.reply, answer)
+            self._writing = self._journal.start_writing(entry, self._writing)
+
     def branched(self, answer: Step) -> None:
         """Keep the state of an answer from which other episodes continue, for the next run of this attempt."""
         self._branched.add(answer.turn)
@@ -252,7 +286,10 @@ class EpisodeJournal:
         self._heard, self._complete = None, True
 
     def _answers(self, turns: int) -> Iterator[Step]:
-        return (kept.turn.answer for kept in self._kept[:turns] if kept.turn.answer is not None)
+        return (step for kept in self._kept[:turns] for step in kept.answers)
+
+    def _newest(self, turns: int) -> Step | None:
+        return max(self._answers(turns), key=lambda step: step.turn, default=None)
 
     async def keep(self, turn: int, seen: bytes, sampled: Completion, begin: int = 0) -> Completion:
         """Begin to write a new reply, or its part from token `begin` on. Returns the reply so far.
@@ -266,11 +303,14 @@ class EpisodeJournal:
             log.info("explorer.episode.continued", episode=self._name, turn=turn, token=begin, sampled_by=before)
             with tracing.span("episode.continued", turn=turn, token=begin, sampled_by=before, to=owner):
                 pass
-        new = self._heard is not None and all(step.turn < self._heard.turn for step in self._answers(turn))
+        newest = self._newest(turn)
+        new = self._heard is not None and (newest is None or newest.turn < self._heard.turn)
         entry = RecordedTurn(self._name, turn, seen, sampled, begin, self._heard if new and not begin else None)
         kept = self._kept[turn].continued(entry, owner) if begin else Kept(entry, ((0, owner),))
-        if entry.answer is not None and entry.answer.state:  # of states without branches only the newest is needed
-            self._kept[:turn] = [one.without_state(self._branched) for one in self._kept[:turn]]
+        newest = entry.answer or newest
+        if newest is not None and newest.state:  # of states without branches only the newest is needed
+            needed = self._branched | {newest.turn}
+            self._kept[:turn] = [one.without_states(needed) for one in self._kept[:turn]]
         self._kept[turn:] = [kept]
         if self._complete:
             self._writing = self._journal.start_writing(entry)
@@ -301,7 +341,7 @@ class Continued:
         self._last = self._journal.answer(0)
         if self._last is None:
             self._live = True
-            return self._heard(await self._remote.reset(keep_states=True))
+            return self._heard(await self._remote.reset(keep_states=True), self._journal.heard)
         return self._last
 
     @property
@@ -329,7 +369,7 @@ class Continued:
                 self._earned += known.reward
                 return known
             await self._restore(self._last)
-        return self._heard(await self._remote.step(text))
+        return self._heard(await self._remote.step(text), self._journal.answered)
 
     async def _restore(self, last: Step) -> None:
         if not last.state:
@@ -337,8 +377,8 @@ class Continued:
         await self._remote.restore(last, self._earned)
         self._live = True
 
-    def _heard(self, step: Step) -> Step:
+    def _heard(self, step: Step, keep: Callable[[Step], None]) -> Step:
         if self._remote.snapshots:
-            self._journal.heard(step)
+            keep(step)
         self._last = replace(step, state=b"") if self._remote.snapshots else step  # in the journal
         return step

@@ -34,7 +34,7 @@ class RecordedTurn:
 
     A long reply has several entries: `begin` counts its tokens in earlier entries, and all but the last entry have the
     finish reason OPEN. `answer`: the answer before the reply, of an environment that keeps states; None if an earlier
-    turn's entry has it.
+    entry has it.
     """
 
     episode: str
@@ -44,12 +44,15 @@ class RecordedTurn:
     begin: int = 0
     answer: Step | None = None
 
+    @property
+    def reply(self) -> bytes:
+        """Digest of the reply: of its context and its tokens."""
+        tokens = np.asarray(self.completion.token_ids, np.int64).tobytes()
+        return hashlib.blake2b(self.seen + tokens, digest_size=DIGEST_BYTES).digest()
+
     def check(self, limits: Limits) -> None:
         """Raises InvalidInput naming the wrong field."""
-        if not 1 <= len(self.episode) <= LONGEST_NAME:
-            raise InvalidInput("turn.episode", f"has {len(self.episode)} characters, must have 1 to {LONGEST_NAME}")
-        if self.turn < 0:
-            raise InvalidInput("turn.turn", f"is {self.turn}, must be >= 0")
+        _check_place(self.episode, self.turn)
         if len(self.seen) != DIGEST_BYTES:
             raise InvalidInput("turn.seen", f"has {len(self.seen)} bytes, must have {DIGEST_BYTES}")
         if self.begin < 0:
@@ -74,20 +77,46 @@ class RecordedTurn:
 
 
 @dataclass(frozen=True)
+class RecordedAnswer:
+    """The answer to the reply of a turn, of an environment that keeps states. `reply`: the reply's digest."""
+
+    episode: str
+    turn: int
+    reply: bytes
+    answer: Step
+
+    def check(self) -> None:
+        """Raises InvalidInput naming the wrong field."""
+        _check_place(self.episode, self.turn)
+
+
+def _check_place(episode: str, turn: int) -> None:
+    if not 1 <= len(episode) <= LONGEST_NAME:
+        raise InvalidInput("turn.episode", f"has {len(episode)} characters, must have 1 to {LONGEST_NAME}")
+    if turn < 0:
+        raise InvalidInput("turn.turn", f"is {turn}, must be >= 0")
+
+
+@dataclass(frozen=True)
 class Entry:
-    """An entry of one attempt: a turn, or the cause of its end. `owner`: the explorer's token in the subject."""
+    """An entry of one attempt: a turn, the answer to it, or the cause of the attempt's end. `owner`: the explorer's
+    token in the subject."""
 
     attempt: int
     owner: str
-    turn: RecordedTurn | str
+    turn: RecordedTurn | RecordedAnswer | str
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A turn and its explorers: `parts` has (first token, explorer) for each explorer that sampled a part."""
+    """A turn and its explorers: `parts` has (first token, explorer) for each explorer that sampled a part.
+
+    `answered`: the answer to the reply; None if it is unknown, or nobody keeps it.
+    """
 
     turn: RecordedTurn
     parts: tuple[tuple[int, str], ...]
+    answered: Step | None = None
 
     @property
     def owner(self) -> str:
@@ -95,10 +124,16 @@ class Kept:
         return self.parts[-1][1]
 
     @property
-    def reached(self) -> tuple[int, int]:
-        """(finished turns, tokens of the open turn), if the episode ended with this turn."""
-        is_open = self.turn.completion.finish_reason == OPEN
-        return (self.turn.turn, len(self.turn.completion.token_ids)) if is_open else (self.turn.turn + 1, 0)
+    def reached(self) -> tuple[int, int, bool]:
+        """(finished turns, tokens of the open turn, is answered), if the episode ended with this turn."""
+        if self.turn.completion.finish_reason == OPEN:
+            return self.turn.turn, len(self.turn.completion.token_ids), False
+        return self.turn.turn + 1, 0, self.answered is not None
+
+    @property
+    def answers(self) -> list[Step]:
+        """The known answers before and after the reply."""
+        return [step for step in (self.turn.answer, self.answered) if step is not None]
 
     def continued(self, turn: RecordedTurn, owner: str) -> "Kept":
         """Append a further entry of the same turn. Raises InvalidInput if the entry does not continue it."""
@@ -109,12 +144,13 @@ class Kept:
         whole = replace(turn, begin=0, completion=joined(made, turn.completion), answer=self.turn.answer)
         return Kept(whole, parts)
 
-    def without_state(self, but: Container[int] = ()) -> "Kept":
-        """The same without the answer's state, unless that is after one of these numbers of actions."""
-        answer = self.turn.answer
-        if answer is None or answer.turn in but:
-            return self
-        return replace(self, turn=replace(self.turn, answer=replace(answer, state=b"")))
+    def without_states(self, but: Container[int]) -> "Kept":
+        """The same without the answers' states, except those after these numbers of actions."""
+
+        def bare(step: Step | None) -> Step | None:
+            return step if step is None or step.turn in but else replace(step, state=b"")
+
+        return replace(self, turn=replace(self.turn, answer=bare(self.turn.answer)), answered=bare(self.answered))
 
     @property
     def versions(self) -> set[int]:
@@ -168,10 +204,10 @@ def known_before(attempt: int, entries: Iterable[Entry]) -> Known:
     """Merge the entries of earlier attempts, from the newest failed attempt on.
 
     Forgets all turns after `_FRUITLESS` fruitless attempts in a row. Raises InvalidInput if a turn lacks its
-    predecessor.
+    predecessor, or an answer its turn.
     """
     earlier = sorted((entry for entry in entries if entry.attempt < attempt), key=lambda entry: entry.attempt)
-    known, furthest, last = Known(), dict[str, tuple[int, int]](), 0
+    known, furthest, last = Known(), dict[str, tuple[int, int, bool]](), 0
     for number, group in itertools.groupby(earlier, key=lambda entry: entry.attempt):
         known.fruitless += number - last - 1  # attempts without entries
         last, further = number, False
@@ -182,20 +218,33 @@ def known_before(attempt: int, entries: Iterable[Entry]) -> Known:
                 else:
                     known.episodes.clear()
                 continue
-            name, at = entry.turn.episode, entry.turn.turn
-            turns = known.episodes.setdefault(name, [])
-            if at > len(turns):
-                raise InvalidInput("turn.turn", f"is {at} of episode {name}, which has {len(turns)} turns before it")
-            if entry.turn.begin and at == len(turns):
-                raise InvalidInput("turn.begin", f"is {entry.turn.begin} of turn {at}, which has no entry before it")
-            begun = entry.turn.begin > 0
-            kept = turns[at].continued(entry.turn, entry.owner) if begun else Kept(entry.turn, ((0, entry.owner),))
-            turns[at:] = [kept]
-            if kept.reached > furthest.get(name, (0, 0)):
-                furthest[name], further = kept.reached, True
+            name = entry.turn.episode
+            reached = _add(known.episodes.setdefault(name, []), entry.turn, entry.owner)
+            if reached > furthest.get(name, (0, 0, False)):
+                furthest[name], further = reached, True
         known.progressed += further
         known.fruitless = 0 if further else known.fruitless + 1
     known.fruitless += attempt - last - 1
     if known.fruitless >= _FRUITLESS:
         known.episodes.clear()
     return known
+
+
+def _add(turns: list[Kept], entry: RecordedTurn | RecordedAnswer, owner: str) -> tuple[int, int, bool]:
+    """Add a further entry to the turns of its episode. Returns how far it `reached`. Raises as known_before does."""
+    name, at = entry.episode, entry.turn
+    needed = at + isinstance(entry, RecordedAnswer)
+    if needed > len(turns):
+        raise InvalidInput("turn.turn", f"is {at} of episode {name}, which has {len(turns)} turns before it")
+    if isinstance(entry, RecordedAnswer):
+        if turns[at].turn.reply != entry.reply:  # an attempt that had lost its lease sampled the turn again
+            return 0, 0, False
+        kept = replace(turns[at], answered=entry.answer)
+    elif not entry.begin:
+        kept = Kept(entry, ((0, owner),))
+    elif at < len(turns):
+        kept = turns[at].continued(entry, owner)
+    else:
+        raise InvalidInput("turn.begin", f"is {entry.begin} of turn {at}, which has no entry before it")
+    turns[at:] = [kept]
+    return kept.reached

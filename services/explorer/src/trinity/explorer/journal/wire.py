@@ -10,7 +10,7 @@ from trinity.data.experience import Limits
 from trinity.data.wire import from_tensor, to_tensor
 from trinity.explorer.environments.types import Step
 from trinity.explorer.environments.wire import step_of
-from trinity.explorer.journal.turns import RecordedTurn
+from trinity.explorer.journal.turns import RecordedAnswer, RecordedTurn
 from trinity.explorer.types import Completion
 from trinity.runtime.errors import FailureCause, InvalidInput
 from trinity.runtime.messages import from_message, to_message
@@ -35,13 +35,19 @@ def encode_turn(turn: RecordedTurn) -> bytes:
     return experience_pb2.TurnEntry(turn=message).SerializeToString()
 
 
+def encode_answer(answered: RecordedAnswer) -> bytes:
+    """The entry of an answer to a turn's reply."""
+    message = to_message(answered, experience_pb2.RecordedAnswer, answer=_encoded(answered.answer))
+    return experience_pb2.TurnEntry(answered=message).SerializeToString()
+
+
 def encode_abandoned(cause: FailureCause) -> bytes:
     """The last entry of an attempt that failed or returned its lease (RETURNED)."""
     return experience_pb2.TurnEntry(abandoned=experience_pb2.Abandoned(cause=cause)).SerializeToString()
 
 
-def decode_entry(data: bytes, limits: Limits) -> RecordedTurn | str:
-    """A valid turn, or the cause of an attempt's end. Raises InvalidInput."""
+def decode_entry(data: bytes, limits: Limits) -> RecordedTurn | RecordedAnswer | str:
+    """A valid turn, the answer to one, or the cause of an attempt's end. Raises InvalidInput."""
     try:
         entry = experience_pb2.TurnEntry.FromString(data)
     except DecodeError as error:
@@ -49,8 +55,12 @@ def decode_entry(data: bytes, limits: Limits) -> RecordedTurn | str:
     kind = entry.WhichOneof("entry")
     if kind == "abandoned":
         return entry.abandoned.cause
+    if kind == "answered":
+        answered = from_message(RecordedAnswer, entry.answered, answer=_decoded(entry.answered.answer))
+        answered.check()
+        return answered
     if kind != "turn":
-        raise InvalidInput("turn", "is empty, must hold a turn or the end of an attempt")
+        raise InvalidInput("turn", "is empty, must hold a turn, an answer or the end of an attempt")
     message = entry.turn
     completion = from_message(
         Completion,
@@ -59,6 +69,8 @@ def decode_entry(data: bytes, limits: Limits) -> RecordedTurn | str:
         logprobs=from_tensor(message.logprobs, "turn.logprobs", "float32"),
     )
     answer = _decoded(message.answer) if message.HasField("answer") else None
+    if answer is not None and answer.done:
+        raise InvalidInput("turn.answer", "cannot be right: it is done, and a reply follows it")
     turn = from_message(RecordedTurn, message, completion=completion, answer=answer)
     turn.check(limits)
     return turn
@@ -70,9 +82,9 @@ def _encoded(answer: Step) -> environment_pb2.EpisodeResponse:
 
 
 def _decoded(message: environment_pb2.EpisodeResponse) -> Step:
-    """Raises InvalidInput if an answer breaks the contract or ends the episode."""
+    """Raises InvalidInput if an answer breaks the contract."""
     answer = answer_from_proto(message)
-    problem = "it has a turn below 0" if message.turn < 0 else "it is done" if message.done else ""
+    problem = "it has a turn below 0" if message.turn < 0 else ""
     if problem := problem or answer_problem(answer, answer.turn, Description("", images=True)):
         raise InvalidInput("turn.answer", f"cannot be right: {problem}")
     return step_of(answer)

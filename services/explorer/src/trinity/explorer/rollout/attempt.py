@@ -151,6 +151,8 @@ async def explore(
                 return _failure(task, attempt, explorer_id, FailureCause.INVALID_EXPERIENCE, error, final=True)
             return group
     except EngineFailed:
+        if journal is not None:
+            await journal.settle()
         raise
     except Exception as error:
         cause = next((cause for kind, cause in _CAUSES if isinstance(error, kind)), FailureCause.WORKFLOW_ERROR)
