@@ -14,6 +14,7 @@ from trinity.data.experience import (
     AttemptFailure,
     Group,
     SamplingParams,
+    Task,
     TaskKind,
 )
 from trinity.explorer.environments.types import EnvironmentCause, EnvironmentFailed
@@ -118,6 +119,47 @@ async def test_each_rollout_of_a_group_continues_on_its_own(broker: Broker) -> N
     assert isinstance(group, Group)
     assert next_one.asked == 3 * LENGTH - 7
     assert [e.reward for e in group.experiences] == [1.0] * 3
+
+
+class Duel(Corridor):
+    """Two players act in turn."""
+
+    players = ("white", "black")
+
+    async def reset(self, keep_states: bool = False) -> Step:
+        return Step("Begin.", player="white")
+
+    async def step(self, action: str) -> Step:
+        actor, self.steps = self.players[self.steps % 2], self.steps + 1
+        done = self.steps == LENGTH
+        acts_next = "" if done else self.players[self.steps % 2]
+        return Step(f"Step {self.steps}: {action}.", done=done, player=acts_next, rewards={actor: 0.25})
+
+
+class DuelWithLuck(Duel):
+    deterministic = False
+
+
+def the_games(**args: Any) -> Task:
+    return replace(the_task(2, args=args), workflow="players_workflow")
+
+
+async def test_both_seats_of_a_game_against_itself_continue(broker: Broker) -> None:
+    dying, next_one = Explorer(broker, "a", Duel, dies_at=8, rollouts=2), Explorer(broker, "next", Duel)
+    await dying.explore_and_die(the_games(), 1)
+    group = await next_one.explore(the_games(), 2)
+    assert isinstance(group, Group), group
+    assert next_one.asked == 2 * LENGTH - 7
+    assert [(info(one)["player"], one.reward) for one in group.experiences] == [("white", 0.75), ("black", 0.75)] * 2
+    assert all(info(one)["moved"] for one in group.experiences)
+
+
+@pytest.mark.parametrize(("kind", "seats"), [(DuelWithLuck, {}), (Duel, {"black": "older"})])
+async def test_a_game_of_luck_or_of_others_is_not_kept(broker: Broker, kind: type[Duel], seats: dict[str, str]) -> None:
+    explorer = Explorer(broker, "a", kind)
+    explorer.olders = {3: Explorer(broker, "old", kind)}
+    assert isinstance(await explorer.explore(the_games(seats=seats), 1), Group)
+    assert (await broker.state(RUN.turns_stream)).messages == 0
 
 
 class Forgetful(Corridor):

@@ -19,6 +19,7 @@ from trinity.config.workflows import OLDER, POLICY, GameRules
 from trinity.data.experience import Experience, Task
 from trinity.explorer.chat import Message
 from trinity.explorer.environments.types import Step
+from trinity.explorer.journal.journal import EpisodeJournal
 from trinity.explorer.workflows.base import Toolbox, gather_rollouts, rollouts_group
 from trinity.explorer.workflows.environments import EnvironmentWorkflow
 from trinity.explorer.workflows.episode import End, Episode
@@ -111,11 +112,14 @@ class PlayersWorkflow(EnvironmentWorkflow):
         async with self.player.episode() as remote:
             first = await remote.reset()
             seating = self._seating(remote.players, rollout)
+            # The next holder of the lease could not have replies of others played again.
+            replayed = remote.deterministic and {*seating.values()} == {POLICY}
+            journals = {player: self.player.journal() if replayed else None for player in seating}
             names = {player: self._name(who) for player, who in seating.items()}
             table = Table(remote, remote.players, str(first.info.get("instructions") or ""))
             async with rollouts_group() as group:
                 playing = {
-                    player: group.create_task(self._play_seat(table.seats[player], who))
+                    player: group.create_task(self._play_seat(table.seats[player], who, journals[player]))
                     for player, who in seating.items()
                 }
                 table.show(first)
@@ -140,14 +144,15 @@ class PlayersWorkflow(EnvironmentWorkflow):
         moved = rollout % len(seats) if self._rules.rotate else 0
         return dict(zip(players, seats[-moved:] + seats[:-moved], strict=True))
 
-    async def _play_seat(self, seat: Seat, who: str) -> Episode | None:
-        """The seat's episode; None for an auxiliary model's."""
+    async def _play_seat(self, seat: Seat, who: str, journal: EpisodeJournal | None) -> Episode | None:
+        """The seat's episode; None for an auxiliary model's. `journal`: None if no other explorer could continue it."""
         if who not in (POLICY, OLDER):
             await self._play_model(seat, who)
             return None
         player = self.player if who == POLICY else self._older_player()
         with player.counting() as counted:
             episode = counted.episode = player.begin(await seat.reset())
+            episode.journal = journal
             await player.play_until_done(episode, seat)
         if episode.end is not End.DONE:
             seat.leave()
