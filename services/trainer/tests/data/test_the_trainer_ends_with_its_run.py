@@ -24,7 +24,7 @@ pytestmark = pytest.mark.core
 
 
 class Evaluating(buffer_pb2_grpc.BufferServiceServicer):
-    """Its evaluation ends with the fourth question, and it is away at the second."""
+    """Its evaluation ends with the fourth question; it is away at the second, and hears of version 40 at the fifth."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -33,7 +33,8 @@ class Evaluating(buffer_pb2_grpc.BufferServiceServicer):
         self.asked += 1
         if self.asked == 2:
             context.abort(grpc.StatusCode.UNAVAILABLE, "it is started again")
-        return pb.StatsResponse(run=request.run, finished=self.asked == 4)
+        step = 40 if self.asked > 4 else 39
+        return pb.StatsResponse(run=request.run, finished=self.asked >= 4, live_step=step)
 
 
 @pytest.fixture
@@ -54,13 +55,15 @@ def client(buffer: Evaluating, monkeypatch: pytest.MonkeyPatch) -> Iterator[Buff
     server.stop(None)
 
 
-def test_it_waits_for_the_last_evaluation(client: BufferClient, buffer: Evaluating) -> None:
-    client.wait_until_finished(lambda: False)
-    assert buffer.asked == 4
+@pytest.mark.parametrize(("served", "asked"), [(39, 4), (40, 5), (-1, 4)])
+def test_it_waits_for_the_last_evaluation(client: BufferClient, buffer: Evaluating, served: int, asked: int) -> None:
+    """The buffer, which hears later than the trainer that version 40 is LIVE, has finished without it before."""
+    client.wait_until_finished(served, lambda: False)
+    assert buffer.asked == asked
 
 
 def test_it_does_not_wait_when_it_is_stopped(client: BufferClient, buffer: Evaluating) -> None:
-    client.wait_until_finished(lambda: buffer.asked == 3)
+    client.wait_until_finished(-1, lambda: buffer.asked == 3)
     assert buffer.asked == 3
 
 

@@ -5,6 +5,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -423,3 +424,16 @@ def test_members_get_a_version_before_old_files_are_deleted(sync: ForkedService,
             publisher.broadcast(weights(step))
     assert members.there[-1] == {"v1", "v2", "v3", "v4"}
     assert {path.name for path in (tmp_path / "weights").glob("v*")} == {"v2", "v3", "v4"}
+
+
+def test_the_last_version_waits_for_explorers_that_are_still_to_come(sync: ForkedService, tmp_path: Path) -> None:
+    publisher = start(sync, tmp_path)
+    publish(publisher, 1, 1.0, CANARY)
+    publisher.settle(60.0, lambda: False)
+    assert publisher.served_step == -1
+    with ThreadPoolExecutor(1) as thread:
+        settling = thread.submit(publisher.settle, 60.0, lambda: False, awaits_explorers=True)
+        with JudgingExplorer(sync.address, RUN):
+            settling.result(60)
+    assert publisher.served_step == 1
+    publisher.close()

@@ -122,7 +122,7 @@ class SlowPublisher:
         self.polls += 1
         return False
 
-    def settle(self, seconds: float, stopping: Any) -> None: ...
+    def settle(self, seconds: float, stopping: Any, awaits_explorers: bool) -> None: ...
 
 
 @pytest.fixture

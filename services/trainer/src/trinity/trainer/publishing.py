@@ -255,12 +255,17 @@ class VersionPublisher:
         log.warning("trainer.rolled_back", **source)
 
     def finish(self) -> None:
-        """Waits for the last version, and for its verification while an explorer can do it."""
+        """Waits for the last version, and for its verification while an explorer can do it.
+
+        A trainer that reads stored groups may end before its run's explorers have started, which evaluate the version.
+        """
         if self.publisher is None:
             return
         self._settle()
         with self._reporting_end():
-            self.publisher.settle(self.plan.config.synchronizer.sync_timeout, lambda: self.control.stopping)
+            config = self.plan.config
+            evaluates = config.mode == "both" and bool(config.buffer.explorer_input.eval_tasksets)
+            self.publisher.settle(config.synchronizer.sync_timeout, lambda: self.control.stopping, evaluates)
         self._show()
 
     @contextlib.contextmanager

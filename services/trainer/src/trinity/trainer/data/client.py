@@ -103,11 +103,15 @@ class BufferClient:
                 self._stub.CommitStep, request, seconds=_CALL_SECONDS, again=lambda: not self._closed.is_set()
             )
 
-    def wait_until_finished(self, stopping: Callable[[], bool]) -> None:
-        """Waits until the run's last evaluation has ended too, or `stopping` returns True."""
+    def wait_until_finished(self, served_step: int, stopping: Callable[[], bool]) -> None:
+        """Waits until the run's last evaluation has ended too, or `stopping` returns True.
+
+        The buffer may hear after the trainer that the version of `served_step` is LIVE, and then evaluates it.
+        """
         while not stopping():
             with contextlib.suppress(*rpc.NO_ANSWER):
-                if rpc.ask_blocking(self._stub.Stats, pb.StatsRequest(run=self._run), seconds=_CALL_SECONDS).finished:
+                said = rpc.ask_blocking(self._stub.Stats, pb.StatsRequest(run=self._run), seconds=_CALL_SECONDS)
+                if said.finished and said.live_step >= served_step:
                     return
             time.sleep(_FINISHED_SECONDS)
 

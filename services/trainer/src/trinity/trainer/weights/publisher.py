@@ -88,6 +88,12 @@ class Publisher:
         return self._results.live_version
 
     @property
+    def served_step(self) -> int:
+        """Step of the version that this process published last, once it is LIVE; else -1."""
+        newest = self._newest
+        return newest.step if newest is not None and newest.version == self.live_version else -1
+
+    @property
     def newest_step(self) -> int:
         """Step of the newest version that is registered, or that a rollback has withdrawn."""
         rollback = self._claim.rollback
@@ -256,14 +262,17 @@ class Publisher:
             self.poll()
             time.sleep(_BETWEEN_POLLS)
 
-    def settle(self, seconds: float, stopping: Callable[[], bool]) -> None:
-        """Waits until the newest version is verified, and served if its files go; returns if there are no explorers."""
+    def settle(self, seconds: float, stopping: Callable[[], bool], awaits_explorers: bool = False) -> None:
+        """Waits until the newest version is verified, and served if its files go.
+
+        Returns if there are no explorers, unless they are still to come.
+        """
         end = time.monotonic() + seconds
         while time.monotonic() < end and not stopping():
             self.poll()
             served = self._client.ask(calls.served())
             behind = self._removes_files and any(version < self.live_version for version in served)
-            if not served or not (self._results.pending or behind):
+            if not (served or awaits_explorers) or not (self._results.pending or behind):
                 break
             time.sleep(_SETTLE_SECONDS)
         if self._removes_files and not stopping():
