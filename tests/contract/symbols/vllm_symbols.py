@@ -177,6 +177,7 @@ VLLM = (
             "vllm.model_executor.models.registry:_ModelRegistry.resolve_model_cls(architectures, model_config)",
             "vllm.model_executor.models:supports_lora(model)",
             "vllm.v1.engine.async_llm:AsyncLLM.add_lora(lora_request)",
+            "vllm.lora.worker_manager:WorkerLoRAManager._load_adapter(lora_request)",
             "vllm.v1.engine.async_llm:AsyncLLM.remove_lora(lora_id)",
             "vllm.engine.arg_utils:EngineArgs.enable_lora",
             "vllm.engine.arg_utils:EngineArgs.max_loras",

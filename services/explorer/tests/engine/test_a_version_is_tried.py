@@ -20,6 +20,9 @@ class Vllm:
     def __init__(self) -> None:
         self.has: set[int] = set()
 
+    async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[bool]:
+        return [True]
+
     async def add_lora(self, request: Any) -> bool:
         self.has.add(request.lora_int_id)
         return True

@@ -19,6 +19,9 @@ class Vllm:
         self.has: set[int] = set()
         self.most = 0
 
+    async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[bool]:
+        return [True]
+
     async def add_lora(self, request: Any) -> bool:
         self.has.add(request.lora_int_id)
         self.most = max(self.most, len(self.has))

@@ -22,6 +22,8 @@ from trinity.runtime.errors import Full, InvalidInput
 from trinity.weights import Lora
 from trinity.weights.adapters import CONFIG, WEIGHTS
 
+_READ_SECONDS = 0.01  # between questions whether an adapter is read
+
 
 @dataclass(eq=False)
 class Held:
@@ -78,8 +80,10 @@ class HeldAdapters:
                 await self._make_room(name)
                 from vllm.lora.request import LoRARequest
 
-                request, begin = LoRARequest(f"{name}/{number}", number, str(folder)), time.monotonic()
+                request = LoRARequest(f"{name}/{number}", number, str(folder))
                 try:
+                    await self._read(request)
+                    begin = time.monotonic()
                     await self._llm.add_lora(request)
                 except asyncio.CancelledError:
                     self._leaving.append(Held(request, serial, ""))  # the engine may have it, or get it yet
@@ -94,6 +98,13 @@ class HeldAdapters:
             self._named[name] = Held(request, serial, f"adapter{number}")
             await self._remove_idle()
             return seconds
+
+    async def _read(self, request: Any) -> None:
+        """Make the workers read the folder while their steps go on."""
+        args = request.lora_name, request.lora_int_id, request.lora_path
+        await self._llm.collective_rpc("read_adapter", args=args)
+        while not all(await self._llm.collective_rpc("adapter_is_read")):
+            await asyncio.sleep(_READ_SECONDS)
 
     async def drop(self, name: str) -> None:
         """Refuse new requests of an adapter, and remove it after its last one. Raises InvalidInput if unknown."""

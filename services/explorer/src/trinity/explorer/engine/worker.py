@@ -5,6 +5,7 @@ vLLM imports this module by `worker_extension_cls`; the import registers the tra
 
 import threading
 from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -303,6 +304,28 @@ class WorkerExtension:
             engine.abandon()
             engine.reset_weight_update_target()
             self._weight_update_active = False
+
+    def read_adapter(self: Any, name: str, number: int, folder: str) -> None:
+        """Begin to read an adapter into pinned memory, in a thread. `add_lora` takes what was read, or its error."""
+        from vllm.lora.request import LoRARequest
+
+        manager = self.model_runner.lora_manager
+        read = type(manager)._load_adapter
+        reading = ThreadPoolExecutor(1, "adapter").submit(read, manager, LoRARequest(name, number, folder))
+
+        def taken(request: LoRARequest) -> Any:
+            if request.lora_int_id != number:
+                return read(manager, request)
+            del manager._load_adapter
+            self._reading_adapter = None
+            return reading.result()
+
+        manager._load_adapter = taken
+        self._reading_adapter = reading
+
+    def adapter_is_read(self: Any) -> bool:
+        """True once `add_lora` has to wait for nothing."""
+        return bool(self._reading_adapter.done())
 
 
 def norm_row_by_row() -> None:
