@@ -1,6 +1,7 @@
 """Sandboxes by runtimes of Harbor's, on a provider of this machine (harbor_runtimes/cloud.py).
 
-They run on a stand-in for Harbor's package, and on Harbor itself where `make hubs` has installed it.
+They run on a stand-in for Harbor's package, and on Harbor itself where `make hubs` has installed it. Then Harbor's
+runtime of E2B also runs, by E2B's own SDK, on a server of E2B's API (harbor_runtimes/e2b_cloud.py).
 """
 
 import contextlib
@@ -34,6 +35,9 @@ pytestmark = [pytest.mark.skipif(bool(problem()), reason=f"no sandbox: {problem(
 HERE = Path(__file__).parent / "harbor_runtimes"
 INSTALLED = Path(__file__).parents[4] / "build/hubs/harbor/bin/python"
 CLOUD = "cloud:Cloud"
+# More of them by hand: TRINITY_TEST_E2B_CREATIONS=1000
+CREATIONS = int(os.environ.get("TRINITY_TEST_E2B_CREATIONS", "100"))
+E2B_LEASE_SECONDS = 20
 ROW = {
     "instruction": "Write 42 to answer.",
     "tests": [{"path": "test.sh", "text": "echo $(( $(cat answer) == 42 )) > /logs/verifier/reward.txt"}],
@@ -80,9 +84,9 @@ def begun(row: dict[str, Any] = ROW, **args: Any) -> Iterator[Shell]:
         game.close()
 
 
-def sandbox(**limits: Any) -> runtimes.HarborSandbox:
+def sandbox(runtime: str = CLOUD, **limits: Any) -> runtimes.HarborSandbox:
     task = Harbor.read(Arguments(ROW, "task"), builds=True)
-    return runtimes.HarborSandbox(Limits(**limits), CLOUD, runtimes.options_of(CLOUD), task)
+    return runtimes.HarborSandbox(Limits(**limits), runtime, runtimes.options_of(runtime), task)
 
 
 def call(name: str, **arguments: str) -> str:
@@ -290,3 +294,61 @@ def test_a_machine_without_namespaces_offers_sandboxes_where_they_are_elsewhere(
     assert Shell.unplayable() == "bubblewrap makes no namespaces here"
     monkeypatch.setenv(runtimes.RUNTIMES_VARIABLE, '{"e2b": {}}')
     assert Shell.unplayable() == ""
+
+
+@pytest.fixture
+def e2b(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder with a file for each sandbox that a server of E2B's API holds; a tenth of its answers are errors."""
+    if not INSTALLED.exists():
+        pytest.skip("make hubs installs Harbor, where there is a Python 3.12")
+    (tmp_path / "cloud").mkdir()
+    line = [str(INSTALLED), str(HERE / "e2b_cloud.py"), str(tmp_path / "cloud"), "0.1"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = f"http://127.0.0.1:{int(server.stdout.readline())}"
+        for name, value in (
+            ("API_URL", url),
+            ("SANDBOX_URL", url),
+            ("HTTP_VERSION", "1.1"),
+            ("API_KEY", f"e2b_{0:040}"),
+        ):
+            monkeypatch.setenv(f"E2B_{name}", value)
+        options = {"prebuilt_template_id": "base", "sandbox_timeout_sec": E2B_LEASE_SECONDS, "renew_interval_sec": 5}
+        monkeypatch.setenv(runtimes.RUNTIMES_VARIABLE, json.dumps({"e2b": options}))
+        monkeypatch.setenv(runtimes.PYTHON_VARIABLE, str(INSTALLED))
+        monkeypatch.setattr(runtimes, "_running", [])
+        runtimes._require_harbor.cache_clear()
+        yield tmp_path / "cloud"
+        server.kill()
+        for one in runtimes._running:
+            one._process.kill()
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(900)
+def test_creations_by_e2bs_api_of_which_a_tenth_fails_leave_nothing(e2b: Path) -> None:
+    """Some sandboxes were made although the answer was an error: their leases end them."""
+    outcomes: list[str] = []
+
+    def one(number: int) -> None:
+        try:
+            with contextlib.closing(sandbox("e2b")) as made:
+                outcomes.append(f"ended with {made.run(['true']).code}")
+        except Unavailable as error:
+            outcomes.append(str(error))
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(one, range(CREATIONS)))
+    assert len(outcomes) == CREATIONS and outcomes.count("ended with 0") >= 0.95 * CREATIONS, outcomes
+    assert set(outcomes) <= {"ended with 0", "e2b starts no sandbox: 500: no capacity"}
+    until_empty(e2b, 10 * E2B_LEASE_SECONDS)
+
+
+@pytest.mark.extended
+def test_sandboxes_by_e2bs_api_end_by_their_leases_if_harbors_process_dies(e2b: Path) -> None:
+    kept = [sandbox("e2b"), sandbox("e2b")]
+    os.kill(runtimes.worker().pid, signal.SIGKILL)
+    assert len(held(e2b)) >= len(kept)
+    until_empty(e2b, 2 * E2B_LEASE_SECONDS)
+    with pytest.raises(Unavailable, match="the process that runs Harbor ended"):
+        kept[0].run(["true"])
