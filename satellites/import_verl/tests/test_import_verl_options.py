@@ -150,6 +150,17 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     (f"{CORRECTION}.rollout_is=null", {"algorithm.rollout_correction": "absent"}),
     ("trainer.total_training_steps=100", {"buffer.total_steps": 100}),
     ("trainer.total_training_steps=null", {"buffer.total_steps": "absent"}),
+    (f"{MODEL}.lora_rank=null {MODEL}.lora_alpha=32", {"model.lora_configs": "absent"}),
+    (f"{ACTOR}.ppo_micro_batch_size_per_gpu=null critic.x=null", {"trainer.trainer_config": "absent"}),
+    ("trainer.save_freq=null trainer.test_freq=null", {"trainer.save_interval": 0, "explorer.eval_interval": 10**9}),
+    ("trainer.project_name=null trainer.logger=null", {"project": "verl_examples", "monitor.monitor_type": "wandb"}),
+    (
+        "data.train_files=/d/train.parquet data.seed=null data.reward_fn_key=None",
+        {
+            "buffer.explorer_input.tasksets.0.data_selector": {"selector_type": "shuffle"},
+            "buffer.explorer_input.tasksets.0.format.reward_fn_key": "data_source",
+        },
+    ),
     ("trainer.project_name=12 trainer.experiment_name=true", {"project": "12", "name": "true"}),
     ("trainer.project_name=2026-13-01", {"project": "2026-13-01"}),
     ("trainer.val_before_train=True", {"explorer.eval_on_startup": True}),

@@ -66,7 +66,7 @@ def aggregation(run: Run) -> Node | None:
     if loss == "geo_mean":
         return None  # one value for a sequence, and their mean, there and here
     if loss not in BY_SEQUENCE:
-        return None if given is None or is_null(given) else node_of(given, option)
+        return None if given is None else node_of(given, option)
     if given is not None and given != "seq-mean-token-mean":
         why = f"veRL's {loss}has it only for its KL and entropy terms; all terms have the loss's aggregation here"
         newer = "; since veRL 0.9 gspo's own term has it too: then write it into algorithm.loss_agg_mode"

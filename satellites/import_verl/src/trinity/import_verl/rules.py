@@ -17,7 +17,7 @@ from trinity.import_verl.tables import (
     ROLLOUT,
     reason,
 )
-from trinity.import_verl.values import Leaf, Node, is_null, is_true, node_of, text_leaf, texts_of
+from trinity.import_verl.values import Leaf, Node, is_true, node_of, text_leaf, texts_of
 
 NEVER = 1_000_000_000  # steps
 _PARALLEL = f"{ROLLOUT}.tensor_model_parallel_size"
@@ -27,7 +27,7 @@ _TRAIN, _MINI, _N = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size", f"{
 def _checkpoint_root(run: Run) -> Node:
     """veRL's folder is the run's own; ours is the root, below which come project and name."""
     folder = run.take("trainer.default_local_dir")
-    if folder is None or is_null(folder):
+    if folder is None:
         return Leaf("./checkpoints")
     own = f"/{run.take('trainer.project_name') or PROJECT}/{run.take('trainer.experiment_name') or NAME}"
     root = folder.rstrip("/").removesuffix(own)

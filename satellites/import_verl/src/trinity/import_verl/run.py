@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trinity.import_verl.expand import default_of
 from trinity.import_verl.script import Call
-from trinity.import_verl.tables import ESTIMATORS, NAME, PROJECT
+from trinity.import_verl.tables import ESTIMATORS, NAME, NULL_COUNTS, PROJECT
 from trinity.import_verl.values import Leaf, Node, is_null, is_true, node_of, text_leaf, text_of, texts_of
 
 _OWN_REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)+)\}")
@@ -32,6 +32,8 @@ class Run:
         self.notes = list(call.notes)
         self.not_needed: dict[str, str] = {}
         known = {key: option.value for key, option in call.options.items() if not option.unknown}
+        for key in [key for key, value in known.items() if is_null(value) and key not in NULL_COUNTS]:
+            self.unneeded.append(f"{key}={known.pop(key)}: asks for nothing")
         named = {"trainer.project_name": PROJECT, "trainer.experiment_name": NAME, **known}
         self._values = {key: _OWN_REFERENCE.sub(lambda m: named.get(m[1], m[0]), value) for key, value in known.items()}
         for key, value in self._values.items():
@@ -140,7 +142,7 @@ class Run:
     def own_reward(self) -> str | None:
         """The name of the script's own reward function, or None."""
         path = next((key for key in self._values if key.endswith("custom_reward_function.path")), None)
-        if path is None or is_null(self._values[path]):
+        if path is None:
             return None
         return text_of(self._values.get(path.removesuffix("path") + "name", "compute_score"))
 

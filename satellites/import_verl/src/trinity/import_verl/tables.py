@@ -52,6 +52,8 @@ LOSS_ARGS: Mapping[str, Mapping[str, str]] = {
     "dppo_tv": {"clip_ratio_c": "clip_ratio_c"},
     "dppo_kl": {"clip_ratio_c": "clip_ratio_c"},
 }
+# Options whose null differs from veRL's default; any other null counts as not given.
+NULL_COUNTS = (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high")
 CLIPPED = ("vanilla", "gspo", "cispo", "geo_mean", "clip_cov", "dppo_tv", "dppo_kl")
 BY_SEQUENCE = ("gspo", "sapo")
 CORRECTION = "algorithm.rollout_correction"

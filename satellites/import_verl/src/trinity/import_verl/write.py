@@ -6,7 +6,7 @@ from trinity.import_verl.rules import RULES
 from trinity.import_verl.run import Run
 from trinity.import_verl.script import Call
 from trinity.import_verl.tables import LAYOUT, NO_COUNTERPART, NOT_NEEDED, ROLLOUT, Row, reason
-from trinity.import_verl.values import Leaf, Node, is_null, node_of, text_leaf, texts_of
+from trinity.import_verl.values import Leaf, Node, node_of, text_leaf, texts_of
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,13 @@ def _of_row(row: Row, run: Run) -> Node | None:
     given = run.take(row.option)
     if row.only:
         return None if given is None and not row.default else run.named(row.option, row.default or "", row.names)
-    if given is not None and not is_null(given):
+    if given is not None:
         if not row.text:
             spelt = row.names.get(given)
             return node_of(given, row.option) if spelt is None else node_of(spelt, f"{row.option}={given}")
         if len(texts := texts_of(given)) == 1:
             return text_leaf(texts[0], row.option)
         run.unmapped.append(f"{row.option}={given}: must be one text")
-    elif given is not None and row.default is None:
-        run.unneeded.append(f"{row.option}={given}: asks for nothing")
     return None if row.default is None else node_of(row.default, f"{row.option}, veRL's default")
 
 
