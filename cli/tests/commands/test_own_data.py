@@ -43,6 +43,9 @@ PROSE = "Bees make honey from nectar, which they collect from flowers in spring,
         ({"prompt": "2+3", "chosen": "5", "rejected": "6"}, "dpo",
          {"prompt_key": "prompt", "chosen_key": "chosen", "rejected_key": "rejected"}),
         ({"chosen": TOLD, "rejected": TOLD}, "dpo", {"chosen_key": "chosen", "rejected_key": "rejected"}),
+        ({"conversations": [{"from": "human", "value": "2+3"}], "chosen": {"from": "gpt", "value": "5"},
+          "rejected": {"from": "gpt", "value": "6"}}, "dpo",
+         {"prompt_key": "conversations", "chosen_key": "chosen", "rejected_key": "rejected"}),
     ],
 )  # fmt: skip
 def test_the_columns_choose_algorithm_and_format(
@@ -61,6 +64,12 @@ def test_the_columns_choose_algorithm_and_format(
     )
     assert source is not None and source.path == str(data) and source.data_selector.selector_type == "shuffle"
     assert {key: getattr(source.format, key) for key in columns} == columns
+
+
+def test_missing_answers_leave_the_algorithm_to_the_others() -> None:
+    for answer, algorithm in (("5", "grpo"), (PROSE, "sft")):
+        rows = [{"question": "2+3", "answer": None}, {"question": "2+3", "answer": answer}]
+        assert own_data.guessed_form(rows, "a model").algorithm == algorithm
 
 
 @pytest.mark.parametrize(

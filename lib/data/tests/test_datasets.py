@@ -222,6 +222,24 @@ def test_conversations_of_sharegpt_are_read_and_unknown_speakers_refused() -> No
         reader("messages", FormatConfig(), row)(row, 3)
 
 
+def test_a_row_whose_named_column_is_null_is_refused_by_its_number() -> None:
+    form = FormatConfig(prompt_type="plaintext", prompt_key="question", response_key="answer")
+    read_row = reader("messages", form, row := {"question": "1+1", "answer": None})
+    with pytest.raises(DatasetError, match=r"row 0: 'answer' is None, must be text or messages"):
+        read_row(row, 0)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_pairs_of_sharegpt_are_read(whole: bool) -> None:
+    asked, said = {"from": "human", "value": "1+1"}, [{"from": "gpt", "value": value} for value in ("2", "3")]
+    chosen, rejected = ([asked, one] for one in said) if whole else said
+    row = {"conversations": [asked], "chosen": chosen, "rejected": rejected}
+    fields = reader("pairs", FormatConfig(prompt_key="conversations"), row)(row, 0)
+    for key, answer in (("messages_json", "2"), ("rejected_json", "3")):
+        talk = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": answer}]
+        assert json.loads(fields[key]) == talk
+
+
 def test_prompts_and_completions_of_trl_are_texts_or_messages() -> None:
     talk = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
     form = FormatConfig(prompt_type="plaintext", prompt_key="prompt", response_key="completion")

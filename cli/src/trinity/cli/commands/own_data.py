@@ -148,7 +148,7 @@ def algorithm_of(rows: Sequence[Row], prompt: str = "", answer: str = "") -> tup
     if not answer:
         raise _unnamed("--answer", "right answers", first)
     values = [value for row in rows if (value := column_value(row, answer)[1]) is not None]
-    if sum(map(_is_short, values)) < _SHORT_SHARE * len(rows):
+    if sum(map(_is_short, values)) < _SHORT_SHARE * len(values):
         return "sft", f"most answers in {answer!r} are prose or messages, which accuracy_reward cannot compare"
     return "grpo", "accuracy_reward compares each reply with the row's answer"
 
@@ -187,7 +187,7 @@ def guessed_form(rows: Sequence[Row], model: str, prompt: str = "", answer: str 
     if algorithm == "dpo" and not _has_pair(first):
         raise RunError(f"--algorithm dpo: needs the columns chosen and rejected; the data has {', '.join(first)}", 2)
     if algorithm == "dpo":
-        return form_of(algorithm, why, first, prompt or known(PROMPTS, first), "", model)
+        return form_of(algorithm, why, first, prompt or known([*PROMPTS, *CONVERSATIONS], first), "", model)
     if algorithm == "sft" and not prompt and not answer and conversation(first):
         return form_of(algorithm, why, first, "", "", model)
     answer = answer or known([name for name in answers if name != prompt.lower()], first)

@@ -117,6 +117,8 @@ def sft_format(form: FormatConfig, row: Row) -> FormatConfig:
             if _has_both(row, prompt, response):
                 return form.model_copy(update={"prompt_key": prompt, "response_key": response})
     what = f"neither a conversation in {form.messages_key!r} nor texts or messages in {form.prompt_key!r}"
+    if form.prompt_key in row and form.response_key in row:
+        return form  # sft_messages says which row has another kind of value
     raise DatasetError(
         f"the rows have {what} and {form.response_key!r}; they have {', '.join(row)}. Set format.messages_key, or "
         "prompt_key and response_key"
@@ -145,18 +147,22 @@ def sft_messages(row: Row, form: FormatConfig, number: int) -> list[dict[str, An
 
 
 def _prompt(row: Row, form: FormatConfig, number: int) -> Any:
-    """The messages of a prompt that is text, with the system message; any other value as it is."""
+    """The messages of a prompt: a text gets the system message, a list its messages; other values as they are."""
     prompt = row.get(form.prompt_key)
+    if isinstance(prompt, list):
+        return [_message(one, form.prompt_key, number) for one in prompt]
     if not isinstance(prompt, str):
         return prompt
     return [*_system_message(row, form, number), {"role": "user", "content": prompt}]
 
 
 def _reply(row: Row, key: str, number: int) -> Messages:
-    """The messages of a reply that is text or messages. Raises DatasetError unless the assistant's is the last."""
+    """The messages of a reply: text, a message, or messages. Raises DatasetError unless the assistant's is the last."""
     reply = row.get(key)
-    messages = [{"role": "assistant", "content": reply}] if isinstance(reply, str) else reply
-    if not isinstance(messages, list) or not messages or not _is_assistants(messages[-1]):
+    if isinstance(reply, str):
+        return [{"role": "assistant", "content": reply}]
+    messages = [_message(one, key, number) for one in (reply if isinstance(reply, list) else [reply])]
+    if not messages or not _is_assistants(messages[-1]):
         what = "must be text, or messages that end with the assistant's"
         raise DatasetError(f"row {number}: {key!r} is {reply!r}, {what} (columns: {', '.join(row)})")
     return messages
