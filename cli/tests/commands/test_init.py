@@ -78,6 +78,15 @@ def test_a_yaml_is_not_written_over(folder: Path) -> None:
     assert Path("run.yaml").read_text() == "mine"
 
 
+def test_a_yaml_that_fails_its_check_stays_and_the_way_on_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(init, "check", lambda config, deep: 2)
+    code, output = _init()
+    assert code == 2 and Path("run.yaml").exists()
+    assert "run.yaml stays: change it and check it again, or remove it" in " ".join(output.split())
+
+
 def test_a_column_of_no_known_name_must_be_given(folder: Path) -> None:
     Path("sums.jsonl").write_text('{"a": "1+1", "b": "2"}')
     code, output = _init()

@@ -214,6 +214,12 @@ def test_a_folder_without_data_is_named_with_what_it_holds(tmp_path: Path) -> No
         read(str(tmp_path / "images"))
 
 
+def test_a_folder_is_read_from_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sums.jsonl").write_text('{"q": 1}\n')
+    monkeypatch.chdir(tmp_path)
+    assert [list(read(path)) for path in (".", "./", str(tmp_path))] == [[{"q": 1}]] * 3
+
+
 def test_a_split_without_all_its_files_is_refused(tmp_path: Path) -> None:
     for part in (0, 1, 3):
         (tmp_path / f"train-0000{part}-of-00004.jsonl").write_text('{"q": 1}\n')

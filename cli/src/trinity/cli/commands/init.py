@@ -85,6 +85,8 @@ def init(
     code = check(config=output, deep=True)
     if code == 0:
         print(f"next: {'CUDA_VISIBLE_DEVICES= ' if found and not gpus else ''}trinity run {output}")
+    else:
+        print(f"{output} stays: change it and check it again, or remove it for another trinity init", file=sys.stderr)
     return code
 
 

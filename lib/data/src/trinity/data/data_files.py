@@ -314,7 +314,7 @@ def _library_files(folder: Path, split: str, subset: str | None) -> list[Path]:
     if datasets is None:
         return []
     try:
-        found = datasets.load_dataset_builder(str(folder), subset).config.data_files or {}
+        found = datasets.load_dataset_builder(str(folder.resolve()), subset).config.data_files or {}
     except FileNotFoundError:
         return []
     except Exception as error:  # no such configuration; a card that is no YAML
