@@ -1,6 +1,7 @@
 """`trinity init`: a YAML of one's own model and data, that loads, from options alone or with guessed columns."""
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 from trinity.cli.commands import init
 from trinity.cli.main import app
+from trinity.cli.supervise.checks.preflight import check_stages
 from trinity.config import load
 
 pytestmark = pytest.mark.core
@@ -81,10 +83,14 @@ def test_a_yaml_is_not_written_over(folder: Path) -> None:
 def test_a_yaml_that_fails_its_check_stays_and_the_way_on_is_said(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(init, "check", lambda config, deep: 2)
+    Path("sums.jsonl").write_text('{"problem": "1+1", "solution": "2"}\n{"problem": "1+2", "solution": null}')
+    monkeypatch.setattr(init, "check", lambda config, deep: check_stages(load(config, []), str(config)))
     code, output = _init()
     assert code == 2 and Path("run.yaml").exists()
-    assert "run.yaml stays: change it and check it again, or remove it" in " ".join(output.split())
+    said = (
+        r"run.yaml: buffer.* row 1: 'solution' is None, .* run.yaml stays: change it and check it again, or remove it"
+    )
+    assert re.search(said, " ".join(output.split()))
 
 
 def test_a_column_of_no_known_name_must_be_given(folder: Path) -> None:

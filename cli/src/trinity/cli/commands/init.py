@@ -21,7 +21,7 @@ from trinity.commands import (
     command,
     group,
 )
-from trinity.reading.errors import RunError
+from trinity.reading.errors import RunError, ending_well
 from trinity.reading.render import clipped, visible
 from trinity.runtime import files
 from trinity.runtime.devices import detect_gpus
@@ -82,7 +82,7 @@ def init(
     files.write_atomic(output, text.encode())
     print(f"chosen by the columns: {form}" if not algorithm else f"chosen: {form}")
     print(f"{output} is written; trinity check --deep {output}:", flush=True)
-    code = check(config=output, deep=True)
+    code = ending_well(lambda: check(config=output, deep=True))
     if code == 0:
         print(f"next: {'CUDA_VISIBLE_DEVICES= ' if found and not gpus else ''}trinity run {output}")
     else:
