@@ -46,6 +46,13 @@ if __name__ == "__main__":
 '''
 
 
+async def test_an_address_that_is_taken_is_named() -> None:
+    async with serving() as address:
+        with pytest.raises(OSError, match=rf"address '{address}' cannot be listened on: .*; choose another port"):
+            async with serving(address=address):
+                pass
+
+
 async def test_a_script_serves_its_own_class_in_worker_processes(tmp_path: Path) -> None:
     script = tmp_path / "who_am_i.py"
     script.write_text(SCRIPT)

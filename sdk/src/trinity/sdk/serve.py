@@ -24,11 +24,15 @@ async def serving(
     scorers: Mapping[str, Scorer] | None = None,
     grace_seconds: float = 5.0,
 ) -> AsyncIterator[str]:
-    """Serves inside the `async with`; yields the address with its port."""
+    """Serves inside the `async with`; yields the address with its port. Raises OSError if it cannot listen there."""
     arena = Arena(environments, scorers)
     server = grpc.aio.server(options=SERVER_OPTIONS)
     ProviderServicer(arena).register(server)
-    port = server.add_insecure_port(address)
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:  # gRPC's own sentence asks for a variable to learn more
+        what = "cannot be listened on: it is another process's, or no address of this machine; choose another port"
+        raise OSError(f"address {address!r} {what}") from error
     await server.start()
     try:
         yield f"{address.rpartition(':')[0]}:{port}"
