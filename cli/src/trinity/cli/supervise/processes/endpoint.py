@@ -58,7 +58,7 @@ def _port_problem(config: Config) -> Problem | None:
     host, port = config.explorer.listen_address, config.explorer.proxy_port or 0
     if not is_taken(host, port):
         return None
-    what = f"another process listens on {host}:{port}; choose another port, or leave it out for a free one"
+    what = f"another process listens on {host}:{port}; choose another port; explorer.proxy_port=0 takes a free one"
     return Problem("explorer.proxy_port", what)
 
 
