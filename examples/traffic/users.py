@@ -63,11 +63,12 @@ async def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("build/quickstart/data/train.jsonl"))
     parser.add_argument("--calls-per-second", type=float, default=20.0)
     parser.add_argument("--delay", type=float, default=10.0, help="longest time from answer to reward, in seconds")
+    parser.add_argument("--seed", type=int, default=0, help="of the questions and the delays")
     given = parser.parse_args()
     while not given.key_file.exists():  # the run makes it
         await asyncio.sleep(1.0)
     rows = [json.loads(line) for line in given.data.open()]
-    users = Users(given.url, given.key_file.read_text().split()[0], rows, given.delay)
+    users = Users(given.url, given.key_file.read_text().split()[0], rows, given.delay, given.seed)
     calls: set[asyncio.Task[None]] = set()
     begun, said = False, 0
     while not begun or time.monotonic() < users.heard + 60:

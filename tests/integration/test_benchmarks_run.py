@@ -24,6 +24,9 @@ TABLES = {
     "sync_storage.py": ("delta", "folder", "s3", "jetstream", "of copy", "limit"),
     "checkpoints.py": ("save to S3", "resume from S3, empty disk", "of copy", "limit"),
     "episode_trees.py": ("sampled tokens", "grpo", "tree", "of grpo"),
+    "learning_curves.py players": ("evaluations by steps", "gain", "> 0"),
+    "learning_curves.py traffic": ("evaluations by steps", "gain", "> 0"),
+    "learning_curves.py distillation": ("evaluations by steps", "gain", "> 0"),
     "sync_membership.py": ("members", "leases lost", "p99 s", "CPU s"),
 }
 
