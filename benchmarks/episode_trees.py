@@ -1,13 +1,18 @@
 """Compares the learning of groups whose episodes branch with that of as many whole episodes.
 
-    python benchmarks/episode_trees.py [--steps 40 --seeds 2] [--folder FOLDER --runs 1]
-    python benchmarks/episode_trees.py --tiny      three short runs: shows that it runs, measures nothing
+    python benchmarks/episode_trees.py [letters sandbox alfworld] [--seeds 2] [--folder FOLDER --runs 1]
+    python benchmarks/episode_trees.py --tiny      short runs with letters: shows that it runs, measures nothing
 
-The quickstart's model learns by SFT, once, to reply one of two letters. From these weights it learns an environment of
-four turns that announces `snapshots`: each turn shows a digit, whose letter is right, and the reward is the share of
-right replies. `grpo` plays 8 episodes of each task, `tree` plays 8 rollouts that branch before the third and the fourth
-reply. Tasks, their order and seeds are equal. Shown are the success, where all four replies must be right,
-and the tokens that were sampled for training.
+The quickstart's model learns by SFT, once, to reply by chance. From these weights it learns
+
+- letters, an environment of four turns that announces `snapshots`: each turn shows a digit, whose letter is right, and
+  the reward is the share of right replies;
+- sandbox, the same in a shell: the letters are commands, which show the next digit, and tests judge what was said;
+- alfworld, small kitchens of the environment `alfworld`, which is deterministic: the model knows the plan, wastes half
+  of its turns with "look", and has one turn more than the plan needs.
+
+`grpo` plays 8 episodes of each task, `tree` plays 8 rollouts that branch before two of the replies. Tasks, their order
+and seeds are equal. Shown are the success in quarters of the steps, and the tokens that were sampled for training.
 """
 
 import argparse
@@ -17,8 +22,12 @@ import random
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import yaml
 
@@ -26,11 +35,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from agents_learning import EXAMPLES, python, run
 from buffer_table import Table, at_least, at_most
 
+from trinity.environments import ENVIRONMENTS
+from trinity.explorer.workflows.player import Player
 from trinity.sdk import Description, Environment, Observation, serving
 
 DIGITS, LETTERS, TURNS = "01", "ab", 4
-KINDS: dict[str, dict[str, Any]] = {"grpo": {}, "tree": {"branches": {"turns": [2, 3], "width": 2}}}
+ROLLOUTS = 8
 MOST_TOKENS, LEAST_SUCCESS = 0.6, 0.95
+PLAN_TURNS = 5
+Row = dict[str, Any]
 
 
 class Letters(Environment):
@@ -58,110 +71,257 @@ class Letters(Environment):
         self.digits, self.number, self.right = json.loads(state)
 
 
-def make_data(folder: Path) -> None:
+def digits(rng: random.Random, count: int) -> list[Row]:
+    drawn = ("".join(rng.choice(DIGITS) for _ in range(TURNS)) for _ in range(count))
+    return [{"question": one, "digits": one} for one in drawn]
+
+
+SAY = """#!/bin/sh
+basename $0 >> /app/said
+cut -c$(($(wc -l < /app/said) + 1)) /app/digits
+"""
+JUDGE = f"""
+paste -sd "" /app/said | tr {LETTERS} {DIGITS} > /tmp/said
+right=0
+for n in $(seq {TURNS}); do [ "$(cut -c$n /tmp/said)" = "$(cut -c$n /app/digits)" ] && right=$((right + 1)); done
+awk "BEGIN {{print $right / {TURNS}}}" > /logs/verifier/reward.txt
+"""
+
+
+def shells(rng: random.Random, count: int) -> list[Row]:
+    """The letters as tasks in a shell, in Harbor's form."""
+    rows = []
+    for row in digits(rng, count):
+        files: list[Row] = [{"path": letter, "text": SAY, "executable": True} for letter in LETTERS]
+        files.append({"path": "digits", "text": row["digits"] + "\n"})
+        files.append({"path": "Dockerfile", "text": "FROM debian\nCOPY . /app\nENV PATH=/app:/usr/bin:/bin\n"})
+        tests = [{"path": "test.sh", "text": JUDGE}]
+        rows.append({**row, "instruction": row["digits"][0], "environment": files, "tests": tests})
+    return rows
+
+
+def kitchens(rng: random.Random, count: int) -> list[Row]:
+    """Four kitchens, whose plans have `PLAN_TURNS` actions, in random order."""
+    from trinity.environments.alfworld.rooms import draw_room
+
+    kind, found, seed = "pick_and_place_simple", [], 0
+    while len(found) < 4:
+        task = {"task_type": kind, "seed": seed}
+        if len(cast(Any, ENVIRONMENTS["alfworld"]).oracle(task, {}, 0)) == PLAN_TURNS:
+            found.append({**task, "question": draw_room(kind, seed).wish})
+        seed += 1
+    return [rng.choice(found) for _ in range(count)]
+
+
+@dataclass(frozen=True)
+class Task:
+    """`replies` yields what a policy by chance replies to a row. `played`: episodes of SFT. `shown`: characters of an
+    observation. `batch`: tasks of a step. `asks`: the system prompt is the row's question."""
+
+    rows: Callable[[random.Random, int], list[Row]]
+    replies: Callable[[random.Random, Row], Iterator[str]]
+    kind: type[Environment]
+    turns: int
+    branches: list[int]
+    played: int
+    batch: int
+    lr: float
+    steps: int = 40
+    args: dict[str, Any] = field(default_factory=dict)
+    shown: int = 40
+    reply_tokens: int = 4
+    length: int = 64
+    asks: bool = False
+
+
+def letters(rng: random.Random, row: Row) -> Iterator[str]:
+    while True:
+        yield rng.choice(LETTERS)
+
+
+def commands(rng: random.Random, row: Row) -> Iterator[str]:
+    while True:
+        yield f"```{rng.choice(LETTERS)}```"
+
+
+def plans(rng: random.Random, row: Row) -> Iterator[str]:
+    for reply in cast(Any, ENVIRONMENTS["alfworld"]).oracle(row, {}, 0):
+        while rng.random() < 0.5:
+            yield "look"
+        yield reply.partition("<action>")[2].partition("</action>")[0]
+
+
+TASKS = {
+    "letters": Task(digits, letters, Letters, TURNS, [2, 3], 160, 16, 3e-4),
+    "sandbox": Task(
+        shells, commands, ENVIRONMENTS["sandbox"], TURNS, [2, 3], 24, 4, 1e-3, args={"max_steps": TURNS},
+        reply_tokens=12, length=480
+    ),
+    "alfworld": Task(
+        kitchens, plans, ENVIRONMENTS["alfworld"], PLAN_TURNS + 1, [2, 4], 48, 4, 1e-3, steps=20, reply_tokens=40,
+        length=1000, asks=True,
+        args={"max_steps": PLAN_TURNS + 1, "max_repeats": 0, "list_actions": False, "reply_format": "plain"},
+    ),
+}  # fmt: skip
+
+
+def make_data(folder: Path, task: Task, args: argparse.Namespace) -> None:
+    """Tasks for training and evaluation, and conversations of SFT: each up to one of its replies."""
     rng = random.Random(0)
     folder.mkdir(parents=True, exist_ok=True)
-    sft = [{"digits": d, "letter": rng.choice(LETTERS)} for d in DIGITS for _ in range(320)]
-    tasks = [{"digits": "".join(rng.choice(DIGITS) for _ in range(TURNS))} for _ in range(1024 + 64)]
-    for name, rows in {"sft": sft, "train": tasks[64:], "test": tasks[:64]}.items():
+    tasks = task.rows(rng, args.steps * args.batch + 32)
+    spoken = [part for row in task.rows(rng, args.played) for part in conversations(task, row, rng)]
+    for name, rows in {"sft": spoken, "train": tasks[32:], "test": tasks[:32]}.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def measure(folder: Path, address: str, args: argparse.Namespace) -> dict[str, list[list[float]]]:
-    """For each kind and seed: success and reward in the last quarter of the steps, greedy success, tokens sampled."""
+def conversations(task: Task, row: Row, rng: random.Random) -> Iterator[Row]:
+    cut = SimpleNamespace(rules=SimpleNamespace(max_observation_characters=task.shown))
+    messages = [{"role": "system", "content": row["question"]}] if task.asks else []
+    with closing(task.kind()) as game:
+        answer = game.reset(row, task.args, 0)
+        text = answer.text.removeprefix(str(answer.info.get("instructions") or "")).lstrip("\n")
+        for reply in task.replies(rng, row):
+            messages.append({"role": "user", "content": Player.cut(cast(Player, cut), text)})
+            messages.append({"role": "assistant", "content": reply})
+            yield {"messages": [*messages]}
+            if (answer := game.step(reply)).done:
+                return
+            text = answer.text
+
+
+def measure(folder: Path, task: Task, address: str, args: argparse.Namespace) -> dict[str, list[list[float]]]:
+    """For each algorithm and seed: success in quarters of the steps, greedy success at the end, tokens sampled.
+
+    address: of the environment, where it is none of the built-in ones.
+    """
+    name = folder.name
     python(EXAMPLES / "quickstart/make_model.py", folder / "model")
-    make_data(folder / "data")
+    if not (folder / "data/test.jsonl").exists():
+        make_data(folder / "data", task, args)
     told = yaml.safe_load((EXAMPLES / "quickstart/arithmetic.yaml").read_text())
     sft, _ = told.pop("stages")
     del sft["stage_name"]
-    told["project"] = "trees"
+    told.update(project=name, model={"max_model_len": task.length, "max_response_tokens": task.reply_tokens})
     begun = {**told, **sft, "name": "sft"}
     begun["model"] = {**told["model"], "model_path": str(folder / "model")}
     begun["buffer"].update(total_steps=args.sft_steps, train_batch_size=64)
     begun["buffer"]["trainer_input"]["experience_buffer"].update(
-        split="sft", format={"prompt_type": "plaintext", "prompt_key": "digits", "response_key": "letter"}
+        split="sft", format={"prompt_type": "messages", "messages_key": "messages"}
     )
     run(folder, begun, folder, args)
-    weights = folder / f"jobs/trees/sft/global_step_{args.sft_steps}/actor/huggingface"
-    found: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
+    told["model"]["model_path"] = str(folder / f"jobs/{name}/sft/global_step_{args.sft_steps}/actor/huggingface")
+    kinds = {"grpo": {}, "tree": {"branches": {"turns": task.branches, "width": 2}}}
+    found: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
     for seed in range(args.seeds):
-        for kind in list(KINDS)[:: -1 if seed % 2 else 1]:
-            found[kind].append(learn(folder, told, weights, kind, seed, address, args))
+        for kind in list(kinds)[:: -1 if seed % 2 else 1]:
+            found[kind].append(learn(folder, told, task, kind, kinds[kind], seed, address, args))
     return found
 
 
 def learn(
-    folder: Path, told: dict[str, Any], weights: Path, kind: str, seed: int, address: str, args: argparse.Namespace
+    folder: Path,
+    told: dict[str, Any],
+    task: Task,
+    kind: str,
+    branches: dict[str, Any],
+    seed: int,
+    address: str,
+    args: argparse.Namespace,
 ) -> list[float]:
     config = json.loads(json.dumps(told))
     config["name"] = f"{kind}-{seed}"
-    config["model"] = {"model_path": str(weights), "max_model_len": 64, "max_response_tokens": 4}
-    config["algorithm"].update(algorithm_type=kind, repeat_times=8)
+    config["algorithm"].update(algorithm_type=kind, repeat_times=ROLLOUTS)
     config["algorithm"]["optimizer"]["lr"] = args.lr
     config["buffer"].update(total_steps=args.steps, batch_size=args.batch)
-    config["explorer"].update(eval_interval=max(1, args.steps // 3), rollout_model={"seed": seed})
-    config["explorer"]["environments"] = [{"name": "letters", "address": address}]
+    config["explorer"].update(eval_interval=args.steps, rollout_model={"seed": seed}, durable_episodes=False)
+    if address:
+        config["explorer"]["environments"] = [{"name": folder.name, "address": address}]
     config["trainer"]["shared_prompts"] = True
     given = config["buffer"]["explorer_input"]
-    given["eval_tasksets"][0]["name"] = "letters-test"
+    given["eval_tasksets"][0]["name"] = "test"
     for taskset in (given["taskset"], *given["eval_tasksets"]):
-        taskset.update(default_workflow_type="environment_workflow", format={"prompt_key": "digits"})
-        taskset["workflow_args"] = {"environment": "letters", "max_turns": TURNS, **KINDS[kind]}
+        form = {"prompt_key": "question", "response_key": "question"}
+        form |= {"system_prompt_key": "question"} if task.asks else {}
+        taskset.update(default_workflow_type="environment_workflow", format=form)
+        taskset["workflow_args"] = {
+            "environment": folder.name,
+            "environment_args": task.args,
+            "max_turns": task.turns,
+            "max_observation_characters": task.shown,
+            "system_prompt": "",
+            **branches,
+        }
         taskset.pop("default_reward_fn_type")
     run(folder, config, folder, args)
-    rows = [json.loads(line) for line in (folder / f"jobs/trees/{config['name']}/monitor/explorer.jsonl").open()]
+    rows = [
+        json.loads(line) for line in (folder / f"jobs/{folder.name}/{config['name']}/monitor/explorer.jsonl").open()
+    ]
     steps = [row for row in rows if "rollout/reward/mean" in row]
-    of_step = [row["rollout/response_tokens/mean"] - row.get("rollout/shared_tokens/mean", 0.0) for row in steps]
-    late = steps[-(len(steps) // 4 or 1) :]
-    success, reward = (statistics.mean(row[f"rollout/{name}/mean"] for row in late) for name in ("success", "reward"))
-    greedy = [row[key] for row in rows if (key := "eval/letters-test/success/mean@1") in row]
-    found = [success, reward, greedy[-1], sum(of_step) * args.batch * 8]
-    print(config["name"], " ".join(f"{row['rollout/success/mean']:.2f}" for row in steps), flush=True)
+    tokens = [row["rollout/response_tokens/mean"] - row.get("rollout/shared_tokens/mean", 0.0) for row in steps]
+    success = [row["rollout/success/mean"] for row in steps]
+    size = -(-len(success) // 4)
+    quarters = [statistics.mean(success[at : at + size]) for at in range(0, len(success), size)]
+    greedy = [row[key] for row in rows if (key := "eval/test/success/mean@1") in row]
+    found = [*quarters, greedy[-1], sum(tokens) * args.batch * ROLLOUTS]
+    print(folder.name, config["name"], " ".join(f"{value:.2f}" for value in found), flush=True)
     return found
 
 
-def show(found: dict[str, list[list[float]]], args: argparse.Namespace) -> None:
+def show(name: str, found: dict[str, list[list[float]]], args: argparse.Namespace) -> bool:
+    """Prints the runs, and what trees reach of whole episodes. Returns True if the limits are kept."""
+    quarters = len(found["grpo"][0]) - 2
     table = Table(
-        f"{args.steps} steps of {args.batch} tasks, {args.seeds} seeds",
-        ("algorithm", "success, last quarter", "reward", "greedy success, end", "sampled tokens", "of grpo", "limits"),
+        f"{name}: {args.steps} steps of {args.batch} tasks, {args.seeds} seeds",
+        ("algorithm", "seed", *(f"quarter {n + 1}" for n in range(quarters)), "greedy, end", "sampled tokens"),
     )
-    means = {kind: [statistics.mean(values) for values in zip(*runs, strict=True)] for kind, runs in found.items()}
-    whole = means["grpo"]
-    for kind, (success, reward, greedy, tokens) in means.items():
-        shares = success / max(whole[0], 1e-9), tokens / whole[-1]
-        share, kept = (
-            "{:.2f}, {:.2f}".format(*shares),
-            (at_least(shares[0], LEAST_SUCCESS), at_most(shares[1], MOST_TOKENS)),
-        )
-        limits = ", ".join(kept) if kind == "tree" else ""
-        figures = f"{success:.3f}", f"{reward:.3f}", f"{greedy:.3f}", f"{tokens:,.0f}"
-        table.rows.append((kind, *figures, share, limits))
+    for kind, runs in found.items():
+        for seed, (*success, tokens) in enumerate(runs):
+            table.rows.append((kind, str(seed), *(f"{value:.3f}" for value in success), f"{tokens:,.0f}"))
     table.show()
+    late, tokens = (
+        [statistics.mean(one[at] for one in found[kind]) for kind in ("tree", "grpo")] for at in (quarters - 1, -1)
+    )
+    kept, share = late[0] / max(late[1], 1e-9), tokens[0] / tokens[1]
+    print(f"tree: {kept:.2f} of the success of grpo in the last quarter (limit {at_least(kept, LEAST_SUCCESS)})")
+    print(f"tree: {share:.2f} of the sampled tokens of grpo (limit {at_most(share, MOST_TOKENS)})")
+    return kept >= LEAST_SUCCESS and share <= MOST_TOKENS
 
 
-async def with_environment(folder: Path, args: argparse.Namespace) -> dict[str, list[list[float]]]:
+async def with_letters(folder: Path, args: argparse.Namespace) -> dict[str, list[list[float]]]:
     async with serving(Letters, address="127.0.0.1:0") as address:
-        return await asyncio.to_thread(measure, folder, address, args)
+        return await asyncio.to_thread(measure, folder, TASKS["letters"], address, args)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in {"sft-steps": 40, "steps": 40, "batch": 16, "seeds": 2}.items():
+    parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}; else letters and sandbox")
+    for name, value in {"sft-steps": 40, "steps": 0, "batch": 0, "seeds": 2}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--lr", type=float, default=0.0, help="0: the task's")
     parser.add_argument("--folder", type=Path, help="of the runs, which stay there: a second call does what is left")
     parser.add_argument("--runs", type=int, default=1000, help="the most runs of this call; SFT is one of them")
     parser.add_argument("--tiny", action="store_true", help="a few steps")
     if "--tiny" in sys.argv:
-        parser.set_defaults(sft_steps=2, steps=3, batch=2, seeds=1)
+        parser.set_defaults(sft_steps=2, steps=4, batch=2, seeds=1)
     args = parser.parse_args()
-    if args.folder:
-        found = asyncio.run(with_environment(args.folder.resolve(), args))
-    else:
-        with tempfile.TemporaryDirectory(prefix="trinity-bench-") as folder:
-            found = asyncio.run(with_environment(Path(folder), args))
-    show(found, args)
+    if unknown := set(args.tasks) - set(TASKS):
+        parser.error(f"{', '.join(unknown)} is none of {', '.join(TASKS)}")
+    good = True
+    names = args.tasks or (["letters"] if args.tiny else ["letters", "sandbox"])
+    with nullcontext(args.folder) if args.folder else tempfile.TemporaryDirectory(prefix="trinity-bench-") as place:
+        for name in names:
+            task, folder = TASKS[name], Path(place).resolve() / name
+            folder.mkdir(parents=True, exist_ok=True)
+            now = argparse.Namespace(**vars(args))
+            now.steps, now.batch = args.steps or task.steps, args.batch or task.batch
+            now.lr, now.played = args.lr or task.lr, 2 if args.tiny else task.played
+            built_in = name in ENVIRONMENTS
+            found = measure(folder, task, "", now) if built_in else asyncio.run(with_letters(folder, now))
+            good &= show(name, found, now)
+            args.runs = now.runs
+    return 0 if good or args.tiny else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
