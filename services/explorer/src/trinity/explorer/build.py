@@ -29,6 +29,7 @@ from trinity.explorer.environments.client import READS_NONE, EnvironmentClient
 from trinity.explorer.journal.calls import Calls
 from trinity.explorer.journal.journal import Journals
 from trinity.explorer.rollout import attempt
+from trinity.explorer.rollout.leases import Leases
 from trinity.explorer.rollout.loop import Progress, RolloutLoop
 from trinity.explorer.rollout.toolbox import ExplorerTools
 from trinity.explorer.serving.bounds import Bounds
@@ -240,7 +241,13 @@ class ExplorerBuilder:
         return Calls(broker, RunNames(self._run_id), self._explorer_id, self.limits())
 
     def loop(
-        self, broker: Broker, pool: EnginePool, tools: ExplorerTools, follower: WeightFollower, progress: Progress
+        self,
+        broker: Broker,
+        pool: EnginePool,
+        tools: ExplorerTools,
+        follower: WeightFollower,
+        progress: Progress,
+        leases: Leases,
     ) -> RolloutLoop:
         names, mine, limits = RunNames(self._run_id), self._explorer_id, self.limits()
         usable = partial(
@@ -255,4 +262,5 @@ class ExplorerBuilder:
             attempt.explore, explorer_id=mine, tools=tools, limits=limits, journals=journals, patience=patience
         )
         slots = self._explorer.runner_per_model * len(pool.engines)
-        return RolloutLoop(broker, names, slots, explore, follower.gates, follower.notify, progress, journals.give_back)
+        gates, notify = follower.gates, follower.notify
+        return RolloutLoop(broker, names, slots, explore, gates, notify, progress, journals.give_back, leases)

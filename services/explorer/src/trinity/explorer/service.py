@@ -1,6 +1,7 @@
 """The explorer as a process: engines that follow the run's weights, and tasks or an endpoint on them."""
 
 import asyncio
+import contextlib
 import math
 import socket
 from collections.abc import Callable, Coroutine
@@ -18,6 +19,7 @@ from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.engine import EnginePool
 from trinity.explorer.engine.folder import FolderFollower
 from trinity.explorer.rollout.account import keep
+from trinity.explorer.rollout.leases import Leases
 from trinity.explorer.rollout.loop import Progress, RolloutLoop
 from trinity.explorer.rollout.toolbox import ExplorerTools
 from trinity.explorer.running import Running
@@ -47,6 +49,7 @@ TASKS = Gauge(
 )
 
 _HEALTH_SECONDS = 5.0
+_RETURN_SECONDS = 5.0
 _UNRECORDABLE = (
     "is true, which needs TRINITY_EXPLORER_API_KEYS_FILE, and a run to store experience in: "
     "TRINITY_EXPLORER_SERVE_FOLDER must be empty"
@@ -70,6 +73,7 @@ class ExplorerService:
         self._api_keys = endpoint.open_keys(listen, keys) if listen else None
         only_serves = bool(listen) and not self._records
         self._running = Running(explorer_id, run_id, self._build.limits(), only_serves)
+        self._leases = Leases(settings.account_dir, explorer_id)
         self._gpus: GpuUse | None = None
 
     def register(self, server: grpc.aio.Server) -> list[str]:
@@ -77,8 +81,10 @@ class ExplorerService:
 
     async def work(self, ready: asyncio.Event, address: str) -> None:
         process.guard_group()  # vLLM's processes would survive a kill of this one
-        waits.phase("loads vLLM and the model")
         running = self._running
+        if not running.only_serves:
+            await self._return_leases()
+        waits.phase("loads vLLM and the model")
         running.tokenizer = tokenizer = await asyncio.to_thread(ChatTokenizer, self._plan.config.model)
         options = self._build.engine_options(tokenizer.turn_end)
         running.pool = pool = await self._build.pool(options)
@@ -106,6 +112,13 @@ class ExplorerService:
                 else:
                     await self._explore(follower, options, pool, tokenizer, cache, ready)
 
+    async def _return_leases(self) -> None:
+        """Return what a killed process of this explorer held, before the engines take their time to load."""
+        with contextlib.suppress(Unavailable):  # then these leases end by their time
+            name = f"trinity-explorer-{self.explorer_id}"
+            async with await connect(self._settings.nats_url, name, wait_seconds=_RETURN_SECONDS) as broker:
+                await self._leases.take_over(broker)
+
     def _keeps_weights(self) -> bool:
         progress, pool = self._running.progress, self._running.pool
         if pool is not None and pool.tries:
@@ -129,7 +142,7 @@ class ExplorerService:
                 tools.calls = self._build.calls(broker)
                 if tools.gateway is not None:
                     tools.gateway.calls = tools.calls
-                running.loop = loop = self._build.loop(broker, pool, tools, follower, running.progress)
+                running.loop = loop = self._build.loop(broker, pool, tools, follower, running.progress, self._leases)
                 work = partial(self._work_on_tasks, loop, tools)
                 await self._run(follower.run(), follower.gates.wait_for_step(0), work, ready)
         finally:

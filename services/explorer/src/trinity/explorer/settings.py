@@ -41,7 +41,7 @@ class ExplorerSettings(NatsSettings):
         description="Memory that an engine may take of each GPU, in GiB; 0: as the YAML says",
     )
     account_dir: Path | None = Field(
-        None, description="Where the seconds of its devices by fate are written, for `trinity cost`; empty: nowhere"
+        None, description="Where its devices' seconds (`trinity cost`) and its leases are written; empty: nowhere"
     )
     devices: str = Field("", description="CUDA devices of this explorer, as in CUDA_VISIBLE_DEVICES; empty: all")
 

@@ -16,7 +16,7 @@ from trinity.runtime.broker.connection import (
 from trinity.runtime.broker.consume import Gap, Message, PullConsumer, ensure_consumer, on_subject, tail
 from trinity.runtime.broker.kv import ABSENT, Bucket, Change, Changes, Entry
 from trinity.runtime.broker.streams import StreamSpec, check_stream, ensure_streams
-from trinity.runtime.broker.undelivered import return_undelivered
+from trinity.runtime.broker.undelivered import return_leases, return_undelivered
 
 __all__ = [
     "ABSENT",
@@ -41,6 +41,7 @@ __all__ = [
     "is_cancelled",
     "new_message_id",
     "on_subject",
+    "return_leases",
     "return_undelivered",
     "tail",
 ]

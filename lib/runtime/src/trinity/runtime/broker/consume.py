@@ -45,6 +45,11 @@ class Message:
         deliveries, sequence, _, _, pending = _numbers(raw.reply)
         return cls(raw.subject, raw.data, dict(raw.headers or {}), sequence, deliveries or 1, pending, raw)
 
+    @property
+    def lease(self) -> str:
+        """What names this delivery to the broker, for `return_leases`."""
+        return str(self._raw.reply)
+
     # A lost answer to the broker costs another delivery, and deduplication makes that harmless: so none of these raise.
 
     async def ack(self, timeout_seconds: float = 5.0) -> bool:

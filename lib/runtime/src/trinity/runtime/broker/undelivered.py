@@ -1,9 +1,10 @@
-"""Messages that a NATS server was delivering when it died: they are returned to their queue before their lease ends."""
+"""Returns messages of a dead holder, or of a NATS server that died, to their queue before their lease ends."""
 
 import asyncio
 import contextlib
 import time
 from collections import deque
+from collections.abc import Iterable
 
 import nats.errors
 import nats.js.errors
@@ -20,6 +21,13 @@ _LOOK_SECONDS = 0.5
 _ANSWER_SECONDS = 1.0
 # Of a replica that the leader hears every second.
 _LOST_SECONDS = 2.5
+
+
+async def return_leases(broker: Broker, leases: Iterable[str]) -> None:
+    """Return messages that a process held which is dead (`Message.lease`). One that is not leased stays as it is."""
+    for lease in leases:
+        await broker.client.publish(lease, Msg.Ack.Nak)
+    await broker.client.flush()
 
 
 async def return_undelivered(broker: Broker, stream: str, durable: str) -> None:

@@ -19,6 +19,7 @@ from trinity.data.wire import decode_task
 from trinity.explorer.rollout import task_queue
 from trinity.explorer.rollout.account import Account, Attempt, fate_of
 from trinity.explorer.rollout.attempt import store
+from trinity.explorer.rollout.leases import Leases
 from trinity.explorer.rollout.task_queue import TaskEnded, TaskQueue, while_queued
 from trinity.runtime import tracing
 from trinity.runtime.broker import Broker, Message
@@ -74,14 +75,16 @@ class RolloutLoop:
         notify: Callable[[], Awaitable[None]],
         progress: Progress,
         note_return: NoteReturn | None = None,
+        leases: Leases | None = None,
     ) -> None:
         self._broker, self._run = broker, run
         self._explore = explore
         self._gates, self._notify = gates, notify
         self._progress = progress
         self._note_return = note_return
+        leases = leases or Leases(None, "")
         self._queues = [
-            TaskQueue(broker, stream, slots, self.work, lambda: gates.falls_short, self._give_back)
+            TaskQueue(broker, stream, slots, self.work, lambda: gates.falls_short, self._give_back, leases.keep)
             for stream in (run.evaluation_tasks_stream, run.tasks_stream)
         ]
 

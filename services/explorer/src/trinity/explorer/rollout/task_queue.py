@@ -6,7 +6,7 @@ end when the buffer removes their task, such as a cut one, from the queue.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextvars import ContextVar
 from typing import Any
 
@@ -47,7 +47,7 @@ async def aside() -> AsyncIterator[None]:
 class TaskQueue:
     """Leases tasks of one stream, runs up to `slots` of them at once, and leases none while `pauses()` is true.
 
-    `give_back` returns the lease of an unfinished task.
+    `give_back` returns the lease of an unfinished task. `keep` is told which leases are held, at each change.
     """
 
     def __init__(
@@ -58,13 +58,14 @@ class TaskQueue:
         work: Work,
         pauses: Callable[[], bool] = lambda: False,
         give_back: GiveBack = Message.retry,
+        keep: Callable[[str, Iterable[str]], None] = lambda stream, leases: None,
     ) -> None:
         self._broker = broker
         self._stream = stream
         self._free = asyncio.Semaphore(slots)
         self._slots = slots
         self._work = work
-        self._pauses, self._give_back = pauses, give_back
+        self._pauses, self._give_back, self._keep = pauses, give_back, keep
         self._running: dict[asyncio.Task[None], Message] = {}
         self._aside: set[asyncio.Task[None]] = set()
         self._slot_freed = asyncio.Event()
@@ -137,15 +138,20 @@ class TaskQueue:
     def _begin(self, message: Message, failed: "asyncio.Future[None]") -> None:
         running = asyncio.create_task(self._handle(message))
         self._running[running] = message
+        self._note_leases()
 
         def ended(task: asyncio.Task[None]) -> None:
             del self._running[task]
+            self._note_leases()
             self._aside.discard(task)
             self._slot_freed.set()
             if not task.cancelled() and task.exception() is not None and not failed.done():
                 failed.set_exception(task.exception())  # type: ignore[arg-type]
 
         running.add_done_callback(ended)
+
+    def _note_leases(self) -> None:
+        self._keep(self._stream, [message.lease for message in self._running.values()])
 
     async def _handle(self, message: Message) -> None:
         try:
