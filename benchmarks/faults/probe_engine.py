@@ -126,6 +126,7 @@ def install(weights: OnCpu | OnGpu | None = None) -> None:
         def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
             found = plain_schedule(self, *args, **kwargs)
             for one in found.scheduled_new_reqs:
+                weights.bits()  # damages them before a canary measures, too
                 if one.sampling_params.prompt_logprobs is None:  # else a canary, which only measures
                     sampled.began(one.req_id)
             return found
