@@ -99,6 +99,13 @@ def test_bytes_of_the_environment_and_the_command_line_that_are_no_text(
     assert "is no override" in check(written, "x." * 500 + "y=1")
 
 
+def test_a_path_among_the_overrides_is_told_its_options(written: Path) -> None:
+    written.write_text(BASE)
+    hint = "; a YAML is --config FILE, a run's folder --job FOLDER"
+    assert f"is no override; write key.path=value{hint}" in check(written, str(written))
+    assert hint not in check(written, "a_word")
+
+
 def test_what_looks_like_an_interpolation_and_is_text_reaches_the_services(written: Path) -> None:
     """Services read what `trinity run` writes: with everything filled in, once."""
     text = r"$\{no.such.key} costs 3 \\${x}"

@@ -3,6 +3,7 @@
 The events of the parser are counted before anything is built of them, so no file takes more than about a second.
 """
 
+import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
@@ -281,7 +282,9 @@ def _override(document: Any, override: str, source: str) -> str:
     """Replaces a value and returns its key."""
     key, equals, text = override.partition("=")
     if not equals or not all(key.split(".")) or key.count(".") > _DEEPEST:
-        raise ConfigError(source, [Problem(override, "is no override; write key.path=value")])
+        what = "is no override; write key.path=value"
+        what += "; a YAML is --config FILE, a run's folder --job FOLDER" if os.path.exists(override) else ""
+        raise ConfigError(source, [Problem(override, what)])
     try:
         node = _compose(text, source)
         if node is not None and (problems := list(_walk(node, key, {}))):
