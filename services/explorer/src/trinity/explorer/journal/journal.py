@@ -6,9 +6,9 @@
         reply = episode.recorded(turn, seen)       # None: sample it, and write it by episode.keep(turn, seen, reply)
 
 A turn is written while its episode plays the next one, and is durable before the next turn is written, so no turn is
-stored without its predecessors. An answer with a state is written after its turn in the same way, so that nobody acts
-the reply again. The journal never fails an attempt: a failed write is logged and the turn is lost, and an unreadable
-entry makes the episodes begin again.
+stored without its predecessors. An answer with a state is written after its turn in the same way, so that no explorer
+acts the reply again. The journal never fails an attempt: a failed write is logged and the turn is lost, and an
+unreadable entry makes the episodes begin again.
 """
 
 import asyncio

@@ -111,7 +111,7 @@ class Entry:
 class Kept:
     """A turn and its explorers: `parts` has (first token, explorer) for each explorer that sampled a part.
 
-    `answered`: the answer to the reply; None if it is unknown, or nobody keeps it.
+    `answered`: the answer to the reply; None if it is unknown or not kept.
     """
 
     turn: RecordedTurn
