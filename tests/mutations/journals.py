@@ -58,14 +58,14 @@ MUTATIONS = [
     ),
     Mutation(
         f"{_JOURNAL}/journal.py",
-        "self._writing = self._journal.start_writing(entry, self._writing)",
+        "self._writing.append(self._journal.start_writing(entry))",
         "pass",
         f"{_STATES}::test_the_state_is_restored_and_no_action_is_played_again",
     ),
     Mutation(
         f"{_JOURNAL}/turns.py",
-        "if turns[at].turn.reply != entry.reply:",
-        "if False:",
+        "if at >= len(turns) or turns[at].turn.reply != entry.reply:",
+        "if at >= len(turns):",
         f"{_ATTEMPTS}::test_an_answer_to_another_reply_is_left_out",
     ),
     Mutation(

@@ -6,8 +6,8 @@
         reply = episode.recorded(turn, seen)       # None: sample it, and write it by episode.keep(turn, seen, reply)
 
 A turn is written while its episode plays the next one, and is durable before the next turn is written, so no turn is
-stored without its predecessors. An answer with a state is written after its turn in the same way, so that no explorer
-acts the reply again. The journal never fails an attempt: a failed write is logged and the turn is lost, and an
+stored without its predecessors. An answer with a state is written as soon as it comes, so that no explorer acts the
+reply again. The journal never fails an attempt: a failed write is logged and the turn is lost, and an
 unreadable entry makes the episodes begin again.
 """
 
@@ -160,19 +160,14 @@ class TaskJournal:
         if self._writing:
             await asyncio.wait(self._writing)
 
-    def start_writing(
-        self, entry: RecordedTurn | RecordedAnswer, before: "asyncio.Task[None] | None" = None
-    ) -> "asyncio.Task[None]":
-        """Begin to write an entry of an episode, once the entry `before` it is written."""
-        writing = asyncio.create_task(self._write(entry, before))
+    def start_writing(self, entry: RecordedTurn | RecordedAnswer) -> "asyncio.Task[None]":
+        writing = asyncio.create_task(self._write(entry))
         self._writing.add(writing)
         writing.add_done_callback(self._writing.discard)
         return writing
 
-    async def _write(self, entry: RecordedTurn | RecordedAnswer, before: "asyncio.Task[None] | None") -> None:
+    async def _write(self, entry: RecordedTurn | RecordedAnswer) -> None:
         """Write an entry, unless an earlier write failed: there would be a gap between them."""
-        if before is not None:
-            await asyncio.wait([before])
         if self._writes:
             data = encode_turn(entry) if isinstance(entry, RecordedTurn) else encode_answer(entry)
             written = await self._publish(data)
@@ -216,7 +211,7 @@ class EpisodeJournal:
             if reply.answered is not None:
                 kept.append(replace(reply, answered=None))
         self.flush_tokens = journal.flush_tokens
-        self._writing: asyncio.Task[None] | None = None
+        self._writing: list[asyncio.Task[None]] = []  # the newest reply's entry, and its answer's
 
     @property
     def moves(self) -> list[dict[str, int | str]]:
@@ -273,7 +268,8 @@ class EpisodeJournal:
         self._kept[self._turn :] = [replace(reply, answered=answer)]
         if self._complete:
             entry = RecordedAnswer(self._name, self._turn, reply.turn.reply, answer)
-            self._writing = self._journal.start_writing(entry, self._writing)
+            # Sent at once after the reply's entry: a kill may follow. Without that entry it has no effect.
+            self._writing.append(self._journal.start_writing(entry))
 
     def branched(self, answer: Step) -> None:
         """Keep the state of an answer from which other episodes continue, for the next run of this attempt."""
@@ -294,10 +290,10 @@ class EpisodeJournal:
     async def keep(self, turn: int, seen: bytes, sampled: Completion, begin: int = 0) -> Completion:
         """Begin to write a new reply, or its part from token `begin` on. Returns the reply so far.
 
-        Waits until the previous entry is written. Raises WeightsWithdrawn if older weights sampled the part.
+        Waits until the previous entries are written. Raises WeightsWithdrawn if older weights sampled the part.
         """
-        if self._writing is not None:
-            await asyncio.wait([self._writing])
+        if self._writing:
+            await asyncio.wait(self._writing)
         owner, before, self._sampled_by = self._journal.owner, self._sampled_by, ""
         if before:
             log.info("explorer.episode.continued", episode=self._name, turn=turn, token=begin, sampled_by=before)
@@ -313,7 +309,7 @@ class EpisodeJournal:
             self._kept[:turn] = [one.without_states(needed) for one in self._kept[:turn]]
         self._kept[turn:] = [kept]
         if self._complete:
-            self._writing = self._journal.start_writing(entry)
+            self._writing = [self._journal.start_writing(entry)]
         return kept.turn.completion
 
 

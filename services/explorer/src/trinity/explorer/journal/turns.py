@@ -204,13 +204,14 @@ def known_before(attempt: int, entries: Iterable[Entry]) -> Known:
     """Merge the entries of earlier attempts, from the newest failed attempt on.
 
     Forgets all turns after `_FRUITLESS` fruitless attempts in a row. Raises InvalidInput if a turn lacks its
-    predecessor, or an answer its turn.
+    predecessor.
     """
     earlier = sorted((entry for entry in entries if entry.attempt < attempt), key=lambda entry: entry.attempt)
     known, furthest, last = Known(), dict[str, tuple[int, int, bool]](), 0
     for number, group in itertools.groupby(earlier, key=lambda entry: entry.attempt):
         known.fruitless += number - last - 1  # attempts without entries
         last, further = number, False
+        early: dict[tuple[str, int, bytes], Step] = {}  # answers that were stored before the replies to them
         for entry in group:
             if isinstance(entry.turn, str):
                 if entry.turn == RETURNED:
@@ -219,7 +220,7 @@ def known_before(attempt: int, entries: Iterable[Entry]) -> Known:
                     known.episodes.clear()
                 continue
             name = entry.turn.episode
-            reached = _add(known.episodes.setdefault(name, []), entry.turn, entry.owner)
+            reached = _add(known.episodes.setdefault(name, []), entry.turn, entry.owner, early)
             if reached > furthest.get(name, (0, 0, False)):
                 furthest[name], further = reached, True
         known.progressed += further
@@ -230,21 +231,29 @@ def known_before(attempt: int, entries: Iterable[Entry]) -> Known:
     return known
 
 
-def _add(turns: list[Kept], entry: RecordedTurn | RecordedAnswer, owner: str) -> tuple[int, int, bool]:
+def _add(
+    turns: list[Kept],
+    entry: RecordedTurn | RecordedAnswer,
+    owner: str,
+    early: dict[tuple[str, int, bytes], Step],
+) -> tuple[int, int, bool]:
     """Add a further entry to the turns of its episode. Returns how far it `reached`. Raises as known_before does."""
     name, at = entry.episode, entry.turn
-    needed = at + isinstance(entry, RecordedAnswer)
-    if needed > len(turns):
-        raise InvalidInput("turn.turn", f"is {at} of episode {name}, which has {len(turns)} turns before it")
     if isinstance(entry, RecordedAnswer):
-        if turns[at].turn.reply != entry.reply:  # an attempt that had lost its lease sampled the turn again
+        # The reply comes later or not at all, or an attempt that had lost its lease sampled the turn again.
+        if at >= len(turns) or turns[at].turn.reply != entry.reply:
+            early[name, at, entry.reply] = entry.answer
             return 0, 0, False
         kept = replace(turns[at], answered=entry.answer)
+    elif at > len(turns):
+        raise InvalidInput("turn.turn", f"is {at} of episode {name}, which has {len(turns)} turns before it")
     elif not entry.begin:
         kept = Kept(entry, ((0, owner),))
     elif at < len(turns):
         kept = turns[at].continued(entry, owner)
     else:
         raise InvalidInput("turn.begin", f"is {entry.begin} of turn {at}, which has no entry before it")
+    if kept.answered is None:
+        kept = replace(kept, answered=early.pop((name, at, kept.turn.reply), None))
     turns[at:] = [kept]
     return kept.reached
