@@ -213,12 +213,15 @@ def test_sft_rows_of_another_form_are_refused_with_their_columns() -> None:
 
 
 def test_conversations_of_sharegpt_are_read_and_unknown_speakers_refused() -> None:
-    talk = [{"from": speaker, "value": speaker} for speaker in ("system", "human", "gpt")]
+    talk = [{"from": speaker, "value": speaker} for speaker in ("system", "human", "gpt", "user", "assistant")]
     fields = reader("messages", FormatConfig(), row := {"conversations": talk})(row, 0)
-    roles = {"system": "system", "human": "user", "gpt": "assistant"}
-    assert json.loads(fields["messages_json"]) == [{"role": roles[m["from"]], "content": m["value"]} for m in talk]
+    roles = ("system", "user", "assistant", "user", "assistant")
+    said = [{"role": role, "content": one["value"]} for role, one in zip(roles, talk, strict=True)]
+    assert json.loads(fields["messages_json"]) == said
     talk[1]["from"] = "observation"
-    with pytest.raises(DatasetError, match=r"row 3: .* from 'observation', must be from human, gpt, system; write"):
+    with pytest.raises(
+        DatasetError, match=r"row 3: .* from 'observation', must be from human, gpt, system, user, assistant; write"
+    ):
         reader("messages", FormatConfig(), row)(row, 3)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from trinity.commands.request import OwnYaml
 from trinity.config import parse
-from trinity.data.datasets import read
+from trinity.data.datasets import SHAREGPT, read
 from trinity.data.tables import DatasetError, Row, column_value
 from trinity.data.vision import why_no_images
 from trinity.reading.errors import RunError
@@ -33,6 +33,7 @@ ANSWERS = (
 _WORKED = ("solution", "response", "output", "completion")  # SFT prefers these to a short answer
 CONVERSATIONS = ("messages", "conversations", "conversation")
 IMAGES = ("images", "image")
+SYSTEMS = ("system", "system_prompt")
 _TEXTS = ("text", "content")
 _OPTIONS = ("choices", "options")  # of questions of multiple choice
 _TEST_SPLITS = ("test", "validation")
@@ -162,6 +163,8 @@ def form_of(algorithm: str, why: str, row: Row, prompt: str, answer: str, model:
         columns["prompt_type"] = "plaintext"
     if prompt:
         columns["prompt_key"] = prompt
+        if system := known(SYSTEMS, row):
+            columns["system_prompt_key"] = system
     if algorithm == "dpo":
         columns |= {"chosen_key": known(["chosen"], row), "rejected_key": known(["rejected"], row)}
     else:
@@ -187,7 +190,12 @@ def guessed_form(rows: Sequence[Row], model: str, prompt: str = "", answer: str 
     if algorithm == "dpo" and not _has_pair(first):
         raise RunError(f"--algorithm dpo: needs the columns chosen and rejected; the data has {', '.join(first)}", 2)
     if algorithm == "dpo":
-        return form_of(algorithm, why, first, prompt or known([*PROMPTS, *CONVERSATIONS], first), "", model)
+        if not prompt:
+            prompt = known([*PROMPTS, *CONVERSATIONS], first)
+            check_whole(rows, prompt)
+            if not prompt and isinstance(first[known(["chosen"], first)], str):
+                raise _unnamed("--prompt", "prompts", first, algorithm)
+        return form_of(algorithm, why, first, prompt, "", model)
     if algorithm == "sft" and not prompt and not answer and conversation(first):
         return form_of(algorithm, why, first, "", "", model)
     answer = answer or known([name for name in answers if name != prompt.lower()], first)
@@ -204,6 +212,8 @@ def _unnamed(option: str, what: str, row: Row, algorithm: str = "") -> RunError:
     said = f"{option}: no column of {', '.join(row)} has a well-known name for {what}; give {option}"
     if option == "--answer" and algorithm != "sft":
         said += "; rows without answers need a reward function of your own: write a YAML (docs/plugins.md)"
+    if talk := known(CONVERSATIONS, row):
+        said += f"; {talk!r} does not end with a message of the assistant, which SFT would learn"
     if text := known(_TEXTS, row):
         said += f"; to train on {text!r} itself, write a YAML of algorithm_type cpt (docs/algorithms.md)"
     return RunError(said, 2)
@@ -331,7 +341,7 @@ def conversation(row: Row) -> str:
 
     def ends_with_assistant(value: Any) -> bool:
         last = value[-1] if isinstance(value, list) and value else None
-        return isinstance(last, dict) and (last.get("role") == "assistant" or last.get("from") == "gpt")
+        return isinstance(last, dict) and "assistant" in (last.get("role"), SHAREGPT.get(str(last.get("from"))))
 
     talks = (name for name, value in row.items() if name.lower() in CONVERSATIONS and ends_with_assistant(value))
     return next(talks, "")

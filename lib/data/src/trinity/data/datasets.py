@@ -22,7 +22,8 @@ Messages = list[dict[str, Any]]
 # Columns of published datasets.
 _TEXTS = ("text", "content")
 _MESSAGES = ("messages", "conversations", "conversation")
-_SHAREGPT = {"human": "user", "gpt": "assistant", "system": "system"}  # `from` of its messages, and the role
+# `from` of ShareGPT's messages, and the role.
+SHAREGPT = {"human": "user", "gpt": "assistant"} | {role: role for role in ("system", "user", "assistant")}
 _PAIRS = (("question", "answer"), ("prompt", "completion"), ("instruction", "output"), ("problem", "solution"))
 
 
@@ -172,9 +173,9 @@ def _message(value: Any, key: str, number: int) -> Any:
     """A message as it is, or ShareGPT's {from, value} as {role, content}. Raises DatasetError for unknown speakers."""
     if not isinstance(value, dict) or "role" in value or "from" not in value:
         return value
-    role = _SHAREGPT.get(str(value["from"]))
+    role = SHAREGPT.get(str(value["from"]))
     if role is None:
-        what = f"{key!r} has a message from {value['from']!r:.100}, must be from {', '.join(_SHAREGPT)}"
+        what = f"{key!r} has a message from {value['from']!r:.100}, must be from {', '.join(SHAREGPT)}"
         raise DatasetError(f"row {number}: {what}; write messages of role and content for others, such as tools")
     return {"role": role, "content": value.get("value")}
 
