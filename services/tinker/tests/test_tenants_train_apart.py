@@ -1,5 +1,11 @@
 """Tenants whose commands interleave get what each would get alone, also across kills of executor, gateway and NATS."""
 
+import itertools
+import random
+import time
+from collections.abc import Sequence
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -44,29 +50,38 @@ def _largest_difference(one: list, other: list) -> float:
     return max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))
 
 
-def test_two_ranks_interleaved_equal_two_runs_alone(stack: TinkerStack) -> None:
-    alice, bob = HttpTenant(stack, "alice"), HttpTenant(stack, "bob")
-    together = _train([(alice, alice.create(4)), (bob, bob.create(16))], 4)
-    alone = [_train([(alice, alice.create(4, 1))], 4)[0], _train([(bob, bob.create(16, 1))], 4)[0]]
+def _four(stack: TinkerStack) -> list[tuple[HttpTenant, str]]:
+    """Models of four ranks, each in a session of its own; two sessions of each key."""
+    made = []
+    for name, rank in zip(("alice", "bob", "alice", "bob"), (4, 8, 16, 32), strict=True):
+        tenant = HttpTenant(stack, name)
+        made.append((tenant, tenant.create(rank)))
+    return made
+
+
+def test_four_ranks_interleaved_equal_four_runs_alone(stack: TinkerStack) -> None:
+    together = _train(_four(stack), 4)
+    alone = [_train([one], 4)[0] for one in _four(stack)]
     assert max(_largest_difference(a, b) for a, b in zip(together, alone, strict=True)) <= 1e-6
-    assert _largest_difference(together[0], together[1]) > 1e-3  # both trained, each on its own
+    apart = [_largest_difference(a, b) for a, b in itertools.combinations(together, 2)]
+    assert min(apart) > 1e-3  # all trained, each on its own
 
 
-def test_kills_change_no_bit_and_lose_no_command(stack: TinkerStack, nats_server: NatsServer) -> None:
-    alice, bob = HttpTenant(stack, "alice"), HttpTenant(stack, "bob")
-    undisturbed = _train([(alice, alice.create(4)), (bob, bob.create(16))], 6)
+@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.slow)])
+def test_kills_change_no_bit_and_lose_no_command(stack: TinkerStack, nats_server: NatsServer, kills: int) -> None:
+    """One of gateway, executor and NATS after each step, or two of them, at any moment of the work on it."""
+    rng = random.Random(kills)
 
-    def restart(name: str) -> None:
-        stack.kill(name)
-        stack.start(name)
+    def strike(names: Sequence[str]) -> None:
+        time.sleep(rng.uniform(0.0, 0.3))
+        for name in names:
+            nats_server.kill() if name == "nats" else stack.kill(name)
+        for name in names:
+            nats_server.start() if name == "nats" else stack.start(name)
 
-    kills = {
-        0: [lambda: restart("tenants")],
-        1: [lambda: restart("tinker")],
-        2: [nats_server.kill, nats_server.start],
-        3: [lambda: stack.kill("tenants"), lambda: restart("tinker"), lambda: stack.start("tenants")],
-        4: [lambda: restart("tenants")],
-    }
-    killed = _train([(alice, alice.create(4, 1)), (bob, bob.create(16, 1))], 6, kills)
+    victims = [("tenants",), ("tinker",), ("nats",), ("nats", "tenants"), ("tinker", "tenants")]
+    chosen = [victims[number] if number < len(victims) else rng.choice(victims) for number in range(kills)]
+    undisturbed = _train(_four(stack), kills + 1)
+    killed = _train(_four(stack), kills + 1, {number: [partial(strike, names)] for number, names in enumerate(chosen)})
     for one, other in zip(undisturbed, killed, strict=True):
         assert all(a.tobytes() == b.tobytes() for a, b in zip(one, other, strict=True))
