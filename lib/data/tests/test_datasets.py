@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from trinity.config.schema.buffer import FormatConfig
-from trinity.data.datasets import DatasetError, read, reader, sft_format
+from trinity.data.datasets import DatasetError, preference_pair, read, reader, sft_format, sft_messages
 from trinity.runtime.process import free_port
 
 pytestmark = pytest.mark.core
@@ -259,3 +259,16 @@ def test_prompts_and_completions_of_trl_are_texts_or_messages() -> None:
     ):
         with pytest.raises(DatasetError, match=f"row 3: .*{said}"):
             read_row(row, 3)
+
+
+def test_a_conversation_gets_the_system_message_of_its_row_unless_it_has_its_own() -> None:
+    form = FormatConfig(messages_key="conversations", system_prompt_key="system")
+    told = [{"from": "human", "value": "2+3"}, {"from": "gpt", "value": "5"}]
+    said = sft_messages({"system": "Be brief.", "conversations": told}, form, 1)
+    assert said[0] == {"role": "system", "content": "Be brief."} and len(said) == 3
+    own = {"from": "system", "value": "Be long."}
+    assert sft_messages({"system": "Be brief.", "conversations": [own, *told]}, form, 1)[0]["content"] == "Be long."
+    assert len(sft_messages({"system": None, "conversations": told}, form, 1)) == 2
+    pair = {"system": "Be brief.", "prompt": told[:1], "chosen": "5", "rejected": "6"}
+    chosen, rejected = preference_pair(pair, FormatConfig(system_prompt_key="system"), 1)
+    assert chosen[0] == rejected[0] == {"role": "system", "content": "Be brief."}

@@ -157,14 +157,17 @@ def algorithm_of(rows: Sequence[Row], prompt: str = "", answer: str = "") -> tup
 def form_of(algorithm: str, why: str, row: Row, prompt: str, answer: str, model: str) -> Form:
     """Returns the form of rows for an algorithm. `prompt`, `answer`: columns, empty where the algorithm needs none."""
     columns: dict[str, str] = {}
-    if algorithm == "sft" and not answer:
-        return Form(algorithm, {"messages_key": conversation(row)}, why)
-    if algorithm == "sft":
+    talk, system = algorithm == "sft" and not answer, known(SYSTEMS, row)
+    if talk:
+        columns["messages_key"] = conversation(row)
+    elif algorithm == "sft":
         columns["prompt_type"] = "plaintext"
     if prompt:
         columns["prompt_key"] = prompt
-        if system := known(SYSTEMS, row):
-            columns["system_prompt_key"] = system
+    if system and (prompt or talk):
+        columns["system_prompt_key"] = system
+    if talk:
+        return Form(algorithm, columns, why)
     if algorithm == "dpo":
         columns |= {"chosen_key": known(["chosen"], row), "rejected_key": known(["rejected"], row)}
     else:

@@ -136,6 +136,7 @@ def sft_messages(row: Row, form: FormatConfig, number: int) -> list[dict[str, An
         messages = [_message(one, form.messages_key, number) for one in row[form.messages_key]]
         if not messages or not _is_assistants(messages[-1]):
             raise DatasetError(f"row {number}: {form.messages_key!r} must end with an assistant message")
+        messages = _with_system(messages, row, form, number)
         _check_messages(messages, form.messages_key, number)
         return messages
     for key in (form.prompt_key, form.response_key):
@@ -148,13 +149,13 @@ def sft_messages(row: Row, form: FormatConfig, number: int) -> list[dict[str, An
 
 
 def _prompt(row: Row, form: FormatConfig, number: int) -> Any:
-    """The messages of a prompt: a text gets the system message, a list its messages; other values as they are."""
+    """The messages of a prompt, which is text or messages; other values as they are."""
     prompt = row.get(form.prompt_key)
-    if isinstance(prompt, list):
-        return [_message(one, form.prompt_key, number) for one in prompt]
-    if not isinstance(prompt, str):
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    if not isinstance(prompt, list) or not prompt:
         return prompt
-    return [*_system_message(row, form, number), {"role": "user", "content": prompt}]
+    return _with_system([_message(one, form.prompt_key, number) for one in prompt], row, form, number)
 
 
 def _reply(row: Row, key: str, number: int) -> Messages:
@@ -180,13 +181,17 @@ def _message(value: Any, key: str, number: int) -> Any:
     return {"role": role, "content": value.get("value")}
 
 
-def _system_message(row: Row, form: FormatConfig, number: int) -> Messages:
+def _with_system(messages: Messages, row: Row, form: FormatConfig, number: int) -> Messages:
+    """The messages behind the row's or the YAML's system message, unless they begin with one of their own."""
+    first = messages[:1]
+    if first and isinstance(first[0], dict) and first[0].get("role") == "system":
+        return messages
     system = row.get(form.system_prompt_key) if form.system_prompt_key else form.system_prompt
     if system is not None and not isinstance(system, str):
         raise DatasetError(
             f"row {number}: {form.system_prompt_key!r} is {system!r:.100}, must be text: a system message"
         )
-    return [{"role": "system", "content": system}] if system else []
+    return [{"role": "system", "content": system}, *messages] if system else messages
 
 
 def text_key(form: FormatConfig, row: Row) -> str:
