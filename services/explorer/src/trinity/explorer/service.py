@@ -31,7 +31,7 @@ from trinity.explorer.weights.follower import WeightFollower
 from trinity.explorer.weights.loader import cache_folder
 from trinity.explorer.weights.member import Activity
 from trinity.runtime import names, process, waits
-from trinity.runtime.broker import connect
+from trinity.runtime.broker import connect, return_leases
 from trinity.runtime.errors import InvalidInput, Unavailable
 from trinity.runtime.gpu_use import GpuUse
 from trinity.runtime.metrics import Gauge, sample, show
@@ -113,11 +113,15 @@ class ExplorerService:
                     await self._explore(follower, options, pool, tokenizer, cache, ready)
 
     async def _return_leases(self) -> None:
-        """Return what a killed process of this explorer held, before the engines take their time to load."""
+        """Return what a dead process of this explorer held, before the engines take their time to load."""
+        left = self._leases.take_over()
+        if not left:
+            return
         with contextlib.suppress(Unavailable):  # then these leases end by their time
             name = f"trinity-explorer-{self.explorer_id}"
             async with await connect(self._settings.nats_url, name, wait_seconds=_RETURN_SECONDS) as broker:
-                await self._leases.take_over(broker)
+                await return_leases(broker, left)
+                log.info("explorer.leases.returned", leases=len(left))
 
     def _keeps_weights(self) -> bool:
         progress, pool = self._running.progress, self._running.pool

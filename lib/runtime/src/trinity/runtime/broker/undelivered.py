@@ -24,10 +24,16 @@ _LOST_SECONDS = 2.5
 
 
 async def return_leases(broker: Broker, leases: Iterable[str]) -> None:
-    """Return messages that a process held which is dead (`Message.lease`). One that is not leased stays as it is."""
-    for lease in leases:
-        await broker.client.publish(lease, Msg.Ack.Nak)
-    await broker.client.flush()
+    """Return messages that a dead process held (`Message.lease`).
+
+    NATS does not ask of which delivery a lease is: one that has ended takes the message from its holder of now.
+    """
+    try:
+        for lease in leases:
+            await broker.client.publish(lease, Msg.Ack.Nak)
+        await broker.client.flush()
+    except (nats.errors.Error, OSError) as error:  # then they end by their time
+        log.info("broker.leases.unreturned", error=f"{type(error).__name__} {error}".strip())
 
 
 async def return_undelivered(broker: Broker, stream: str, durable: str) -> None:

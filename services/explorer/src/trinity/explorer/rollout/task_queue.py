@@ -67,6 +67,7 @@ class TaskQueue:
         self._work = work
         self._pauses, self._give_back, self._keep = pauses, give_back, keep
         self._running: dict[asyncio.Task[None], Message] = {}
+        self._left: list[Message] = []  # of tasks that failed, or were cancelled as another had failed
         self._aside: set[asyncio.Task[None]] = set()
         self._slot_freed = asyncio.Event()
         self._draining = False
@@ -141,7 +142,9 @@ class TaskQueue:
         self._note_leases()
 
         def ended(task: asyncio.Task[None]) -> None:
-            del self._running[task]
+            message = self._running.pop(task)
+            if not self._draining and (task.cancelled() or task.exception() is not None):
+                self._left.append(message)  # nobody returns it but the next process
             self._note_leases()
             self._aside.discard(task)
             self._slot_freed.set()
@@ -151,7 +154,7 @@ class TaskQueue:
         running.add_done_callback(ended)
 
     def _note_leases(self) -> None:
-        self._keep(self._stream, [message.lease for message in self._running.values()])
+        self._keep(self._stream, [message.lease for message in (*self._running.values(), *self._left)])
 
     async def _handle(self, message: Message) -> None:
         try:
@@ -160,7 +163,7 @@ class TaskQueue:
             log.error("explorer.task.unreadable", sequence=message.sequence, error=str(error))
             await message.ack()
             return
-        async with _lease_heartbeat(message):
+        async with _lease_heartbeat(message, self._note_leases):
             _queue.set(self)
             await self._free.acquire()
             try:
@@ -186,12 +189,13 @@ class TaskQueue:
 
 
 @contextlib.asynccontextmanager
-async def _lease_heartbeat(message: Message) -> AsyncIterator[None]:
+async def _lease_heartbeat(message: Message, renewed: Callable[[], None]) -> AsyncIterator[None]:
     """Renew the lease of a message while the body runs. The first renewal tells the buffer that the message arrived."""
 
     async def extend() -> None:
         while True:
-            await message.extend()
+            if await message.extend():
+                renewed()
             await asyncio.sleep(TASK_LEASE_SECONDS / 3)
 
     extending = asyncio.create_task(extend())
