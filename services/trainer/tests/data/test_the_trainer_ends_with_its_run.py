@@ -62,6 +62,14 @@ def test_it_waits_for_the_last_evaluation(client: BufferClient, buffer: Evaluati
     assert buffer.asked == asked
 
 
+def test_it_does_not_wait_for_a_version_that_a_rollback_withdrew(
+    client: BufferClient, buffer: Evaluating, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "_HEARD_SECONDS", 0.5)
+    client.wait_until_finished(41, lambda: False)
+    assert buffer.asked > 5
+
+
 def test_it_does_not_wait_when_it_is_stopped(client: BufferClient, buffer: Evaluating) -> None:
     client.wait_until_finished(-1, lambda: buffer.asked == 3)
     assert buffer.asked == 3

@@ -26,6 +26,7 @@ _MOST_LOSSES = 10
 _RETRY_SECONDS = 0.5
 _CALL_SECONDS = 60.0
 _FINISHED_SECONDS = 0.2
+_HEARD_SECONDS = 10.0  # in which the buffer hears of a version
 _PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
@@ -108,11 +109,12 @@ class BufferClient:
 
         The buffer may hear after the trainer that the version of `served_step` is LIVE, and then evaluates it.
         """
+        heard_by = time.monotonic() + _HEARD_SECONDS
         while not stopping():
             with contextlib.suppress(*rpc.NO_ANSWER):
                 said = rpc.ask_blocking(self._stub.Stats, pb.StatsRequest(run=self._run), seconds=_CALL_SECONDS)
-                if said.finished and said.live_step >= served_step:
-                    return
+                if said.finished and (said.live_step >= served_step or time.monotonic() > heard_by):
+                    return  # after a rollback another version is LIVE
             time.sleep(_FINISHED_SECONDS)
 
     def start(self, from_step: int) -> None:

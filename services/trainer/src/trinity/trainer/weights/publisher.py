@@ -265,14 +265,15 @@ class Publisher:
     def settle(self, seconds: float, stopping: Callable[[], bool], awaits_explorers: bool = False) -> None:
         """Waits until the newest version is verified, and served if its files go.
 
-        Returns if there are no explorers, unless they are still to come.
+        Returns if there are no explorers. `awaits_explorers`: unless none has served a version yet.
         """
         end = time.monotonic() + seconds
         while time.monotonic() < end and not stopping():
             self.poll()
             served = self._client.ask(calls.served())
             behind = self._removes_files and any(version < self.live_version for version in served)
-            if not (served or awaits_explorers) or not (self._results.pending or behind):
+            to_come = awaits_explorers and self.live_version < 0
+            if not (served or to_come) or not (self._results.pending or behind):
                 break
             time.sleep(_SETTLE_SECONDS)
         if self._removes_files and not stopping():
