@@ -270,5 +270,7 @@ def test_a_conversation_gets_the_system_message_of_its_row_unless_it_has_its_own
     assert sft_messages({"system": "Be brief.", "conversations": [own, *told]}, form, 1)[0]["content"] == "Be long."
     assert len(sft_messages({"system": None, "conversations": told}, form, 1)) == 2
     pair = {"system": "Be brief.", "prompt": told[:1], "chosen": "5", "rejected": "6"}
-    chosen, rejected = preference_pair(pair, FormatConfig(system_prompt_key="system"), 1)
-    assert chosen[0] == rejected[0] == {"role": "system", "content": "Be brief."}
+    whole = {"system": "Be brief.", "chosen": told, "rejected": told}
+    for one in (pair, whole):
+        chosen, rejected = preference_pair(one, FormatConfig(system_prompt_key="system"), 1)
+        assert chosen[0] == rejected[0] == {"role": "system", "content": "Be brief."}

@@ -164,7 +164,7 @@ def form_of(algorithm: str, why: str, row: Row, prompt: str, answer: str, model:
         columns["prompt_type"] = "plaintext"
     if prompt:
         columns["prompt_key"] = prompt
-    if system and (prompt or talk):
+    if system and (prompt or talk or algorithm == "dpo"):
         columns["system_prompt_key"] = system
     if talk:
         return Form(algorithm, columns, why)

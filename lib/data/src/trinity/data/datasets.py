@@ -225,6 +225,8 @@ def preference_pair(row: Row, form: FormatConfig, number: int) -> tuple[Messages
                 what = "must be text or messages"
                 raise DatasetError(f"row {number}: {form.prompt_key!r} is {row.get(form.prompt_key)!r}, {what}")
             messages = [*prompt, *messages]
+        else:
+            messages = _with_system(messages, row, form, number)
         _check_messages(messages, key, number)
         pair.append(messages)
     return pair[0], pair[1]
