@@ -83,8 +83,8 @@ async def test_states_are_restored_where_no_episode_can_be_played_again(
 
 
 async def test_no_step_that_was_answered_is_done_again(tmp_path: Path, nats_server: NatsServer) -> None:
-    """One episode at a time, whose explorer is killed late in a reply: the answer before it is written."""
-    one = {"tasks": 2, "rollouts": 1, "explorers": 1, "reply_seconds": 0.8, "kill_at": 0.8}
+    """One episode at a time, whose explorer is killed well within a reply: the answer before it is written."""
+    one = {"tasks": 2, "rollouts": 1, "explorers": 1, "reply_seconds": 2.0, "kill_at": 0.4}
     killed = await play(tmp_path, nats_server, kills=4, workflow="environment_workflow", **one)
     assert killed.problems == []
     assert len(killed.kills) >= 2, "the run ended before its explorers were killed"

@@ -6,8 +6,8 @@
         reply = episode.recorded(turn, seen)       # None: sample it, and write it by episode.keep(turn, seen, reply)
 
 A turn is written while its episode plays the next one, and is durable before the next turn is written, so no turn is
-stored without its predecessors. An answer with a state is written as soon as it comes, so that no explorer acts the
-reply again. The journal never fails an attempt: a failed write is logged and the turn is lost, and an
+stored without its predecessors. An answer with a state is written as soon as it comes: the explorer that finds it does
+not act the reply again. The journal never fails an attempt: a failed write is logged and the turn is lost, and an
 unreadable entry makes the episodes begin again.
 """
 
@@ -171,7 +171,8 @@ class TaskJournal:
         if self._writes:
             data = encode_turn(entry) if isinstance(entry, RecordedTurn) else encode_answer(entry)
             written = await self._publish(data)
-            self._writes &= written
+            is_last = isinstance(entry, RecordedAnswer) and entry.answer.done  # nothing comes after it
+            self._writes &= written or is_last
             TURNS_KEPT.inc(written and isinstance(entry, RecordedTurn))
 
     async def _publish(self, data: bytes) -> bool:
