@@ -260,6 +260,12 @@ def test_a_key_of_another_length_is_named(content: str | None, said: str, stage:
     assert (code, f"--key {key}: " in text, said in text) == (2, True, True)
 
 
+def test_the_usage_names_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        verify.main([str(tmp_path), "--key", str(tmp_path / "gone")])
+    assert capsys.readouterr().err.startswith("usage: trinity verify ")
+
+
 def test_rows_of_the_tasks_are_those_of_the_data(stage: JobStage, tmp_path: Path) -> None:
     folder, key = made(stage, tmp_path / "out")
     rows = tmp_path / "rows.jsonl"

@@ -293,7 +293,8 @@ def check_statement(folder: Path, key: "bytes | None") -> "tuple[int, str]":
 
 
 def main(arguments: "list[str] | None" = None) -> int:
-    parser = argparse.ArgumentParser(description="Checks the folder of `trinity provenance`.")
+    program = None if arguments is None else "trinity verify"  # None: the file's own name
+    parser = argparse.ArgumentParser(program, description="Checks the folder of `trinity provenance`.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--key", type=Path, help="public key: 64 hexadecimal digits")
     parser.add_argument(
