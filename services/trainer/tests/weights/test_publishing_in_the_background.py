@@ -130,7 +130,9 @@ def versions(tmp_path: Path) -> VersionPublisher:
     plan = SimpleNamespace(
         job_dir=tmp_path,
         staleness=SimpleNamespace(publishes=lambda step, last: True),
-        config=SimpleNamespace(reproducible=False, synchronizer=SimpleNamespace(canary=False, sync_timeout=1)),
+        config=SimpleNamespace(
+            mode="train", reproducible=False, synchronizer=SimpleNamespace(canary=False, sync_timeout=1)
+        ),
     )
     exchange = SimpleNamespace(share=lambda value: value, is_first=True)
     made: Any = (plan, exchange, Engine(), Control(), SlowPublisher(), None, StepTimes())
