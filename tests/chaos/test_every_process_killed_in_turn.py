@@ -145,7 +145,3 @@ def test_sigterm_ends_everything_within_ten_seconds(story: Story) -> None:
 
 def test_nothing_outlives_a_killed_supervisor(story: Story) -> None:
     assert not story.left_by_kill, "\n".join(story.left_by_kill)
-
-
-def test_the_next_explorer_returned_the_leases_of_the_killed_one(story: Story) -> None:
-    assert '"explorer.leases.returned"' in (story.run.job / "log/explorer.log").read_text()
