@@ -137,8 +137,9 @@ def _curve(
         if "data_selector" in taskset:
             taskset["data_selector"]["seed"] = 10 * seed + number
     run(folder, config, folder, args)
-    (curve,) = collect([folder / f"jobs/{config['project']}/{config['name']}"], [metric])
-    found = [value for _, value in curve.points]
+    curves = collect([folder / f"jobs/{config['project']}/{config['name']}"], [metric])
+    points = dict(point for curve in curves for point in curve.points)  # mean@n, of n games that have the metric
+    found = [value for _, value in sorted(points.items())]
     print(config["name"], " ".join(f"{value:.3f}" for value in found), flush=True)
     return found
 
