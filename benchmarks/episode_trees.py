@@ -193,7 +193,7 @@ def conversations(task: Task, row: Row, rng: random.Random) -> Iterator[Row]:
 def measure(folder: Path, task: Task, address: str, args: argparse.Namespace) -> dict[str, list[list[float]]]:
     """For each algorithm and seed: success in quarters of the steps, greedy success at the end, tokens sampled.
 
-    address: of the environment, where it is none of the built-in ones.
+    address: where the environment is served; empty for a built-in one.
     """
     name = folder.name
     python(EXAMPLES / "quickstart/make_model.py", folder / "model")
@@ -306,7 +306,7 @@ def main() -> int:
         parser.set_defaults(sft_steps=2, steps=4, batch=2, seeds=1)
     args = parser.parse_args()
     if unknown := set(args.tasks) - set(TASKS):
-        parser.error(f"{', '.join(unknown)} is none of {', '.join(TASKS)}")
+        parser.error(f"unknown task: {', '.join(unknown)}; choose from {', '.join(TASKS)}")
     good = True
     names = args.tasks or (["letters"] if args.tiny else ["letters", "sandbox"])
     with nullcontext(args.folder) if args.folder else tempfile.TemporaryDirectory(prefix="trinity-bench-") as place:

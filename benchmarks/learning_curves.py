@@ -157,7 +157,7 @@ def main() -> int:
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of tiny models wait for each other where others work too
     if unknown := set(args.examples) - set(CURVES):
-        parser.error(f"{', '.join(unknown)} is none of {', '.join(CURVES)}")
+        parser.error(f"unknown example: {', '.join(unknown)}; choose from {', '.join(CURVES)}")
     table = Table(
         f"evaluations by steps, {args.seeds} seeds",
         ("example", "seed", *(str(args.steps * part // 4) for part in range(5)), "gain", "limit"),

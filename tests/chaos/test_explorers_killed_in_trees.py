@@ -1,4 +1,4 @@
-"""Explorers and their environment are killed with SIGKILL while episodes branch: every branch goes on."""
+"""Every branch of an episode continues after SIGKILL of its explorer and of its environment."""
 
 import json
 from collections import Counter

@@ -1,7 +1,7 @@
 """TRL's GRPOTrainer on one GPU, which samples from a vLLM server on another.
 
-The server's command is the one that `trl vllm-serve` of TRL 1.16 runs, and asks its users to type. TRL names no
-supervisor of it: `trl_pair.py` is the plainest, and ours.
+The server's command is that of `trl vllm-serve` in TRL 1.16, which prints it as its replacement. TRL names no
+supervisor for the server. Ours, `trl_pair.py`, is the plainest.
 """
 
 import json

@@ -51,7 +51,7 @@ def _largest_difference(one: list, other: list) -> float:
 
 
 def _four(stack: TinkerStack) -> list[tuple[HttpTenant, str]]:
-    """Models of four ranks, each in a session of its own; two sessions of each key."""
+    """Creates models of four ranks. Each has its own session, and each key has two sessions."""
     made = []
     for name, rank in zip(("alice", "bob", "alice", "bob"), (4, 8, 16, 32), strict=True):
         tenant = HttpTenant(stack, name)

@@ -15,7 +15,7 @@ _STEPS = {"Left": -1, "Right": 1, "Up": 2, "Down": -2}
 
 
 def plugin(steps: Path) -> str:
-    """As a plugin of an environment service. Every step that is done adds a line to the file `steps`: name and turn."""
+    """The plugin of an environment service. Each step writes its name and turn as a line of the file `steps`."""
     return f"""
 import sys
 

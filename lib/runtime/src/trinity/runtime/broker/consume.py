@@ -47,7 +47,7 @@ class Message:
 
     @property
     def lease(self) -> str:
-        """What names this delivery to the broker, for `return_leases`."""
+        """The reply subject of this delivery, which `return_leases` takes."""
         return str(self._raw.reply)
 
     # A lost answer to the broker costs another delivery, and deduplication makes that harmless: so none of these raise.

@@ -26,7 +26,7 @@ _LOST_SECONDS = 2.5
 async def return_leases(broker: Broker, leases: Iterable[str]) -> None:
     """Return messages that a dead process held (`Message.lease`).
 
-    NATS does not ask of which delivery a lease is: one that has ended takes the message from its holder of now.
+    NATS does not compare deliveries. Returning a lease that has ended takes the message from its present holder.
     """
     try:
         for lease in leases:

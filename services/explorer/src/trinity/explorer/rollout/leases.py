@@ -41,7 +41,7 @@ class Leases:
         if self._lock is None:
             log.warning("explorer.leases.unkept", file=str(self._file), reason="another process has the lock")
             return []
-        with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):  # none, or one that is damaged
+        with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):  # the file is missing or damaged
             if time.time() - self._file.stat().st_mtime < TASK_LEASE_SECONDS:
                 left = [str(lease) for leases in json.loads(self._file.read_text()).values() for lease in leases]
         self._write()

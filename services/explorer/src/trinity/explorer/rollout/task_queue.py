@@ -144,7 +144,7 @@ class TaskQueue:
         def ended(task: asyncio.Task[None]) -> None:
             message = self._running.pop(task)
             if not self._draining and (task.cancelled() or task.exception() is not None):
-                self._left.append(message)  # nobody returns it but the next process
+                self._left.append(message)  # only the next process returns it
             self._note_leases()
             self._aside.discard(task)
             self._slot_freed.set()
