@@ -22,6 +22,7 @@ from trinity.cli.commands.ledger import fork as forking
 from trinity.cli.commands.ledger import regrade as command
 from trinity.config import load
 from trinity.config.parents import Regrade, parent_of
+from trinity.config.schema.algorithm import RolloutCorrectionConfig
 from trinity.data.experience import Group, VersionSpan
 from trinity.data.wire import decode_outcome, encode_outcome
 from trinity.reading.errors import RunError
@@ -199,8 +200,7 @@ def test_later_tasks_and_their_evaluation_get_the_new_function_and_corrected_wei
     assert source.taskset.default_reward_fn_type == "math_boxed_reward"
     assert (source.taskset.format.reward_fn_key, source.taskset.reward_fn_args) == ("", {"a": 1})
     assert [one.default_reward_fn_type for one in source.eval_tasksets] == ["math_boxed_reward", "math_reward"]
-    correction = config.algorithm.rollout_correction
-    assert (correction.decoupled, correction.token_cap) == (True, 2.0)
+    assert config.algorithm.rollout_correction == RolloutCorrectionConfig()  # the loss's own ratio corrects
     assert set(scored_here) == {"math_boxed_reward"}
 
 
