@@ -3,8 +3,8 @@
     python benchmarks/gpu/router_replay.py      one GPU; about two minutes
     python benchmarks/gpu/router_replay.py --cpu
 
-A tiny Qwen3-MoE whose gates are undecided between each four of eight experts, as in tests/models. The engine records the
-experts of talks of two turns; the trainer computes them again in the same precision.
+A tiny Qwen3-MoE whose gates are undecided between each four of eight experts, as in tests/models. The engine records
+the experts of talks of two turns; the trainer computes them again in the same precision.
 """
 
 import argparse
