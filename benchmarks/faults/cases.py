@@ -29,7 +29,7 @@ class Run:
     folder: Path
     number: int  # of this strike
     again: Callable[[], None]  # types the command again
-    beside: Callable[[str], psutil.Process]  # starts another command of the system, by its name
+    beside: Callable[[str], subprocess.Popen[bytes]]  # starts another command of the system, by its name
 
     def processes(self) -> list[psutil.Process]:
         return [self.root, *self.root.children(recursive=True)]

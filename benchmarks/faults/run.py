@@ -264,13 +264,13 @@ class Started:
         self._popen = self._start(self._command)
         self.process = psutil.Process(self._popen.pid)
 
-    def beside(self, what: str) -> psutil.Process:
+    def beside(self, what: str) -> "subprocess.Popen[bytes]":
         """Runs a second command of the user; "leave" ends the explorer that joined."""
         if what == "leave":
             self._beside["join"].terminate()
-            return psutil.Process(self._beside["join"].pid)
+            return self._beside["join"]
         self._beside[what] = self._start(self._system.beside(what, self._folder))
-        return psutil.Process(self._beside[what].pid)
+        return self._beside[what]
 
     def _start(self, command: Sequence[str]) -> "subprocess.Popen[bytes]":
         with (self._folder / "output.txt").open("ab") as out:
