@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +157,19 @@ def test_bad_input_makes_nothing(job: Path, at: int, overrides: list[str], optio
     with pytest.raises(RunError, match=said):
         make(job, *overrides, at=at, **options)
     assert [path.name for path in job.parent.iterdir()] == ["n"]
+
+
+def test_the_next_fork_removes_what_a_killed_one_left(job: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as living, subprocess.Popen(["true"]) as dead:
+        dead.wait()
+        here = socket.gethostname()
+        left = [job.parent / f".{name}" for name in (f"a.fork-{here}-{dead.pid}", f"n-fork.fork-{here}-{os.getpid()}")]
+        stays = [job.parent / f".{name}" for name in (f"b.fork-{here}-{living.pid}", f"c.fork-elsewhere-{dead.pid}")]
+        for folder in (*left, *stays):
+            (folder / "fork").mkdir(parents=True)
+        make(job)
+        living.kill()
+    assert {path for path in job.parent.iterdir() if path.name.startswith(".")} == set(stays)
 
 
 def test_an_identical_replay_lends_its_checkpoint(job: Path) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import os
 import shlex
 import shutil
+import socket
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
@@ -31,6 +32,7 @@ from trinity.reading.reader import JobStage, any_buffer, ask, find_job_stage
 from trinity.reading.render import near, to_json
 from trinity.runtime import files, names
 from trinity.runtime.errors import InvalidInput
+from trinity.runtime.process import is_alive
 from trinity.weights.checkpoint_manifest import MANIFEST, ManifestWriter, entries_of, verify
 from trinity.weights.checkpoints import COMPLETE, checkpoint_folder, complete_steps
 
@@ -92,7 +94,11 @@ def make_fork(
             f"{job_stage.name} learns from live traffic, whose recorded calls stay with it: no run can fork from it", 2
         )
     folder = jobs.make_folder(config)
-    making = folder.with_name(f".{folder.name}.fork-{os.getpid()}")
+    mark = f".fork-{socket.gethostname()}-"
+    for left in folder.parent.glob(f".*{mark}[0-9]*"):  # by a process that was killed
+        if (pid := int(left.name.rpartition("-")[2])) == os.getpid() or not is_alive(pid):
+            shutil.rmtree(left, ignore_errors=True)
+    making = folder.with_name(f".{folder.name}{mark}{os.getpid()}")
     jobs.make_private(making)
     try:
         sealed = _link_checkpoint(checkpoint, making, at, job_stage, config)
