@@ -435,13 +435,41 @@ def test_the_last_version_waits_for_explorers_that_are_still_to_come(sync: Forke
     publisher = start(sync, tmp_path, base=CANARY)
     publish(publisher, 1, 1.0, CANARY)
     publisher.settle(60.0, lambda: False)
-    assert publisher.served_step == -1
-    with ThreadPoolExecutor(1) as thread:
-        settling = thread.submit(publisher.settle, 60.0, lambda: False, awaits_explorers=True)
-        with JudgingExplorer(sync.address, RUN):
-            settling.result(60)
-    assert publisher.served_step == 1
+    assert publisher.live_version == -1
+    settle_as_an_explorer_comes(publisher, sync)
+    assert publisher.live_version == 1
     publish(publisher, 2, 2.0, CANARY)
     publisher.settle(60.0, lambda: False, awaits_explorers=True)  # one was there, and may not come back
-    assert publisher.served_step == -1
+    assert publisher.live_version == 1
     publisher.close()
+
+
+def test_a_run_that_starts_again_waits_for_its_explorers(sync: ForkedService, tmp_path: Path) -> None:
+    """They verify the version that the trainer before published, and evaluate it: the run ends after that."""
+    with JudgingExplorer(sync.address, RUN):
+        publisher = start(sync, tmp_path, base=CANARY)
+        publish(publisher, 1, 1.0, CANARY)
+        publisher.settle(60.0, lambda: False)
+    publish(publisher, 2, 2.0, CANARY)
+    publisher.close()
+    again = start(sync, tmp_path)
+    assert again.live_version == 1
+    settle_as_an_explorer_comes(again, sync)
+    assert again.live_version == 2
+    again.close()
+    third = start(sync, tmp_path)
+    assert third.live_version == 2  # which the buffer is asked for
+    third.settle(60.0, lambda: False, awaits_explorers=True)  # nothing is left to verify
+    third._removes_files = True  # explorers get them before
+    settle_as_an_explorer_comes(third, sync)
+    assert not (tmp_path / "weights").exists()
+    third.close()
+
+
+def settle_as_an_explorer_comes(publisher: Publisher, sync: ForkedService) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        settling = thread.submit(publisher.settle, 60.0, lambda: False, awaits_explorers=True)
+        time.sleep(1.0)
+        assert not settling.done()
+        with JudgingExplorer(sync.address, RUN):
+            settling.result(60)

@@ -89,7 +89,7 @@ def train(plan: Plan, settings: TrainerSettings, ranks: Ranks, control: Control)
                 make_loop(plan, settings, ranks, engine, control, buffer, publisher).run()
         engine.close()  # after an error other ranks may be in a collective, and end with this process
         if control.progress.state == "finished" and buffer is not None and publisher is not None:
-            buffer.wait_until_finished(publisher.served_step, lambda: control.stopping)
+            buffer.wait_until_finished(publisher.live_version, lambda: control.stopping)
 
 
 def make_loop(

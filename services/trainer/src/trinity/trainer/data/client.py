@@ -104,16 +104,16 @@ class BufferClient:
                 self._stub.CommitStep, request, seconds=_CALL_SECONDS, again=lambda: not self._closed.is_set()
             )
 
-    def wait_until_finished(self, served_step: int, stopping: Callable[[], bool]) -> None:
+    def wait_until_finished(self, live_version: int, stopping: Callable[[], bool]) -> None:
         """Waits until the run's last evaluation has ended too, or `stopping` returns True.
 
-        The buffer may hear after the trainer that the version of `served_step` is LIVE, and then evaluates it.
+        The buffer may hear after the trainer that `live_version` is LIVE, and then evaluates it.
         """
         heard_by = time.monotonic() + _HEARD_SECONDS
         while not stopping():
             with contextlib.suppress(*rpc.NO_ANSWER):
                 said = rpc.ask_blocking(self._stub.Stats, pb.StatsRequest(run=self._run), seconds=_CALL_SECONDS)
-                if said.finished and (said.live_step >= served_step or time.monotonic() > heard_by):
+                if said.finished and (said.live_step >= live_version or time.monotonic() > heard_by):
                     return  # after a rollback another version is LIVE
             time.sleep(_FINISHED_SECONDS)
 

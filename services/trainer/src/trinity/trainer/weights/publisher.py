@@ -80,18 +80,13 @@ class Publisher:
         self._lost: dict[int, Manifest] = {}  # by step: versions to write again
         self._collectable: list[int] = []  # versions whose files are deleted once no explorer waits for this trainer
         self._registered_step = -1
+        self._opened_at = -1  # the LIVE version when this process began
         self._parent = b""  # digest of the version that was published last, or to which a rollback led
         self.followed_rollback = 0
 
     @property
     def live_version(self) -> int:
         return self._results.live_version
-
-    @property
-    def served_step(self) -> int:
-        """Step of the version that this process published last, once it is LIVE; else -1."""
-        newest = self._newest
-        return newest.step if newest is not None and newest.version == self.live_version else -1
 
     @property
     def newest_step(self) -> int:
@@ -141,6 +136,7 @@ class Publisher:
         self._claim.wait()
         known = self._client.ask(calls.versions(_LISTED))
         self._results.open(known)
+        self._opened_at = self.live_version
         self._registered_step = max((version.manifest.step for version in known), default=-1)
         if known:
             withdrawn = self._claim.rollback
@@ -265,14 +261,15 @@ class Publisher:
     def settle(self, seconds: float, stopping: Callable[[], bool], awaits_explorers: bool = False) -> None:
         """Waits until the newest version is verified, and served if its files go.
 
-        Returns if there are no explorers. `awaits_explorers`: unless none has served a version yet.
+        Returns if there are no explorers. `awaits_explorers`: unless none has verified a version for this process.
+        After a restart it may end before they have started.
         """
         end = time.monotonic() + seconds
         while time.monotonic() < end and not stopping():
             self.poll()
             served = self._client.ask(calls.served())
-            behind = self._removes_files and any(version < self.live_version for version in served)
-            to_come = awaits_explorers and self.live_version < 0
+            behind = self._removes_files and min(served, default=-1) < self.live_version
+            to_come = awaits_explorers and self.live_version == self._opened_at
             if not (served or to_come) or not (self._results.pending or behind):
                 break
             time.sleep(_SETTLE_SECONDS)
