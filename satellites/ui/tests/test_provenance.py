@@ -20,6 +20,7 @@ from support.fakes.pages.recorded_run import make_job
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.buffer.ledger.wire import Entry, digest_of, entry_to_proto
 from trinity.buffer.log.wire import LogEntry
+from trinity.config import dump, load
 from trinity.data.experience import Task
 from trinity.data.wire import encode_outcome
 from trinity.reading.client import Buffer
@@ -54,6 +55,8 @@ def chain() -> tuple[list[Entry], dict[int, list[bytes]]]:
 class Served(Buffer):
     """Answers as a buffer does; the log has released the groups of step 1."""
 
+    skipped = 0
+
     def __init__(self, entries: list[Entry], payloads: dict[int, list[bytes]]) -> None:
         self.entries, self.payloads = entries, payloads
 
@@ -63,7 +66,7 @@ class Served(Buffer):
     async def outcomes(self, step: int) -> Any:
         if step == 1:
             raise RunError("released")
-        for one in self.payloads[step]:
+        for one in self.payloads[step] if step != self.skipped else ():
             yield one
 
 
@@ -127,6 +130,12 @@ def test_a_whole_folder_is_whole(stage: JobStage, tmp_path: Path) -> None:
         made(stage, tmp_path / "out")
 
 
+def test_a_skipped_step_has_no_groups(stage: JobStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Served, "skipped", 2)
+    command.provenance(stage, None, tmp_path / "out")
+    assert "4 steps, 4 groups (4 more only by their digests)" in check(tmp_path / "out")[1]
+
+
 def test_one_flipped_byte_is_found_and_its_file_is_named(
     stage: JobStage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,14 +161,38 @@ def test_one_flipped_byte_is_found_and_its_file_is_named(
 
 
 @pytest.mark.parametrize(
-    "gone", ["ledger/00000002.pb", "checkpoint/actor/model.safetensors", "statement.dsse.json", "versions/00000003.pb"]
+    "gone",
+    [
+        "ledger/00000002.pb",
+        f"ledger/{STEPS:08d}.pb",
+        "log/*.pb",
+        "checkpoint/actor/model.safetensors",
+        "statement.dsse.json",
+        "versions/00000003.pb",
+    ],
 )
 def test_a_file_that_is_gone_is_named(gone: str, stage: JobStage, tmp_path: Path) -> None:
     folder, key = made(stage, tmp_path / "out")
-    (folder / gone).unlink()
+    found = max(folder.glob(gone))
+    found.unlink()
     code, text = check(folder, "--key", key)
     assert code == 1
-    assert gone in text
+    assert str(found.relative_to(folder)) in text
+
+
+def test_files_that_were_lengthened_cut_or_exchanged_are_named(stage: JobStage, tmp_path: Path) -> None:
+    folder, key = made(stage, tmp_path / "out")
+    for part in ("ledger", "log", "checkpoint", "version", "versions"):
+        found = list(files_of(folder / part))
+        path, content = found[0], found[0].read_bytes()
+        other = found[-1].read_bytes() if len(found) > 1 else b"of another run"
+        for changed in (content + b"\x00", content[:-1], other):
+            path.unlink()
+            path.write_bytes(changed)
+            code, text = check(folder, "--key", key)
+            assert (code, str(path) in text) == (1, True), text
+        path.write_bytes(content)
+    assert check(folder, "--key", key)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -169,6 +202,8 @@ def test_a_file_that_is_gone_is_named(gone: str, stage: JobStage, tmp_path: Path
         "checkpoint/actor/.full_checkpoint",
         "version/adapter_config.json",
         "versions/00000001.pb",
+        f"ledger/{STEPS + 1:08d}.pb",
+        "log/more",
     ],
 )
 def test_a_file_that_nobody_signed_is_named(added: str, stage: JobStage, tmp_path: Path) -> None:
@@ -176,7 +211,7 @@ def test_a_file_that_nobody_signed_is_named(added: str, stage: JobStage, tmp_pat
     (folder / added).parent.mkdir(exist_ok=True)
     shutil.copy(folder / "version/part-00000.safetensors", folder / added)
     code, text = check(folder, "--key", key)
-    assert (code, f"{added} is not in the statement" in text) == (1, True)
+    assert (code, re.search(f"{added} is (not in the statement|no group)", text) is None) == (1, False)
 
 
 @pytest.mark.parametrize("added", ["checkpoint/actor/huggingface", "checkpoint/.full_checkpoint", "version"])
@@ -187,6 +222,10 @@ def test_a_link_that_nobody_signed_is_named(added: str, stage: JobStage, tmp_pat
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "manifest.pb").write_bytes(b"")
+    if added.endswith("checkpoint"):
+        with (folder / added).open("wb") as marker:
+            marker.write(b"x")
+        assert "is not in the statement" in check(folder, "--key", key)[1]
     (folder / added).unlink(missing_ok=True)
     (folder / added).symlink_to(elsewhere)
     code, text = check(folder, "--key", key)
@@ -218,7 +257,7 @@ def test_a_version_of_another_line_is_named_though_the_statement_lists_it(
     path.unlink()
     path.write_bytes(encode_manifest(manifest))
     head = json.loads((folder / "checkpoint/trainer_state.json").read_text())["ledger_sha256"]
-    command._sign(command._statement(stage, STEPS, head, folder), folder, None)
+    command._sign(command._statement(stage, STEPS, head, [], folder), folder, None)
     code, text = check(folder)
     assert code == 1
     assert named in text
@@ -232,6 +271,42 @@ def test_versions_of_an_older_trainer_name_nothing(stage: JobStage, tmp_path: Pa
     folder, key = made(stage, tmp_path / "out")
     assert not list((folder / "versions").iterdir())
     assert check(folder, "--key", key)[0] == 0
+
+
+def test_one_flipped_bit_of_the_envelope_is_found(
+    stage: JobStage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also in the name of the key, and where base64 has several forms of the same bytes."""
+    folder, key = made(stage, tmp_path / "out")
+    path = folder / "statement.dsse.json"
+    content = path.read_bytes()
+    payload = content.index(b'"payload": ')
+    end = content.index(b'"', payload + len(b'"payload": "'))
+    for place in [*range(payload), *range(end - 4, len(content))]:  # the payload's end, and what is around it
+        for bit in range(8):
+            changed = bytearray(content)
+            changed[place] ^= 1 << bit
+            path.write_bytes(changed)
+            try:
+                same = json.loads(changed) == json.loads(content)  # one space for another
+            except ValueError:
+                same = False
+            if not same:
+                assert verify.main([str(folder), "--key", str(key)]) == 1, f"byte {place}, bit {bit}"
+                assert "BROKEN" in capsys.readouterr().err
+
+
+def test_the_configuration_is_the_run_s(stage: JobStage, tmp_path: Path) -> None:
+    folder, key = made(stage, tmp_path / "out")
+    given = tmp_path / "config.json"
+    given.write_bytes((stage.folder / "config.json").read_bytes())
+    shown = dump(load(given))
+    given.write_text(json.dumps(shown, indent=1))
+    assert check(folder, "--key", key, "--config", given)[0] == 0
+    given.write_text(json.dumps({**shown, "name": "other"}))
+    assert f"{given} is not the configuration" in check(folder, "--config", given)[1]
+    given.write_text("{")
+    assert check(folder, "--config", given)[0] == 2
 
 
 def test_an_added_group_and_another_key_are_refused(stage: JobStage, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ app, verify_app = group(), group()
 # https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
 _STATEMENT = "https://in-toto.io/Statement/v1"
 _VERSION, _PARENT = 2, 13  # fields of sync.v1.Manifest
+_GROUPS, _OUTCOME = 3, 16  # fields of buffer.v1.LedgerEntry, and of its groups
 _PREDICATE = "https://github.com/trinity/provenance/v1"
 
 
@@ -62,7 +63,7 @@ def provenance(
     try:
         (making / "ledger").mkdir(parents=True)
         (making / "log").mkdir()
-        head, groups = ask(any_buffer, job_stage, lambda reader: _write_ledger(reader, step, making))
+        head, groups, whole = ask(any_buffer, job_stage, lambda reader: _write_ledger(reader, step, making))
         said = (files.read_json(checkpoint / "trainer_state.json") or {}).get("ledger_sha256", "")
         if said != head:
             why = f"names ledger entry {said}, and the ledger has {head}" if said else "names no entry of the ledger"
@@ -71,7 +72,7 @@ def provenance(
         if (version := job_stage.folder / f"weights/v{step}").is_dir():
             shutil.copytree(version, making / "version", copy_function=_link)
             _write_versions(job_stage.folder / "weights", making)
-        public = _sign(_statement(job_stage, step, head, making), making, key)
+        public = _sign(_statement(job_stage, step, head, whole, making), making, key)
         shutil.copy2(verifier.__file__, making / "verify.py")
         making.rename(folder)
     finally:
@@ -88,31 +89,39 @@ def verify(
     folder: Annotated[Path, typer.Argument(help="A folder of `trinity provenance`")],
     key: Annotated[Path | None, typer.Option("--key", help="Public key of the statement")] = None,
     data: Annotated[list[str] | None, typer.Option("--data", help="Rows as JSON lines, or TASKSET=FILE")] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="config.json of the run's stage")] = None,
 ) -> int:
     """Check a checkpoint's lineage, from the rows of its tasks to its files."""
     given = [
         str(folder),
         *(["--key", str(key)] if key else []),
+        *(["--config", str(config)] if config else []),
         *(part for one in data or [] for part in ("--data", one)),
     ]
     return verifier.main(given)
 
 
-async def _write_ledger(reader: Reader, step: int, folder: Path) -> tuple[str, int]:
-    """Writes entries and stored groups. Returns the digest of the last entry, and how many groups the log still has."""
-    digest, groups = "", 0
+async def _write_ledger(reader: Reader, step: int, folder: Path) -> tuple[str, int, list[int]]:
+    """Writes entries and stored groups.
+
+    Returns the digest of the last entry, how many groups the log still has, and the steps of which it has all groups.
+    """
+    digest, groups, named = "", 0, {}
     for number in range(1, step + 1):
         content, digest = await reader.buffer.entry_content(number)
         if hashlib.sha256(content).hexdigest() != digest:
             raise RunError(f"step {number}: the ledger's entry has another digest than the buffer says")
         (folder / f"ledger/{number:08d}.pb").write_bytes(content)
+        members = map(verifier.fields, verifier.fields(content).get(_GROUPS, []))
+        named[number] = {member.get(_OUTCOME, [b""])[0].hex() for member in members}
         try:
             async for outcome in reader.buffer.outcomes(number):
                 (folder / f"log/{hashlib.sha256(outcome).hexdigest()}.pb").write_bytes(outcome)
                 groups += 1
         except RunError:  # the log has released them
             continue
-    return digest, groups
+    stored = {path.stem for path in (folder / "log").iterdir()}
+    return digest, groups, [number for number, digests in named.items() if digests <= stored]
 
 
 def _write_versions(weights: Path, folder: Path) -> None:
@@ -140,7 +149,7 @@ def _link(source: str, target: str) -> str:
     return target
 
 
-def _statement(job_stage: JobStage, step: int, head: str, folder: Path) -> dict[str, Any]:
+def _statement(job_stage: JobStage, step: int, head: str, whole: list[int], folder: Path) -> dict[str, Any]:
     names = {
         path.relative_to(folder).as_posix()
         for part in ("checkpoint", "version", "versions")
@@ -161,6 +170,7 @@ def _statement(job_stage: JobStage, step: int, head: str, folder: Path) -> dict[
             "trinity": this_version(),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "ledger": {"step": step, "sha256": head},
+            "log": {"whole_steps": whole},
             "configuration": {"sha256": hashlib.sha256(config).hexdigest()},
             "model": job_stage.config.model.model_path,
             "data": [{"name": one.name, "path": one.path, **_digest_of(one.path)} for one in tasksets],

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks the folder of `trinity provenance`: tasks' rows -> groups -> ledger -> versions, checkpoint -> statement.
 
-    python3 verify.py FOLDER [--key PUBLIC_KEY] [--data [TASKSET=]ROWS.jsonl]
+    python3 verify.py FOLDER [--key PUBLIC_KEY] [--data [TASKSET=]ROWS.jsonl] [--config CONFIG.json]
 
 This file needs only Python and shares no code with Trinity. It exits with 1 and names the first file that is not what
 the chain says. Without --key the statement's signature is not checked: whoever changed the folder may have written it.
@@ -131,16 +131,25 @@ def check_versions(folder: Path, step: int, entries: "dict[int, str]") -> int:
     return len(earlier) + newest.exists()
 
 
-def check_log(folder: Path, groups: "dict[str, int]", data: "dict[str, list]") -> "tuple[int, int, int]":
+def check_log(
+    folder: Path, groups: "dict[str, int]", data: "dict[str, list]", whole_steps: "tuple[int, ...]" = ()
+) -> "tuple[int, int, int]":
     """Compares every stored group with the ledger, and its task's row with the data: rows by taskset, or those of "".
 
-    Returns how many groups are here, how many are gone, and how many rows were compared.
+    Every group of `whole_steps` must be here. Returns how many groups are here, how many are gone, and how many rows
+    were compared.
     """
-    here = sorted((folder / "log").glob("*.pb"))
+    here = sorted((folder / "log").iterdir())
+    stored = {path.name for path in here}
+    for digest, step in groups.items():
+        if step in whole_steps and f"{digest}.pb" not in stored:
+            raise Broken(
+                f"{folder}/log/{digest}.pb is missing, and the statement says that groups of step {step} are here"
+            )
     tasks = []
     for path in here:
         digest = sha256(path)
-        if digest != path.stem or digest not in groups:
+        if path.name != f"{digest}.pb" or digest not in groups:
             raise Broken(f"{path} is no group of the ledger: its SHA-256 is {digest}")
         outcome = fields(path.read_bytes())
         task = fields(only(fields(only(outcome, 1, path)), 1, path))
@@ -196,14 +205,15 @@ def check_files(folder: Path, listed: "dict[str, str]", what: str) -> None:
             raise Broken(f"{path} has SHA-256 {sha256(path)}, {what} says {digest}")
 
 
-def check_nothing_added(folder: Path, listed: "dict[str, str]") -> None:
-    """Raises Broken for a file or link that the statement does not list: a loader might prefer it to a listed file."""
+def check_nothing_added(folder: Path, listed: "set[str]") -> None:
+    """Raises Broken for a file or link that is not listed: a loader might prefer it to a listed file."""
     marker = folder / "checkpoint/.full_checkpoint"  # empty, so the statement leaves it out
-    for part in ("checkpoint", "version", "versions"):
+    for part in ("checkpoint", "version", "versions", "ledger"):
         for root, folders, names in os.walk(folder / part):
             links = [name for name in folders if Path(root, name).is_symlink()]
             for path in (Path(root, name) for name in [*names, *links]):
-                if path.relative_to(folder).as_posix() not in listed and (path != marker or path.is_symlink()):
+                is_marker = path == marker and not path.is_symlink() and not path.stat().st_size
+                if path.relative_to(folder).as_posix() not in listed and not is_marker:
                     raise Broken(f"{path} is not in the statement; it was added later")
 
 
@@ -271,10 +281,10 @@ def is_signed(key: bytes, message: bytes, signature: bytes) -> bool:
     return len(signature) == 64 and s < L and same
 
 
-def check_statement(folder: Path, key: "bytes | None") -> "tuple[int, str]":
+def check_statement(folder: Path, key: "bytes | None") -> "dict[str, Any]":
     """Checks the signature, and that the folder has the files that the statement lists and no others.
 
-    Returns its step, and the digest of its entry.
+    Returns its predicate.
     """
     path = folder / "statement.dsse.json"
     if not path.exists():
@@ -282,14 +292,20 @@ def check_statement(folder: Path, key: "bytes | None") -> "tuple[int, str]":
     envelope = json.loads(path.read_bytes())
     payload = base64.b64decode(envelope["payload"], validate=True)
     signed = b"DSSEv1 %d %b %d %b" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(payload), payload)
-    signatures = [base64.b64decode(one["sig"], validate=True) for one in envelope["signatures"]]
-    if key is not None and not any(is_signed(key, signed, one) for one in signatures):
+    signatures = {one["keyid"]: base64.b64decode(one["sig"], validate=True) for one in envelope["signatures"]}
+    name = hashlib.sha256(key or b"").hexdigest()
+    if key is not None and (name not in signatures or not is_signed(key, signed, signatures[name])):
         raise Broken(f"{path} is not signed by the given key")
+    listed = [{"keyid": one, "sig": base64.b64encode(sig).decode()} for one, sig in signatures.items()]
+    again = {"payloadType": PAYLOAD_TYPE, "payload": base64.b64encode(payload).decode(), "signatures": listed}
+    if envelope != again:  # base64 has several forms of the same bytes
+        raise Broken(f"{path} is no envelope of one {PAYLOAD_TYPE}")
     statement = json.loads(payload)
-    listed = {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}
-    check_files(folder, listed, "the statement")
-    check_nothing_added(folder, listed)
-    return int(statement["predicate"]["ledger"]["step"]), str(statement["predicate"]["ledger"]["sha256"])
+    files = {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}
+    check_files(folder, files, "the statement")
+    last = int(statement["predicate"]["ledger"]["step"])
+    check_nothing_added(folder, {*files, *(f"ledger/{step:08d}.pb" for step in range(1, last + 1))})
+    return dict(statement["predicate"])
 
 
 def main(arguments: "list[str] | None" = None) -> int:
@@ -300,6 +316,7 @@ def main(arguments: "list[str] | None" = None) -> int:
     parser.add_argument(
         "--data", action="append", default=[], help="rows as JSON lines; NAME=FILE for one of several tasksets"
     )
+    parser.add_argument("--config", type=Path, help="config.json of the run's stage")
     given = parser.parse_args(arguments)
     key, data = None, {}
     if given.key is not None:
@@ -315,16 +332,24 @@ def main(arguments: "list[str] | None" = None) -> int:
             data[name] = read_rows(Path(file))
         except (OSError, ValueError) as error:
             parser.error(f"--data {text}: cannot be read: {error}")
+    if given.config is not None:
+        try:
+            config = json.dumps(json.loads(given.config.read_bytes()), sort_keys=True).encode()
+        except (OSError, ValueError) as error:
+            parser.error(f"--config {given.config}: cannot be read: {error}")
     try:
-        step, head = check_statement(given.folder, key)
+        said = check_statement(given.folder, key)
+        step, head = int(said["ledger"]["step"]), str(said["ledger"]["sha256"])
+        if given.config is not None and hashlib.sha256(config).hexdigest() != said["configuration"]["sha256"]:
+            raise Broken(f"{given.config} is not the configuration that the statement names")
         groups, entries = check_ledger(given.folder, step, head)
-        here, gone, compared = check_log(given.folder, groups, data)
+        here, gone, compared = check_log(given.folder, groups, data, said["log"]["whole_steps"])
         versions = check_versions(given.folder, step, entries)
         check_checkpoint(given.folder, step, head)
     except Broken as error:
         print(f"BROKEN: {error}", file=sys.stderr)
         return 1
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         print(f"BROKEN: {given.folder} is incomplete or damaged: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     print(f"whole: {step} steps, {here} groups ({gone} more only by their digests), {versions} versions, ", end="")
