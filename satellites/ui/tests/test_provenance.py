@@ -26,6 +26,7 @@ from trinity.data.wire import encode_outcome
 from trinity.reading.client import Buffer
 from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage, find_job_stage
+from trinity.reading.run_record import mark_folder
 from trinity.ui import provenance as command
 from trinity.ui import verify
 from trinity.weights import FileInfo, FolderOffer, Manifest
@@ -73,6 +74,7 @@ class Served(Buffer):
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobStage:
     job = make_job(tmp_path / "job")
+    mark_folder(job)
     entries, payloads = chain()
     checkpoint = job / f"global_step_{STEPS}"
     (checkpoint / "actor").mkdir(parents=True)
@@ -457,6 +459,12 @@ def test_signatures_of_rfc_8032() -> None:
         assert verify.is_signed(*given)
         assert not verify.is_signed(given[0], given[1] + b"x", given[2])
         assert not verify.is_signed(given[0], given[1], given[2][:-1] + b"\x00")
+
+
+def test_a_run_of_another_version_is_refused(stage: JobStage, tmp_path: Path) -> None:
+    (stage.job / "version.json").write_text('{"version": "0.1.7"}')
+    with pytest.raises(RunError, match=r"was begun with Trinity 0\.1\.7"):
+        made(stage, tmp_path / "out")
 
 
 def test_a_checkpoint_that_names_no_entry_is_refused(stage: JobStage, tmp_path: Path) -> None:

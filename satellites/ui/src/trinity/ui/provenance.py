@@ -25,7 +25,7 @@ from trinity.config.parents import FORK
 from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage, Reader, any_buffer, ask, find_job_stage
 from trinity.reading.render import near
-from trinity.reading.run_record import this_version
+from trinity.reading.run_record import check_folder, this_version
 from trinity.runtime import files
 from trinity.ui import verify as verifier
 from trinity.weights.checkpoint_manifest import MANIFEST
@@ -49,6 +49,7 @@ def provenance(
     key: Annotated[Path | None, typer.Option("--key", help="Private key (PEM, Ed25519); made if it is missing")] = None,
 ) -> str:
     """Write a checkpoint's lineage as a folder that others can check, with a signed statement."""
+    check_folder(job_stage.job)  # the statement names this version as the run's
     kept = complete_steps(job_stage.folder)
     step = max(kept, default=0) if at is None else at
     if step not in kept:
