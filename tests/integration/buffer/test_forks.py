@@ -21,6 +21,7 @@ from trinity.api.common.v1 import experience_pb2
 from trinity.data import wire as data_wire
 from trinity.data.experience import Group, Outcome, Task
 from trinity.reading import wire
+from trinity.runtime.errors import EXIT_FOR_GOOD
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -46,16 +47,23 @@ async def fork_parts(trainer: FakeTrainer, step: int) -> list[bytes]:
 
 
 @pytest.mark.extended
-async def test_a_flipped_byte_in_what_the_parent_gave_is_found(tmp_path: Path, nats_server: NatsServer) -> None:
+@pytest.mark.parametrize("gone", [False, True])
+async def test_a_flipped_byte_in_what_the_parent_gave_is_found(
+    tmp_path: Path, nats_server: NatsServer, gone: bool
+) -> None:
+    """No restart would mend it, so the buffer ends for good."""
     (tmp_path / "flipped").mkdir()
     run = BufferRun(tmp_path / "flipped", nats_server, **ASYNC)  # type: ignore[arg-type]
     job = tmp_path / "flipped/jobs/tests/flipped"
     place([b"\x01" * 20], job, AT)
     about = json.loads((job / "fork.json").read_text())
     (job / "fork.json").write_text(json.dumps({**about, "parts": "0" * 64}))
+    if gone:
+        (job / "fork/parts.bin").unlink()
     try:
         with pytest.raises(AssertionError, match=r"parts.bin is not as fork.json says; remove the job folder"):
             run.start()
+        assert run.buffer.wait(60) == EXIT_FOR_GOOD
     finally:
         run.stop()
 
@@ -197,6 +205,7 @@ async def test_a_fork_whose_parts_are_cut_off_does_not_begin(
         fork.sync.start()
         with pytest.raises(AssertionError, match="lacks an entry up to step 3"):
             fork.buffer.start()
+        assert fork.buffer.wait(60) == EXIT_FOR_GOOD
     finally:
         fork.stop()
 

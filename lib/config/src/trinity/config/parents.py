@@ -11,6 +11,12 @@ from trinity.runtime.errors import DataLoss
 FORK = "fork.json"
 
 
+class ForkDamaged(DataLoss):
+    """A file that `trinity fork` wrote is not as it was. Another start finds the same."""
+
+    for_good = True
+
+
 @dataclass(frozen=True)
 class Regrade:
     """The parent's groups up to step `through_step` are trained again, with rewards of the function `reward`.
@@ -49,10 +55,10 @@ class Parent:
 
 
 def parent_of(job_dir: Path) -> Parent | None:
-    """Returns the parent of a forked run; None for any other run. Raises DataLoss for a damaged file."""
+    """Returns the parent of a forked run; None for any other run. Raises ForkDamaged for a damaged file."""
     if not (job_dir / FORK).exists():
         return None
     try:
         return TypeAdapter(Parent).validate_python(files.read_json(job_dir / FORK))
     except ValidationError:
-        raise DataLoss(f"{job_dir / FORK} does not name the parent of a fork; fork it again") from None
+        raise ForkDamaged(f"{job_dir / FORK} does not name the parent of a fork; fork it again") from None

@@ -31,12 +31,11 @@ from trinity.buffer.window.policy import policy_of
 from trinity.buffer.window.window import Window
 from trinity.buffer.window.wire import cursor_of, window_at
 from trinity.config import Plan
-from trinity.config.parents import FORK, Parent
+from trinity.config.parents import FORK, ForkDamaged, Parent
 from trinity.data.experience import UNLIMITED, Limits
 from trinity.data.wire import encode_reference
 from trinity.runtime import headers
 from trinity.runtime.broker import blobs
-from trinity.runtime.errors import DataLoss
 from trinity.runtime.names import owner_of
 
 log = structlog.get_logger(__name__)
@@ -84,7 +83,7 @@ def _summary(outcome: bytes, sequence: int) -> StoredGroup:
 
 
 def read_parts(path: Path) -> Iterator[Entry | BatchGroup]:
-    """Yields the parts of a file: each has its length before it, in four bytes. Raises DataLoss for other content."""
+    """Yields the parts of a file: each has its length before it, in four bytes. Raises ForkDamaged for others."""
     with path.open("rb") as file:
         while head := file.read(4):
             data = file.read(int.from_bytes(head, "little"))
@@ -93,7 +92,7 @@ def read_parts(path: Path) -> Iterator[Entry | BatchGroup]:
             except DecodeError:
                 part = None
             if part is None or len(data) != int.from_bytes(head, "little"):
-                raise DataLoss(f"{path} is damaged; remove the job folder, and fork the parent again")
+                raise ForkDamaged(f"{path} is damaged; remove the job folder, and fork the parent again")
             yield part
 
 
@@ -147,12 +146,14 @@ class Beginning:
         given = {part.ordinal: part for part in parts if isinstance(part, BatchGroup)}
         shared, later = entries[:step], entries[step:]
         if [entry.step for entry in entries] != list(range(1, len(entries) + 1)) or len(shared) < step:
-            raise DataLoss(f"{path} lacks an entry up to step {step}; remove the job folder, and fork the parent again")
+            raise ForkDamaged(
+                f"{path} lacks an entry up to step {step}; remove the job folder, and fork the parent again"
+            )
         window = window_at(shared[-1].cursor, policy_of(plan))
         first = window.log_sequence + 1
         waiting = sorted((*window.unused.values(), *window.reusable.values()), key=lambda group: group.log_sequence)
         if missing := [group.task_id for group in waiting if group.ordinal not in given]:
-            raise DataLoss(f"{path} lacks the group of task {missing[0]}; remove the job folder, and fork again")
+            raise ForkDamaged(f"{path} lacks the group of task {missing[0]}; remove the job folder, and fork again")
         at = {group.ordinal: first + index for index, group in enumerate(waiting)}
         for pool in (window.unused, window.reusable):
             for o, group in list(pool.items()):
@@ -214,8 +215,8 @@ async def begin(context: RunContext, ledger: Ledger, tasks: Mixture | None, pare
     """Writes log and ledger of a fork, whose ledger ends before its step. May be repeated after a crash."""
     plan, broker, names, step = context.plan, context.broker, context.names, parent.step
     path = plan.job_dir / "fork" / "parts.bin"
-    if parent.parts and hashlib.sha256(path.read_bytes()).hexdigest() != parent.parts:
-        raise DataLoss(f"{path} is not as {FORK} says; remove the job folder, and fork the parent again")
+    if not path.exists() or (parent.parts and hashlib.sha256(path.read_bytes()).hexdigest() != parent.parts):
+        raise ForkDamaged(f"{path} is not as {FORK} says; remove the job folder, and fork the parent again")
     if tasks is None:
         for entry in [part for part in read_parts(path) if isinstance(part, Entry)][ledger.newest_step : step]:
             await ledger.append(replace(entry, run=context.run))
