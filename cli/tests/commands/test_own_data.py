@@ -101,6 +101,11 @@ def test_missing_answers_leave_the_algorithm_to_the_others() -> None:
          "no column of chosen, rejected has a well-known name for prompts; give --prompt"),
         ({"conversations": [*TOLD, *ASKED]}, {}, "'conversations' does not end with a message of the assistant"),
         ({"question": "2+3", "choices": ["5", "6"], "answer": "A"}, {}, "question and choices belong together"),
+        *(
+            ({"prompt": "2+3", "completion": reply, "label": True}, given,
+             r"--answer: 'label' rates the reply in 'completion' \(KTO\).*keep the rows with true and give --answer")
+            for reply, given in (("5", {}), (TOLD[1:], {"algorithm": "sft"}))
+        ),
         ({"question": "2+3", "answer": "5"}, {"answer": "truth"}, "--answer truth: is no column of the data"),
         ({"question": "2+3", "answer": "5"}, {"algorithm": "dpo"},
          "--algorithm dpo: needs the columns chosen and rejected"),
@@ -211,9 +216,11 @@ def test_a_run_that_began_with_other_data_is_not_continued(started: list[tuple[C
         (("run", "own.yaml", "--model", "small", "--data", "sums"), "own.yaml and --model, --data: a YAML names both"),
         (("check", "--data", "sums"), "--data needs --model too"),
         (("run", "--model", "small", "--data", "none.jsonl"), "--data 'none.jsonl' does not exist"),
+        *(((command, "sums/train.jsonl"), "sums/train.jsonl: is data, which a YAML names; without one: trinity run "
+           "--model MODEL --data sums/train.jsonl") for command in ("run", "check")),
         (("run",), "no YAML; give it as --config FILE, or give --model and --data"),
     ],
-)
+)  # fmt: skip
 def test_options_that_do_not_describe_a_run_are_refused(
     started: list[tuple[Config, str]], arguments: tuple[str, ...], said: str
 ) -> None:

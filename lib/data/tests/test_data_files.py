@@ -188,7 +188,12 @@ PAGE = b"\n<!DOCTYPE html>\n<html><head><title>Sign in</title></head></html>"
         ("t.json", b"PAR1....PAR1", "is a parquet file, which its name does not say"),
         ("t.jsonl.gz", gzip.compress(JSONL.encode() * 1000)[:-200], "cannot be read"),
         ("t.jsonl", "größe".encode("latin-1"), "cannot be read.*save it as UTF-8"),
-        ("t.json", json.dumps({"data": ROWS}, indent=1).encode(), r"is one JSON object \(data\); must be a list"),
+        ("t.json", json.dumps({"q": "a", "n": 1}, indent=1).encode(), r"is one JSON object \(q, n\); must be a list"),
+        ("t.json", json.dumps({"data": ROWS}, indent=1).encode(), "object with its rows in data; write each such"),
+        ("t.json", json.dumps({"version": "1.1", "data": ROWS}).encode(), "with its rows in data; write each such"),
+        ("t.json", json.dumps({"train": ROWS, "test": ROWS}).encode(), "with its rows in train, test; write each such"),
+        ("t.json", json.dumps({"a7": ROWS[0], "b2": ROWS[1]}).encode(), "is one object of columns, as pandas writes"),
+        ("t.json", json.dumps({"q": ["a", "b"], "n": [1, 2]}).encode(), "is one object of columns, as pandas writes"),
         ("t.json", json.dumps({"q": {"0": "a", "1": "b"}, "a": {"0": 1, "1": 2}}).encode(), "is one object of columns"),
         ("t.json", b'{"q":\n{"0": "a"}}', "is one object of columns, as pandas writes; write it by to_json"),
         ("t.json", b"Access denied", r"line 1: is not JSON: .*begins with 'Access denied'"),
@@ -212,6 +217,13 @@ def test_a_folder_without_data_is_named_with_what_it_holds(tmp_path: Path) -> No
         read(str(tmp_path))
     with pytest.raises(DatasetError, match=r"it holds nothing"):
         read(str(tmp_path / "images"))
+
+
+@pytest.mark.parametrize("row", [{"messages": [{"role": "user"}]}, {"conversations": [{"from": "gpt"}]},
+                                 {"q": "a", "tools": [{"name": "x"}]}, {"q": "a", "n": [1, 2]}])  # fmt: skip
+def test_a_file_of_one_row_is_read(row: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(json.dumps(row))
+    assert list(read(str(tmp_path / "t.jsonl"))) == [row]
 
 
 def test_a_folder_is_read_from_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,6 +189,8 @@ def guessed_form(rows: Sequence[Row], model: str, prompt: str = "", answer: str 
     if algorithm and algorithm not in ALGORITHMS:
         raise RunError(f"--algorithm {algorithm}: is unknown here; {', '.join(ALGORITHMS)}; a YAML takes others", 2)
     answers = answers_for(algorithm)
+    if not answer:
+        _check_unrated(first)
     algorithm, why = (algorithm, "--algorithm") if algorithm else algorithm_of(rows, prompt, answer)
     if algorithm == "dpo" and not _has_pair(first):
         raise RunError(f"--algorithm dpo: needs the columns chosen and rejected; the data has {', '.join(first)}", 2)
@@ -231,6 +233,15 @@ def check_whole(rows: Sequence[Row], prompt: str) -> None:
     if prompt and others:
         what = f"{prompt} and {', '.join(others)} belong together"
         raise RunError(f"--prompt: {what}; write both into one column and name it with --prompt", 2)
+
+
+def _check_unrated(row: Row) -> None:
+    """Raises RunError if a label says whether the row's reply is a good one, as KTO's rows have it."""
+    label, reply = known(["label"], row), known(_WORKED, row)
+    if reply and isinstance(row.get(label), bool):
+        what = f"{label!r} rates the reply in {reply!r} (KTO), which no algorithm reads"
+        fix = f"keep the rows with true and give --answer {reply}, or write pairs of a chosen and a rejected reply"
+        raise RunError(f"--answer: {what}; {fix}", 2)
 
 
 def text_of(

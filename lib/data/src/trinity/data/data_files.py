@@ -152,7 +152,7 @@ def _read_json(file: Path, text: str) -> list[Row]:
         if not isinstance(row, dict):
             raise DatasetError(f"{file} line {number}: must be a JSON object, is {type(row).__name__}")
         rows.append(row)
-    if len(rows) == 1 and (problem := _columns(file, rows[0])):
+    if len(rows) == 1 and (problem := _all_in_one(file, rows[0])):
         raise problem
     return rows
 
@@ -168,16 +168,27 @@ def _whole(file: Path, text: str) -> DatasetError | None:
     except (ValueError, RecursionError):
         return None
     what = f"is one JSON object ({', '.join(found):.100}); must be a list of objects, or an object a line"
-    return _columns(file, found) or DatasetError(f"{file}: {what}")
+    return _all_in_one(file, found) or DatasetError(f"{file}: {what}")
 
 
-def _columns(file: Path, found: Row) -> DatasetError | None:
-    """The error for an object of columns, {name: {"0": cell, "1": cell}}."""
-    cells = [column for column in found.values() if isinstance(column, dict) and "0" in column]
-    if not found or len(cells) < len(found):
-        return None
-    what = "is one object of columns, as pandas writes; write it by to_json(..., orient='records', lines=True)"
-    return DatasetError(f"{file}: {what}")
+def _all_in_one(file: Path, found: Row) -> DatasetError | None:
+    """The error for one object that holds all rows: by column or number, as pandas writes, or in lists of rows."""
+    values = list(found.values())
+    lists = [value for value in values if isinstance(value, list) and not any(isinstance(one, dict) for one in value)]
+    if found and (len(lists) == len(found) or all(isinstance(value, dict) for value in values)):
+        what = "is one object of columns, as pandas writes; write it by to_json(..., orient='records', lines=True)"
+        return DatasetError(f"{file}: {what}")
+    held = [name for name, value in found.items() if _is_rows(value)]
+    if held and ("data" in held or len(held) == len(found)):
+        what = f"is one JSON object with its rows in {', '.join(held):.100}; write each such list as a file of its own"
+        return DatasetError(f"{file}: {what}")
+    return None
+
+
+def _is_rows(value: Any) -> bool:
+    """Returns True for a list of objects that are no messages of a conversation."""
+    objects = isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
+    return objects and not {"role", "from"} & value[0].keys()
 
 
 def _read_csv(file: Path, text: str, texts: Collection[str]) -> list[Row]:

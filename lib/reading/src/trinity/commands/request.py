@@ -1,6 +1,7 @@
 """The options that name a YAML, and the configuration that they describe."""
 
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator
@@ -12,6 +13,7 @@ from trinity import plugins
 from trinity.config import Config, ConfigError, Problem, expand, parse
 from trinity.config.document import read_text
 from trinity.config.names import EXPERIENCE_OPERATORS, REWARD_FUNCTIONS, WORKFLOWS
+from trinity.data.data_files import is_data, kind_of
 from trinity.data.task_pipeline import check_task_pipeline
 from trinity.plugins.environments import built_in_environments, installed_environments
 from trinity.reading.errors import RunError
@@ -70,6 +72,9 @@ def request(
             what = "and --model, --data: a YAML names both; leave the options or the YAML out"
             raise RunError(f"{config} {what}, or give model.model_path=...", 2)
         config, text = own(overrides)
+    elif config is not None and kind_of(config) != ".json" and is_data(config):
+        what = "is data, which a YAML names"
+        raise RunError(f"{config}: {what}; without one: trinity run --model MODEL --data {shlex.quote(str(config))}", 2)
     if config is None:
         raise RunError("no YAML; give it as --config FILE, or give --model and --data", code=2)
     listed = os.environ.get("TRINITY_PLUGIN_DIRS", "").replace(",", os.pathsep).split(os.pathsep)
