@@ -30,6 +30,23 @@ def test_ctrl_c_before_anything_started_is_one_sentence(capsys: pytest.CaptureFi
     assert capsys.readouterr().err == "trinity: ended by SIGINT\n"
 
 
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "trinity.cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from trinity.cli.start import start
+start()
+"""
+
+
+def test_ctrl_c_while_the_command_is_imported_is_no_traceback() -> None:
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
+
+
 NO_NOHUP = "signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # the tests themselves may run under it
 ENDED_BY_SIGNAL = """
 import asyncio, os, signal

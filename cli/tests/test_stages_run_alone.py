@@ -13,10 +13,11 @@ from safetensors.numpy import save_file
 from trinity.cli.supervise.processes.devices import Placement
 from trinity.cli.supervise.stage import supervisor
 from trinity.cli.supervise.stage.display import Pages, make_display
-from trinity.config import Config, Plan, expand, make_plan
+from trinity.config import Config, Plan, dump, expand, load, make_plan
 from trinity.reading import job as jobs
 from trinity.reading.errors import RunError
 from trinity.reading.nats import NatsAccess
+from trinity.runtime import files
 from trinity.weights.checkpoints import COMPLETE, checkpoint_folder, model_folder
 
 pytestmark = pytest.mark.core
@@ -95,6 +96,24 @@ def test_it_starts_once_the_stage_before_has_saved_its_last_step(
     assert started == ["rft"]
     supervisor.run(config, "x.yaml", "sft", _LIMIT_SECONDS)
     assert started == (["rft"] if supervised else ["rft", "sft"]), "the first waits for none, nor runs again"
+
+
+def test_a_finished_run_names_keys_that_come_too_late(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    yaml, place = repository / "examples/quickstart/arithmetic.yaml", f"checkpoint_root_dir={tmp_path}"
+    config = load(yaml, [place])
+    for number, stage in enumerate(expand(config)):
+        jobs.mark_finished(folder_of(config, number), LAST, {"wall_seconds": 1.0})
+        made = stage.model.model_copy(update={"model_path": "of the stage before"}) if number else stage.model
+        files.write_json(folder_of(config, number) / "config.json", dump(stage.model_copy(update={"model": made})))
+    supervisor.run(config, "x.yaml")
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    supervisor.run(load(yaml, [place, "buffer.batch_size=9", "algorithm.kl_loss_fn=k1"]), "x.yaml")
+    assert capsys.readouterr().out.splitlines()[1] == (
+        "without effect on it: algorithm.kl_loss_fn (it had none), buffer.batch_size (it had 32); "
+        "name=... begins another run with them"
+    )
 
 
 def test_it_waits_for_the_lock_of_the_stage_before(config: Config, started: list[str]) -> None:

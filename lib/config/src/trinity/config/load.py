@@ -68,6 +68,24 @@ def dump(config: Config) -> dict[str, Any]:
     return dict(json.loads(escaped))
 
 
+def flat(config: Config) -> dict[str, str]:
+    """Returns all values, defaults too, by their dotted keys."""
+    found: dict[str, str] = {}
+
+    def add(key: str, value: Any) -> None:
+        if isinstance(value, dict) and value:
+            for name, one in value.items():
+                add(f"{key}.{name}" if key else str(name), one)
+        elif isinstance(value, list) and any(isinstance(one, dict) for one in value):
+            for place, one in enumerate(value):
+                add(f"{key}.{place}", one)
+        else:
+            found[key] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+    add("", config.model_dump(mode="json"))
+    return found
+
+
 def problems_of(error: ValidationError, lines: Lines, root: type[BaseModel] = Config) -> Iterator[Problem]:
     """Yields one problem for each key path: pydantic reports every alternative of a union by itself."""
     found: dict[Location, list[ErrorDetails]] = {}

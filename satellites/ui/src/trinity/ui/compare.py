@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+from trinity.config import flat
 from trinity.reading import bisect
 from trinity.reading.errors import RunError
 from trinity.ui import curves, paired, replays, screens
@@ -46,7 +47,7 @@ async def overlay(places: Places, source: Source, keys: Sequence[str] | str) -> 
         if difference is not None:
             with contextlib.suppress(RunError):  # they trained no task in the same step
                 paired_steps = await asyncio.to_thread(paired.compare_runs, [(a, b)])
-    values = [screens.flattened(one) for one in runs.values()]
+    values = [flat(one.job_stage.config) for one in runs.values()]
     every = sorted(set().union(*values))
     rows = [(name, [one.get(name, "-") for one in values]) for name in every]
     return {

@@ -4,7 +4,6 @@ A part that cannot be read is None, and `problems` has the reason: the rest of t
 """
 
 import asyncio
-import json
 import shlex
 import time
 from collections.abc import Awaitable
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 
 from markupsafe import Markup
 
+from trinity.config import flat
 from trinity.reading import results, series
 from trinity.reading.alarms import Known, alarms, disk_of
 from trinity.reading.errors import RunError
@@ -168,27 +168,9 @@ async def configuration(places: Places, source: Source) -> Facts:
     """Returns every value of the run's YAML with its key, and the runs to which it can be compared."""
     found = await asyncio.to_thread(places.find)
     return {
-        "settings": sorted(flattened(source).items()),
+        "settings": sorted(flat(source.job_stage.config).items()),
         "others": [(key, one.title) for key, one in found.items() if one is not source],
     }
-
-
-def flattened(source: Source) -> dict[str, str]:
-    """Returns the values of a run's YAML, defaults too, by their dotted keys."""
-    found: dict[str, str] = {}
-
-    def add(key: str, value: Any) -> None:
-        if isinstance(value, dict) and value:
-            for name, one in value.items():
-                add(f"{key}.{name}" if key else str(name), one)
-        elif isinstance(value, list) and any(isinstance(one, dict) for one in value):
-            for place, one in enumerate(value):
-                add(f"{key}.{place}", one)
-        else:
-            found[key] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-    add("", source.job_stage.config.model_dump(mode="json"))
-    return found
 
 
 def _evaluations(source: Source) -> list[tuple[results.Curve, Markup]]:

@@ -19,7 +19,7 @@ from trinity.cli.supervise.stage.display import Display, Pages, make_display
 from trinity.cli.supervise.stage.ending import Ending, Interrupted, ended_by_signals
 from trinity.cli.supervise.stage.outcome import closing, last_lines
 from trinity.cli.supervise.stage.stage import EXIT_SPENT, Stage
-from trinity.config import Config, ConfigError, Plan, Problem, expand, make_plan
+from trinity.config import Config, ConfigError, Plan, Problem, expand, flat, load, make_plan
 from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS
 from trinity.data.task_pipeline import describe, run_stages
 from trinity.reading import job as jobs
@@ -64,6 +64,8 @@ def run(config: Config, source: str, only: str = "", wait_seconds: float | None 
         todo = [name for name in todo if name == f"{config.name}/{only}"]
     if not todo:
         print(f"nothing left to do: {job.folder} is finished (raise total_steps or total_epochs to continue)")
+        if changed := _changed_keys(config, only):
+            print(f"without effect on it: {', '.join(changed)}; name=... begins another run with them")
         return
     if only:
         _wait_for_stages_before(config, source, only, deadline)
@@ -110,6 +112,23 @@ def _unfinished(config: Config, source: str) -> list[str]:
             if problems := [*_missing_packages(plan), *disk_problems(plan)]:
                 raise ConfigError(source, problems)
     return todo
+
+
+def _changed_keys(config: Config, only: str) -> list[str]:
+    """Returns the keys with other values than those of the finished stages, and what these had."""
+    changed: dict[str, str] = {}
+    for number, stage in enumerate(expand(config)):
+        plan = make_plan(stage)
+        file = plan.job_dir / "config.json"
+        if not file.exists() or only not in ("", stage.name.rpartition("/")[2]):
+            continue
+        now, had = flat(plan.config), flat(load(file, plugins_loaded=False))
+        if number:  # its model is made by the stage before it
+            now["model.model_path"] = had["model.model_path"]
+        for key in sorted(now.keys() | had.keys()):
+            if now.get(key) != had.get(key):
+                changed[key] = f"{key} (it had {had.get(key, 'nothing')})"
+    return list(changed.values())
 
 
 def _missing_packages(plan: Plan) -> Iterable[Problem]:
