@@ -41,6 +41,7 @@ SLOTS, RANK, LENGTH = 3, 4, 2048
 PROMPT = [(7 * i) % 250 for i in range(300)]  # longer than a block of the cache
 TARGETS = {1: ["q_proj", "down_proj"], 2: "all-linear", 3: ["gate_proj", "o_proj", "v_proj"]}
 RANKS = {1: 4, 2: 4, 3: 2}
+PARSERS = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
 
 
 @dataclass
@@ -287,9 +288,8 @@ async def test_the_model_of_a_call_to_the_endpoint_chooses_the_adapter(
     pool, port = EnginePool([engine]), free_port()
     template = ChatTokenizer(ModelConfig(model_path=str(quickstart_model))).template
     served = {"one": versions[1].folder, "three": versions[3].folder}
-    serving = asyncio.create_task(
-        endpoint.serve(pool, f"127.0.0.1:{port}", None, Bounds(), str(quickstart_model), "the base", template, served)
-    )
+    about = (str(quickstart_model), "the base", template, PARSERS, served)
+    serving = asyncio.create_task(endpoint.serve(pool, f"127.0.0.1:{port}", None, Bounds(), *about))
     client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=60)
     try:
         assert {model.id for model in (await client.models.list()).data} == {"the base", "one", "three"}
@@ -308,6 +308,12 @@ async def test_the_model_of_a_call_to_the_endpoint_chooses_the_adapter(
             np.testing.assert_allclose(logprobs, versions[number].logprobs(made, PROMPT), atol=1e-4)
         with pytest.raises(openai.NotFoundError, match="two"):
             await ask("two")
+        tool: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+        asking: Any = {"messages": [{"role": "user", "content": "1+1"}], "tools": [tool], "max_tokens": 4}
+        choices: Any = ("auto", {"type": "function", "function": {"name": "add"}})
+        for choice in choices:
+            said = await client.chat.completions.create(model="one", tool_choice=choice, **asking)
+            assert said.choices[0].finish_reason is not None
     finally:
         serving.cancel()
         await asyncio.wait([serving])

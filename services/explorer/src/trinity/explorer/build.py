@@ -210,8 +210,6 @@ class ExplorerBuilder:
             self._explorer.reward_bound,
         )
         lengths, model = self._plan.lengths, self._explorer.rollout_model
-        parsers = ["--enable-auto-tool-choice", "--tool-call-parser", model.tool_call_parser]
-        parsers += ["--reasoning-parser", model.reasoning_parser] if model.reasoning_parser else []
         rewrites = bool(tokenizer.history_problem)
         records = sampling_of(self._plan, GenerationConfig(), 1) if self._explorer.traffic is not None else None
         open_to = OpenTo(self._settings.serve_listen, keys, self._config.name, records) if keys is not None else None
@@ -220,7 +218,7 @@ class ExplorerBuilder:
             options.model,
             tokenizer.template,
             rewrites,
-            parsers,
+            self.parsers(),
             open_to,
             self._explorer.agent_wait,
             self.bounds(),
@@ -229,6 +227,12 @@ class ExplorerBuilder:
         return ExplorerTools(
             pool, tokenizer, environment, auxiliary, lengths.prompt, lengths.model, gateway, seed, options.top
         )
+
+    def parsers(self) -> list[str]:
+        """Options of `vllm serve` that name its parsers of replies."""
+        model = self._explorer.rollout_model
+        options = ["--enable-auto-tool-choice", "--tool-call-parser", model.tool_call_parser]
+        return [*options, "--reasoning-parser", model.reasoning_parser] if model.reasoning_parser else options
 
     def _images(self, options: EngineOptions) -> ImageRules | str:
         """The model's rules for environments' images, or the reason why it reads none."""

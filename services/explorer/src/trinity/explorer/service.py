@@ -92,7 +92,7 @@ class ExplorerService:
         listen, name = self._settings.serve_listen, self._plan.config.name
         bounds = self._build.bounds()
         serve = partial(endpoint.serve, pool, listen, self._api_keys, bounds, options.model, name, tokenizer.template)
-        serve = partial(serve, self._settings.serve_adapters)
+        serve = partial(serve, self._build.parsers(), self._settings.serve_adapters)
         with closing(pool):
             if self._settings.serve_folder is not None and self._settings.serve_adapters:
                 await self._run(asyncio.sleep(math.inf), asyncio.sleep(0), serve, ready)  # their base does not change

@@ -122,10 +122,13 @@ async def serve(
     model: str,
     name: str,
     chat_template: str,
+    parsers: Sequence[str],
     adapters: Mapping[str, Path],
 ) -> None:
-    """Serve until cancelled. `name`: the model's name in requests. `adapters`: folders by further names."""
-    client, options = PooledClient(pool), ["--model", model, "--served-model-name", name]
+    """Serve until cancelled. `name`: the model's name in requests. `parsers`: options that name parsers of replies.
+    `adapters`: folders by further names.
+    """
+    client, options = PooledClient(pool), ["--model", model, "--served-model-name", name, *parsers]
     if adapters:
         options += ["--lora-modules", *(json.dumps({"name": of, "path": str(path)}) for of, path in adapters.items())]
     app = bounded(await application(client, options, chat_template), bounds)
