@@ -86,6 +86,9 @@ def test_the_base_model_is_sampled_as_the_client_asks(sampling_stack: TinkerStac
     stopped = _sample(client, max_tokens=40, seed=3, stop=text).sequences[0]
     assert (stopped.tokens, stopped.stop_reason) == (drawn[: drawn.index(letter) + 1], "stop")
     assert len(_sample(client, max_tokens=40, temperature=2.0, stop=[]).sequences[0].tokens) == 40
+    for bad in ({"temperature": 3.0}, {"stop": [""]}):  # vLLM refuses them
+        with pytest.raises(tinker.RequestFailedError, match="sampling_params: "):
+            _sample(client, **bad)
     # Without max_tokens a sequence is as long as the model allows.
     whole = client.sample(_input(), 1, tinker.SamplingParams(temperature=0.0, stop=[])).result(timeout=60)
     assert len(whole.sequences[0].tokens) == LONGEST - len(_PROMPT)

@@ -5,13 +5,14 @@ message, 401 for a key, 404 for what the tenant does not have, 422 for everythin
 """
 
 import json
+import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 import structlog
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -35,6 +36,7 @@ log = structlog.get_logger(__name__)
 REQUESTS = Counter("trinity_tinker_requests", "Requests by their status", ["status"])
 
 _PROTOBUF = "application/x-protobuf"
+_NUMBER = re.compile("[0-9]{1,10}")
 _WAIT_SECONDS = 20.0
 _STATUSES: dict[type[TrinityError], int] = {
     Unauthenticated: 401, NotFound: 404, InvalidInput: 422, Conflict: 422, Full: 429, Unavailable: 503,
@@ -139,6 +141,8 @@ class Gateway:
             try:
                 tenant = self._keys.tenant_of(request.headers.get("x-api-key", ""))
                 response = await call(tenant, request)
+            except ClientDisconnect:
+                response = Response(status_code=400)  # not read: the client has closed the connection
             except BadBody as error:
                 response = _error(400, error)
             except TrinityError as error:
@@ -167,9 +171,8 @@ class Gateway:
         return JSONResponse({"sample_cancel_enabled": self._sampling is not None})
 
     async def _create_session(self, tenant: str, request: Request) -> Response:
-        values = await self._values(request)
-        shapes.read(shapes.CreateSession, values)
-        session_id = await self._journal.open_session(tenant, canonical(values))
+        values = shapes.read(shapes.CreateSession, await self._values(request))
+        session_id = await self._journal.open_session(tenant, canonical(values.model_dump()))
         self._signs.hear(session_id)
         return JSONResponse({"type": "create_session", "session_id": session_id, "warning_message": _UNEMBED})
 
@@ -326,7 +329,7 @@ class Gateway:
         """Stores a command of a model whose body is JSON. A refused command uses its seq_id up."""
         raw = await self._values(request) if values is None else values
         model_id, seq_id = raw.get("model_id"), raw.get("seq_id")
-        if not isinstance(model_id, str) or not isinstance(seq_id, int) or seq_id < 1:
+        if not isinstance(model_id, str) or type(seq_id) is not int or seq_id < 1:  # JSON's true is an int, too
             raise InvalidInput(
                 "seq_id", f"is {seq_id!r} of model {model_id!r}; must be a number from 1 of a model's id"
             )
@@ -357,7 +360,7 @@ class Gateway:
             return await self._retrieve_samples(self._sampling, tenant, request_id)
         model_id, _, number = request_id.rpartition(":")
         model = self._journal.model(tenant, model_id)
-        if not number.isdigit() or int(number) >= len(model.digests):
+        if not _NUMBER.fullmatch(number) or int(number) >= len(model.digests):
             raise NotFound(f"request {request_id[:200]!r} is not known")
         if int(number) in model.refused:
             return JSONResponse({"error": model.refused[int(number)], "category": "user"})
@@ -397,7 +400,7 @@ class Gateway:
         raw = await self._values(request)
         problem = InvalidInput(name, reason)
         model_id, seq_id = raw.get("model_id"), raw.get("seq_id")
-        if isinstance(model_id, str) and isinstance(seq_id, int) and seq_id > 0:
+        if isinstance(model_id, str) and type(seq_id) is int and seq_id > 0:
 
             def refused() -> None:
                 raise problem

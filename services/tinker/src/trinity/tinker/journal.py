@@ -69,6 +69,7 @@ class Journal:
         self.models: dict[str, Model] = {}
         self._samplers: dict[str, Sampler] = {}
         self._saved: dict[str, Saved] = {}  # by path
+        self._deleted: set[tuple[str, str]] = set()  # tenants and paths of saves
         self._inflight: dict[str, list[str]] = {}  # paths by model, oldest first
 
     async def catch_up(self) -> None:
@@ -167,13 +168,13 @@ class Journal:
                     await self.catch_up()
 
     async def delete(self, tenant: str, path: str) -> None:
-        """Removes a named save once the tenant's commands before are executed. Raises NotFound as Saves.find."""
+        """Removes a named save once the tenant's commands before are executed; a retry does nothing. Raises NotFound as
+        Saves.find."""
         async with self._lock:
-            while True:
+            while (tenant, path) not in self._deleted:
                 position = self.saves.find(tenant, path).position
                 try:
                     await self._append(Command(Kind.DELETE, tenant, path, position, b"{}", now()))
-                    return
                 except SequenceConflict:
                     await self.catch_up()
 
@@ -245,6 +246,7 @@ class Journal:
         if command.kind is Kind.DELETE:
             self.saves.drop(command.tenant, command.model)
             self._saved.pop(command.model, None)
+            self._deleted.add((command.tenant, command.model))
             return
         if command.kind in (Kind.SAVE_SAMPLER, Kind.SAVE_WEIGHTS):
             self._take_saved(command)
@@ -264,10 +266,12 @@ class Journal:
         values = command.values
         expires = command.time + values["ttl_seconds"] if values["ttl_seconds"] else 0.0
         saved = Saved(command.tenant, command.request_id, command.position, command.time, expires)
-        if command.kind is Kind.SAVE_WEIGHTS:
-            self.saves.take(state_path_of(command.model, values["path"]), saved)
+        is_state = command.kind is Kind.SAVE_WEIGHTS
+        path = state_path_of(command.model, values["path"]) if is_state else sampler_path_of(command.model, values)
+        self._deleted.discard((command.tenant, path))
+        if is_state:
+            self.saves.take(path, saved)
             return
-        path = sampler_path_of(command.model, values)
         self._saved[path] = saved
         if values["path"] is not None:
             self.saves.take(path, saved)

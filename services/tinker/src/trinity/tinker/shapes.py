@@ -1,19 +1,33 @@
 """JSON bodies of the `tinker` client (0.38) that become commands. Unknown fields and values are refused by name."""
 
+import json
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from trinity.data.experience import MOST_ROLLOUTS
 from trinity.runtime.errors import InvalidInput
 
+_MOST_NOTE_BYTES = 16 * 1024
+
+
+def _check_size(values: Any) -> Any:
+    if len(json.dumps(values)) > _MOST_NOTE_BYTES:
+        raise ValueError(f"at most {_MOST_NOTE_BYTES} bytes are allowed, since they stay in the log")
+    return values
+
+
+_SHORT = AfterValidator(_check_size)
 _ID = Annotated[str, Field(min_length=1, max_length=200)]
-_NAME = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
-_METADATA = dict[str, Any] | None
+_NAME = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$")]
+
+_METADATA = Annotated[dict[str, Any] | None, _SHORT]
 _HOUR, _TEN_YEARS = 3600, 10 * 366 * 24 * 3600
 _TTL = Annotated[int, Field(ge=_HOUR, le=_TEN_YEARS)] | None
 _MOST_TOP = 20  # vLLM's own limit
-_SEQ_ID = Annotated[int, Field(ge=1, le=2**31 - 1)]
+_MOST_NUMBER = 2**31 - 1
+_SEQ_ID = Annotated[int, Field(ge=1, le=_MOST_NUMBER)]
+_NUMBER = Annotated[int, Field(ge=0, le=_MOST_NUMBER)]  # of a model or a sampling session
 
 
 class Body(BaseModel):
@@ -34,7 +48,7 @@ class AdamW(Body):
 
 class CreateModel(Body):
     session_id: _ID
-    model_seq_id: int = Field(ge=0)
+    model_seq_id: _NUMBER
     base_model: str
     user_metadata: _METADATA = None
     lora_config: LoraConfig
@@ -74,10 +88,10 @@ class LoadWeights(Body):
     model_id: _ID | None = None
     seq_id: _SEQ_ID | None = None
     session_id: _ID | None = None
-    model_seq_id: Annotated[int, Field(ge=0)] | None = None
+    model_seq_id: _NUMBER | None = None
     base_model: str | None = None
     user_metadata: _METADATA = None
-    path: str
+    path: str = Field(max_length=400)
     optimizer: bool
     optimizer_config: AdamW | None = None
     weights_access_token: None = None
@@ -89,7 +103,7 @@ class SaveSampler(Body):
 
     model_id: _ID
     path: _NAME | None = None
-    sampling_session_seq_id: Annotated[int, Field(ge=0)] | None = None
+    sampling_session_seq_id: _NUMBER | None = None
     kind: Literal["snapshot", "inflight"] = "snapshot"
     seq_id: _SEQ_ID
     ttl_seconds: _TTL = None
@@ -99,7 +113,7 @@ class SaveSampler(Body):
 
 class CreateSampler(Body):
     session_id: _ID
-    sampling_session_seq_id: int = Field(ge=0)
+    sampling_session_seq_id: _NUMBER
     base_model: str | None = None
     model_path: str | None = None
     type: Literal["create_sampling_session"] = "create_sampling_session"
@@ -151,7 +165,7 @@ class Page(Body):
 class CreateSession(Body):
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    tags: list[str] = []
+    tags: Annotated[list[str], _SHORT] = []
     user_metadata: _METADATA = None
 
 
@@ -164,6 +178,6 @@ def read(kind: type[B], values: Any) -> B:
         return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, first["loc"])) or "body"
+        field = ".".join(map(str, first["loc"]))[:200] or "body"
         given = "" if first["type"] == "missing" else f"is {str(first.get('input'))[:100]!r}: "
         raise InvalidInput(field, f"{given}{first['msg']}") from None

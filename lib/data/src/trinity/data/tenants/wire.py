@@ -183,7 +183,7 @@ def _datum(index: int, datum: pb.Datum) -> Datum:
             raise InvalidInput(f"{place}.model_input", f"has a chunk of kind {kind}; only text is trained here")
         parts.append(_array(f"{place}.model_input", chunk.encoded_text.tokens, "<i4"))
     tokens = np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
-    inputs = {name: _tensor(f"{place}.loss_fn_inputs.{name}", one) for name, one in datum.loss_fn_inputs.items()}
+    inputs = {name: _tensor(f"{place}.loss_fn_inputs.{name[:100]}", one) for name, one in datum.loss_fn_inputs.items()}
     return Datum(tokens, inputs)
 
 

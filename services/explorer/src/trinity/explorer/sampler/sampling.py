@@ -1,8 +1,9 @@
 """Samples by one version, with vLLM's parameters, and returns log-probabilities as the `tinker` client has them."""
 
 import asyncio
+import contextlib
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,9 +44,10 @@ async def sample(versions: Versions, seconds: Seconds, turns: Turns, request: Sa
 async def _outputs(versions: Versions, weights: Using, request: Sample, count: int, priority: int) -> list[list[Any]]:
     """Returns vLLM's outputs of `count` sequences; and of the prompt, if it is computed separately."""
     prompt, wanted = list(request.prompt_token_ids), _wants_prompt(request)
-    wished = [_parameters(request, count, wanted and count == 1)]
-    if wanted and count > 1:  # else vLLM computes them for each sequence
-        wished.append(_parameters(request, 1, True, max_tokens=1))
+    with _refusing():
+        wished = [_parameters(request, count, wanted and count == 1)]
+        if wanted and count > 1:  # else vLLM computes them for each sequence
+            wished.append(_parameters(request, 1, True, max_tokens=1))
     return await asyncio.gather(*(_run(versions, weights, prompt, one, priority) for one in wished))
 
 
@@ -79,11 +81,18 @@ def _parameters(request: Sample, count: int, prompt: bool, max_tokens: int | Non
 async def _run(versions: Versions, weights: Using, prompt: list[int], parameters: Any, priority: int) -> list[Any]:
     from vllm import TokensPrompt
 
-    try:
+    with _refusing():
         given = TokensPrompt(prompt_token_ids=prompt, cache_salt=weights.salt)
         how = {"request_id": uuid.uuid4().hex, "priority": priority, **weights.arguments}
         stream = versions.engine.llm.generate(given, parameters, **how)
         return [output async for output in stream]
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Turns vLLM's refusals into InvalidInput, and its failures into EngineFailed."""
+    try:
+        yield
     except Exception as error:
         if isinstance(error, ValueError) or type(error).__name__ == "VLLMValidationError":
             raise InvalidInput("sampling_params", str(error)) from error
