@@ -104,9 +104,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the random weights")
     parser.add_argument("--hidden", type=int, default=128, help="width of the model")
     parser.add_argument("--layers", type=int, default=4, help="depth of the model")
+    parser.add_argument(
+        "--last-norm", type=float, default=1.0,
+        help="scale of the norm before the output projection; with 10 adapters can be sure of a token although that "
+        "projection is random",
+    )  # fmt: skip
     args = parser.parse_args()
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, args.seed, args.hidden, args.layers, args.family)
+    if args.last_norm != 1:
+        model.model.norm.weight.data *= args.last_norm
     model.save_pretrained(args.folder)
     tokenizer.save_pretrained(args.folder)
     print(f"{args.folder}: {sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters")
