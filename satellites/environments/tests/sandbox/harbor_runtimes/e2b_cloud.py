@@ -1,42 +1,17 @@
-"""E2B's API on this machine, for its own SDK: a server by the stubs of the package e2b.
+"""E2B's API, for its own SDK: a server by the stubs of the package e2b (held.py)."""
 
-    python e2b_cloud.py FOLDER FAILS
-
-Prints its port. A file in FOLDER stands for each sandbox, and goes with it: by DELETE, or at the end of the time that
-the client asked for. FAILS is the share of creations that answer 500 although the sandbox was made, and of deletions
-that answer 500. No command runs: each ends at once, with code 0 and without output.
-"""
-
-import asyncio
-import contextlib
-import random
-import socket
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-import uvicorn
 from e2b.envd.process.process_connect import Process, ProcessASGIApplication
 from e2b.envd.process.process_pb import ProcessEvent, StartRequest, StartResponse
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from held import begin, end, ends, fails, live_for, serve
 from protobuf import Oneof
 
-FOLDER, FAILS = Path(sys.argv[1]), float(sys.argv[2])
-api, dice, ends = FastAPI(), random.Random(7), dict[str, asyncio.TimerHandle]()
-
-
-def live_for(name: str, seconds: float) -> None:
-    if name in ends:
-        ends[name].cancel()
-    ends[name] = asyncio.get_running_loop().call_later(seconds, end, name)
-
-
-def end(name: str) -> None:
-    ends.pop(name).cancel()
-    (FOLDER / name).unlink()
+api = FastAPI()
 
 
 def refused(status: int, message: str) -> JSONResponse:
@@ -48,10 +23,8 @@ async def create(request: Request) -> Response:
     asked = await request.json()
     if request.headers.get("x-api-key") != "e2b_" + 40 * "0":
         return refused(401, "no such key")
-    name = uuid4().hex
-    (FOLDER / name).touch()
-    live_for(name, asked["timeout"])
-    if dice.random() < FAILS:
+    name = begin(asked["timeout"])
+    if fails():
         return refused(500, "no capacity")
     made = {"templateID": asked["templateID"], "sandboxID": name, "clientID": "x", "envdVersion": "0.5.0"}
     return JSONResponse({**made, "envdAccessToken": "token", "domain": None}, 201)
@@ -67,7 +40,7 @@ async def prolong(name: str, request: Request) -> Response:
 
 @api.delete("/sandboxes/{name}")
 async def delete(name: str) -> Response:
-    if dice.random() < FAILS:
+    if fails():
         return refused(500, "try again")
     if name not in ends:
         return refused(404, "no such sandbox")
@@ -93,6 +66,4 @@ class Commands(Process):
 
 
 api.mount("/", ProcessASGIApplication(Commands()))
-with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
-    print(listener.getsockname()[1], flush=True)
-    uvicorn.Server(uvicorn.Config(api, log_level="error", timeout_keep_alive=600)).run([listener])
+serve(api)
