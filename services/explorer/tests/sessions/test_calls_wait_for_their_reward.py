@@ -1,8 +1,8 @@
-"""Plain calls are durable before their reply ends, and what a client says of one reaches no other client's call."""
+"""Plain calls are stored as their reply ends, and what a client says of one reaches no other client's call."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +26,7 @@ from trinity.data.experience import Group, Limits, SamplingParams, VersionSpan
 from trinity.data.wire import decode_reward
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.environments.client import EnvironmentClient
+from trinity.explorer.journal import calls
 from trinity.explorer.journal.calls import Calls
 from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.toolbox import ExplorerTools
@@ -149,16 +150,60 @@ async def stored(broker: Broker) -> list[str]:
     return [".".join(message.subject.split(".")[3:5]) async for message in found]
 
 
-async def test_a_call_is_stored_before_the_end_of_its_reply(explorer: Explorer, broker: Broker) -> None:
-    done = await explorer.chat()
-    assert await stored(broker) == [f"call.{done.id}"]
-    reasons = []
+@pytest.fixture
+def late(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Event]:
+    """Until it is set, no call is stored."""
+    stores, publish = asyncio.Event(), broker.publish
+
+    async def publish_late(subject: str, *args: Any, **options: Any) -> Any:
+        if ".call." in subject:
+            await stores.wait()
+        return await publish(subject, *args, **options)
+
+    monkeypatch.setattr(broker, "publish", publish_late)
+    yield stores
+    stores.set()
+
+
+async def test_a_reply_does_not_wait_for_its_record_and_its_reward_does(
+    explorer: Explorer, broker: Broker, late: asyncio.Event
+) -> None:
+    whole = await explorer.chat()
     async with openai.AsyncOpenAI(base_url=explorer.url, api_key=KEY, max_retries=0) as client:
-        async for chunk in await client.chat.completions.create(model="any", messages=ASKED, stream=True):
-            reasons.append(chunk.choices[0].finish_reason)
-            if reasons[-1] is not None:
-                assert await stored(broker) == [f"call.{done.id}", f"call.{chunk.id}"], "before the client had the end"
-    assert reasons == [None, "stop"]
+        stream = await client.chat.completions.create(model="any", messages=ASKED, stream=True)
+        streamed = [chunk async for chunk in stream][-1]
+    rewards = [asyncio.create_task(explorer.reward(done.id)) for done in (whole, streamed)]
+    await asyncio.sleep(calls._KEEP_SECONDS + 0.5)
+    assert await stored(broker) == [] and not any(one.done() for one in rewards)
+    late.set()
+    assert await asyncio.gather(*rewards) == ["", ""]
+
+
+async def test_a_reward_waits_for_a_record_of_another_explorer(
+    explorer: Explorer, broker: Broker, tmp_path: Path, late: asyncio.Event
+) -> None:
+    done = await explorer.chat()
+    other = Explorer(tmp_path, broker, "other")
+    try:
+        reward = asyncio.create_task(other.reward(done.id))
+        await asyncio.sleep(0.5)
+        assert await stored(broker) == [] and not reward.done()
+        late.set()
+        assert await reward == ""
+    finally:
+        await other.tools.close()
+
+
+async def test_an_explorer_that_ends_stores_its_calls_first(
+    explorer: Explorer, broker: Broker, late: asyncio.Event
+) -> None:
+    done = await explorer.chat()
+    closing = asyncio.create_task(explorer.gateway.close())
+    await asyncio.sleep(1.0)
+    assert not closing.done()
+    late.set()
+    await closing
+    assert await stored(broker) == [f"call.{done.id}"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

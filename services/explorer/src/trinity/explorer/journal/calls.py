@@ -6,6 +6,7 @@ A call belongs to the client whose key it had. JetStream stores the first reward
 receive others at the same time. The buffer makes a task of each reward (trinity.buffer.tasks.rewarded).
 """
 
+import asyncio
 import hashlib
 import hmac
 import time
@@ -20,7 +21,7 @@ from trinity.runtime.broker import Broker, SequenceConflict, new_message_id
 from trinity.runtime.errors import Conflict, NotFound
 from trinity.runtime.names import RunNames, owner_of
 
-_KEEP_SECONDS = 2.0  # a reply waits no longer for NATS
+_KEEP_SECONDS = 2.0  # that NATS has for a call
 _SECONDS = 10.0
 
 
@@ -79,7 +80,11 @@ class Calls:
 
     async def _own(self, call_id: str, key: str) -> tuple[int, RecordedCall]:
         """A call of this client, with its sequence. Other clients' calls look like unknown ones."""
-        found = await self._find(call_id)
+        try:
+            found = await self._find(call_id)
+        except NotFound:
+            await asyncio.sleep(_KEEP_SECONDS)  # another explorer may be storing it
+            found = await self._find(call_id)
         if not hmac.compare_digest(found[1].client_sha256, _sha256(key)):
             raise _unknown(call_id)
         return found

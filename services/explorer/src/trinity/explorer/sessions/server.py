@@ -113,11 +113,13 @@ class AgentGateway:
         address = ":".join(map(str, listening.getsockname()))
         log.info("explorer.gateway.serving", address=f"http://{address}/v1")
         open_to = self._open_to
-        plain = bounded(app, self._bounds)
-        if self.calls is not None and open_to is not None and open_to.sampling is not None:
-            plain = Traffic(plain, self.calls, open_to.sampling)
-        served = Front(self._app, self.outside, plain, open_to.keys) if open_to is not None else self._app
-        await endpoint.run(served, [listening])
+        async with contextlib.AsyncExitStack() as stack:
+            plain = bounded(app, self._bounds)
+            if self.calls is not None and open_to is not None and open_to.sampling is not None:
+                plain = traffic = Traffic(plain, self.calls, open_to.sampling)
+                stack.push_async_callback(traffic.close)
+            served = Front(self._app, self.outside, plain, open_to.keys) if open_to is not None else self._app
+            await endpoint.run(served, [listening])
 
     async def _application(self) -> App:
         """The gateway's application, once it is made."""

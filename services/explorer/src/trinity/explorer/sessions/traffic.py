@@ -1,12 +1,14 @@
 """Records plain calls of the endpoint, and takes their rewards: live traffic that the run learns from.
 
-    POST /v1/chat/completions, ...       answered as before; the reply's end is sent once the call is recorded
+    POST /v1/chat/completions, ...       answered as before; the call is recorded as its reply ends
     POST /v1/rewards                     with the same key: the reward of a response, by its id
     DELETE /v1/chat/completions/<id>     with the same key: deletes the recording, as OpenAI's clients do
 
-A call is recorded if the trainer could train its reply. Recording never fails a call.
+A call is recorded if the trainer could train its reply. Recording never fails a call, and no reply waits for it: the
+disk of a busy NATS may take longer than a short reply. Rewards and deletions wait.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -56,6 +58,11 @@ class Traffic:
     def __init__(self, app: App, calls: Calls, sampling: SamplingParams) -> None:
         self._app, self._calls, self._sampling = app, calls, sampling
         self._said: set[str] = set()
+        self._keeping: dict[str, asyncio.Task[None]] = {}  # by the response's id
+
+    async def close(self) -> None:
+        """Wait until all calls are stored, or failed to be."""
+        await asyncio.gather(*self._keeping.values(), return_exceptions=True)
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         method, path = (scope["method"], scope["path"]) if scope["type"] == "http" else ("", "")
@@ -64,6 +71,7 @@ class Traffic:
             if (method, path) == ("POST", _REWARDS):
                 await self._reward(scope, receive, send)
             elif method == "DELETE" and place in READERS:
+                await self._kept(call_id)
                 await _answered(self._calls.forget(call_id, key_of(scope)))
                 await send_json(send, 200, {"id": call_id, "object": "chat.completion.deleted", "deleted": True})
             elif method == "POST" and path in READERS:
@@ -81,6 +89,7 @@ class Traffic:
                 first = error.errors()[0]
                 where = ".".join(map(str, first["loc"]))
                 raise Refused(400, "invalid_value", f"{where}: {first['msg']}", where) from None
+            await self._kept(given.id)
             await _answered(self._calls.reward(given.id, key_of(scope), given.reward))
         except Refused as refused:
             REWARDS.labels(refused.code).inc()
@@ -106,9 +115,18 @@ class Traffic:
             return
         call, reader = Call(Session("", b"", self._sampling)), _Identified(READERS[scope["path"]]())
         CALL.set(call)
-        keep = partial(self._keep, reader, key_of(scope), call)
+        keep = partial(self._start_keeping, reader, key_of(scope), call)
         answer = _Kept(call, reader, send, None, keep=keep, passed=partial(self._passed, "untrained"))
         await self._app(scope, replayed(data, receive), answer.send)
+
+    def _start_keeping(self, reader: "_Identified", key: str, call: Call) -> None:
+        keeping = self._keeping[reader.id] = asyncio.create_task(self._keep(reader, key, call))
+        keeping.add_done_callback(lambda _: self._keeping.pop(reader.id, None))
+
+    async def _kept(self, call_id: str) -> None:
+        """Wait until a call that this explorer records is stored, or failed to be."""
+        if call_id in self._keeping:
+            await asyncio.wait([self._keeping[call_id]])
 
     async def _keep(self, reader: "_Identified", key: str, call: Call) -> None:
         if call.session.untrained:
@@ -146,9 +164,9 @@ async def _answered(work: Awaitable[None]) -> None:
 
 @dataclass
 class _Kept(Answer):
-    """Keeps the call before the client has the end of its reply."""
+    """Begins to keep the call before the client has the end of its reply."""
 
-    keep: Callable[[], Awaitable[None]] = field(kw_only=True)
+    keep: Callable[[], None] = field(kw_only=True)
     passed: Callable[[str], None] = field(kw_only=True)
     kept: bool = False
 
@@ -163,7 +181,7 @@ class _Kept(Answer):
     async def _pass_on(self, message: dict[str, Any]) -> None:
         if self.call.complete and not self.kept:
             self.kept = True
-            await self.keep()
+            self.keep()
         await super()._pass_on(message)
 
 
