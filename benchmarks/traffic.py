@@ -2,14 +2,16 @@
 
     python benchmarks/traffic.py [--tiny] [--rounds 40 --calls 32 --parallel 4 --response 64 ...]
 
-Both endpoints have the same engine. A recorded call waits until a nats-server on this machine has stored it. Rounds are
+Both endpoints have the same engine, and a nats-server on this machine stores the recorded calls. Rounds are
 short, and the sides take turns within each pair, so that other work of the machine meets both. Compared are the p99 of
 whole replies: its ratio over all pairs, with the middle 90 % of 1,000 drawings of as many pairs (a bootstrap). The
-limit is 5 %. A ratio whose range contains the limit decides nothing: measure more pairs. Medians are compared likewise.
+limit is 5 %. A ratio whose range contains the limit decides nothing: measure more pairs. Medians are compared likewise,
+and the processor time of engine, endpoints, client and nats-server, on which other work of the machine has less effect.
 """
 
 import argparse
 import asyncio
+import os
 import random
 import statistics
 import sys
@@ -18,6 +20,8 @@ import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parent))
@@ -29,8 +33,11 @@ KEY = "key-of-the-benchmark"
 SIDES = ("not recorded", "recorded")
 
 
-async def measure(model: str, folder: Path, args: argparse.Namespace) -> dict[str, list[list[float]]]:
-    """Seconds of each call of each round, by side."""
+Rounds = dict[str, list[list[float]]]
+
+
+async def measure(model: str, folder: Path, args: argparse.Namespace) -> tuple[Rounds, Rounds]:
+    """Seconds of each call of each round, and the round's processor seconds, by side."""
     import openai
 
     from support.servers.nats import NatsServer
@@ -54,7 +61,8 @@ async def measure(model: str, folder: Path, args: argparse.Namespace) -> dict[st
     length = args.prompt + args.response + 64
     pool = await EnginePool.start(EngineOptions(model=model, device=args.device, max_model_len=length), [None])
     (folder / "keys").write_text(KEY)
-    seconds: dict[str, list[list[float]]] = {side: [] for side in SIDES}
+    seconds: Rounds = {side: [] for side in SIDES}
+    processor: Rounds = {side: [] for side in SIDES}
 
     async def round_of(client: openai.AsyncOpenAI, salt: str, found: list[float]) -> None:
         """The salt keeps prompts out of the prefix cache."""
@@ -90,26 +98,38 @@ async def measure(model: str, folder: Path, args: argparse.Namespace) -> dict[st
                 for side, client in clients if number % 2 else reversed(clients):
                     found: list[float] = []
                     seconds[side] += [found] if number else []
+                    before = processor_seconds()
                     await round_of(client, f"{side} {number} ", found)
+                    processor[side] += [[processor_seconds() - before]] if number else []
+            await asyncio.sleep(2.0)  # that NATS has for a call
             stored = (await broker.state(names.traffic_stream)).messages
             assert stored == (args.rounds + 1) * args.calls, f"{stored} calls were recorded"
     finally:
         pool.close()
         nats.stop()
-    return seconds
+    return seconds, processor
 
 
-def table(seconds: dict[str, list[list[float]]], args: argparse.Namespace) -> bool:
+def processor_seconds() -> float:
+    own = psutil.Process(os.getpid())
+    return sum(sum(process.cpu_times()[:2]) for process in (own, *own.children(recursive=True)))
+
+
+def table(seconds: Rounds, processor: Rounds, args: argparse.Namespace) -> bool:
     """Print both sides. Returns True unless the p99 is above the limit, in nearly all drawings."""
     print(f"\n{args.rounds} pairs of {args.calls} calls, {args.parallel} at a time, {args.response} tokens each")
-    print(f"{'side':14} {'p50 ms':>8} {'p99 ms':>8}")
+    print(f"{'side':14} {'p50 ms':>8} {'p99 ms':>8} {'processor ms a call':>20}")
     for side, rounds in seconds.items():
         found = [one for calls in rounds for one in calls]
-        print(f"{side:14} {1000 * statistics.median(found):8.1f} {1000 * percentile(found, 0.99):8.1f}")
-    pairs = list(zip(*(seconds[side] for side in reversed(SIDES)), strict=True))
+        used = 1000 * statistics.median(one for (one,) in processor[side]) / args.calls
+        print(f"{side:14} {1000 * statistics.median(found):8.1f} {1000 * percentile(found, 0.99):8.1f} {used:20.1f}")
     lowest = {}
-    for name, part, limit in (("p99", 0.99, f" (limit {LIMIT})"), ("p50", 0.5, "")):
-        dice = random.Random(0)
+    for name, sides, part, limit in (
+        ("p99", seconds, 0.99, f" (limit {LIMIT})"),
+        ("p50", seconds, 0.5, ""),
+        ("processor time", processor, 0.5, ""),
+    ):
+        pairs, dice = list(zip(*(sides[side] for side in reversed(SIDES)), strict=True)), random.Random(0)
         drawn = sorted(ratio(dice.choices(pairs, k=len(pairs)), part) for _ in range(1000))
         lowest[name] = drawn[50]
         middle = f"{drawn[50]:.3f} to {drawn[949]:.3f}"
@@ -137,8 +157,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="trinity-bench-") as name:
         folder = Path(name)
         make_model(folder, args)
-        seconds = asyncio.run(measure(name, folder, args))
-    return 0 if table(seconds, args) or args.tiny else 1
+        seconds, processor = asyncio.run(measure(name, folder, args))
+    return 0 if table(seconds, processor, args) or args.tiny else 1
 
 
 if __name__ == "__main__":
