@@ -116,7 +116,8 @@ def kitchens(rng: random.Random, count: int) -> list[Row]:
 @dataclass(frozen=True)
 class Task:
     """`replies` yields what a policy by chance replies to a row. `played`: episodes of SFT. `shown`: characters of an
-    observation. `batch`: tasks of a step. `asks`: the system prompt is the row's question."""
+    observation. `batch`: tasks of a step. `asks`: the system prompt is the row's question. `sft_steps`: until nearly
+    all replies have the form of an action."""
 
     rows: Callable[[random.Random, int], list[Row]]
     replies: Callable[[random.Random, Row], Iterator[str]]
@@ -127,6 +128,7 @@ class Task:
     batch: int
     lr: float
     steps: int = 40
+    sft_steps: int = 40
     args: dict[str, Any] = field(default_factory=dict)
     shown: int = 40
     reply_tokens: int = 4
@@ -154,12 +156,12 @@ def plans(rng: random.Random, row: Row) -> Iterator[str]:
 TASKS = {
     "letters": Task(digits, letters, Letters, TURNS, [2, 3], 160, 16, 3e-4),
     "sandbox": Task(
-        shells, commands, ENVIRONMENTS["sandbox"], TURNS, [2, 3], 24, 4, 1e-3, args={"max_steps": TURNS},
-        reply_tokens=12, length=480
+        shells, commands, ENVIRONMENTS["sandbox"], TURNS, [2, 3], 24, 4, 3e-4, sft_steps=120,
+        args={"max_steps": TURNS}, reply_tokens=12, length=480
     ),
     "alfworld": Task(
-        kitchens, plans, ENVIRONMENTS["alfworld"], PLAN_TURNS + 1, [2, 4], 48, 4, 1e-3, steps=20, reply_tokens=40,
-        length=1000, asks=True,
+        kitchens, plans, ENVIRONMENTS["alfworld"], PLAN_TURNS + 1, [2, 4], 48, 4, 3e-4, steps=20, sft_steps=240,
+        reply_tokens=40, length=1000, asks=True,
         args={"max_steps": PLAN_TURNS + 1, "max_repeats": 0, "list_actions": False, "reply_format": "plain"},
     ),
 }  # fmt: skip
@@ -296,7 +298,7 @@ async def with_letters(folder: Path, args: argparse.Namespace) -> dict[str, list
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}; else letters and sandbox")
-    for name, value in {"sft-steps": 40, "steps": 0, "batch": 0, "seeds": 2}.items():
+    for name, value in {"sft-steps": 0, "steps": 0, "batch": 0, "seeds": 2}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--lr", type=float, default=0.0, help="0: the task's")
     parser.add_argument("--folder", type=Path, help="of the runs, which stay there: a second call does what is left")
@@ -315,6 +317,7 @@ def main() -> int:
             folder.mkdir(parents=True, exist_ok=True)
             now = argparse.Namespace(**vars(args))
             now.steps, now.batch = args.steps or task.steps, args.batch or task.batch
+            now.sft_steps = args.sft_steps or task.sft_steps
             now.lr, now.played = args.lr or task.lr, 2 if args.tiny else task.played
             built_in = name in ENVIRONMENTS
             found = measure(folder, task, "", now) if built_in else asyncio.run(with_letters(folder, now))
