@@ -66,7 +66,7 @@ def differences(
     ]  # fmt: skip
     policy = load_policy(ModelConfig(model_path=str(folder)), dtype, 64, packed=True, replay=True).to(device).eval()
     with torch.no_grad():
-        found, _ = policy(collate(sequences, 0, packed=True).to(device))
+        found, _ = policy(collate(sequences, 0, packed=True).to(torch.device(device)))
     rows = zip(found.float().cpu(), sequences, strict=True)
     return np.concatenate([np.abs(row[: s.response_length].numpy() - s.old_logprobs)[s.mask] for row, s in rows])
 
