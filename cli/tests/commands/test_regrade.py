@@ -200,7 +200,7 @@ def test_later_tasks_and_their_evaluation_get_the_new_function_and_corrected_wei
     assert source.taskset.default_reward_fn_type == "math_boxed_reward"
     assert (source.taskset.format.reward_fn_key, source.taskset.reward_fn_args) == ("", {"a": 1})
     assert [one.default_reward_fn_type for one in source.eval_tasksets] == ["math_boxed_reward", "math_reward"]
-    assert config.algorithm.rollout_correction == RolloutCorrectionConfig()  # the loss's own ratio corrects
+    assert config.algorithm.rollout_correction == RolloutCorrectionConfig(decoupled=False)
     assert set(scored_here) == {"math_boxed_reward"}
 
 

@@ -195,14 +195,16 @@ def _with_reward(config: Config, grader: Grader | None) -> list[str]:
 def _with_correction(job_stage: JobStage, overrides: Sequence[str]) -> list[str]:
     """Returns the overrides that turn importance correction on; none if run or overrides have one, or it cannot be.
 
-    A loss with a ratio to the weights that sampled corrects by it. Its clip bounds how far stored steps move a token's
-    probability; a cap with `decoupled` would not (docs/benchmarks.md).
+    A loss with a ratio gets that to the weights that sampled, also if a batch makes several updates. Its clip then
+    bounds how far stored steps move a token's probability; a cap with `decoupled` would not (docs/benchmarks.md).
     """
     key = "algorithm.rollout_correction"
     plan = make_plan(load(job_stage.config_file, overrides, plugins_loaded=False)).algorithm
     asked = plan.correction != RolloutCorrectionConfig() or any(one.startswith(key) for one in overrides)
-    if asked or "ratio" in plan.loss_traits:
+    if asked:
         return []
+    if "ratio" in plan.loss_traits:
+        return [f"{key}.decoupled=false"]
     for cap in ("token_cap", "sequence_cap"):
         given = [f"{key}.decoupled=true", f"{key}.{cap}={_CAP}"]
         with contextlib.suppress(ConfigError):
