@@ -148,7 +148,11 @@ class ExplorerService:
                     tools.gateway.calls = tools.calls
                 running.loop = loop = self._build.loop(broker, pool, tools, follower, running.progress, self._leases)
                 work = partial(self._work_on_tasks, loop, tools)
-                await self._run(follower.run(), follower.gates.wait_for_step(0), work, ready)
+                try:
+                    await self._run(follower.run(), follower.gates.wait_for_step(0), work, ready)
+                finally:
+                    if tools.gateway is not None:
+                        await tools.gateway.close()  # it stores recorded calls, which needs NATS
         finally:
             await tools.close()
 

@@ -83,6 +83,8 @@ class Calls:
         try:
             found = await self._find(call_id)
         except NotFound:
+            if not IS_CALL.fullmatch(call_id):
+                raise
             await asyncio.sleep(_KEEP_SECONDS)  # another explorer may be storing it
             found = await self._find(call_id)
         if not hmac.compare_digest(found[1].client_sha256, _sha256(key)):

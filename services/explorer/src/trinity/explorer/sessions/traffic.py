@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import nats.errors
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -132,16 +131,16 @@ class Traffic:
         if call.session.untrained:
             self._passed("untrained", "; ".join(sorted(call.session.untrained)))
             return
-        (branch,) = call.session.tree.branches()
-        experience: Experience = branch.experience(0, 0.0)
         try:
+            (branch,) = call.session.tree.branches()
+            experience: Experience = branch.experience(0, 0.0)
             if not IS_CALL.fullmatch(reader.id):
                 raise InvalidInput("id", f"of the response is {reader.id[:100]!r}")
             await self._calls.keep(reader.id, key, experience)
         except InvalidInput as error:
             self._passed("untrained", str(error))
-        except (TrinityError, nats.errors.Error) as error:
-            self._passed("lost", str(error))
+        except Exception as error:  # nobody waits for this task's
+            self._passed("lost", str(error) or repr(error))
         else:
             CALLS.labels("recorded").inc()
 
