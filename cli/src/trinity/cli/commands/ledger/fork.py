@@ -6,12 +6,13 @@ parent's buffer gives: the ledger up to the step, and the groups that were sampl
 its log, remove its checkpoints or its folder.
 """
 
+import contextlib
 import hashlib
 import os
 import shlex
 import shutil
-import socket
 import time
+import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,7 +33,6 @@ from trinity.reading.reader import JobStage, any_buffer, ask, find_job_stage
 from trinity.reading.render import near, to_json
 from trinity.runtime import files, names
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.process import is_alive
 from trinity.weights.checkpoint_manifest import MANIFEST, ManifestWriter, entries_of, verify
 from trinity.weights.checkpoints import COMPLETE, checkpoint_folder, complete_steps
 
@@ -40,6 +40,7 @@ app = group()
 
 PLUGINS = "plugins"  # folder of the file with a regrade's reward function
 _STATE = "trainer_state.json"
+_LEFT_SECONDS = 24 * 3600.0  # no fork takes as long: a folder of one was left by a command that was killed
 
 
 @dataclass(frozen=True)
@@ -94,11 +95,11 @@ def make_fork(
             f"{job_stage.name} learns from live traffic, whose recorded calls stay with it: no run can fork from it", 2
         )
     folder = jobs.make_folder(config)
-    mark = f".fork-{socket.gethostname()}-"
-    for left in folder.parent.glob(f".*{mark}[0-9]*"):  # by a process that was killed
-        if (pid := int(left.name.rpartition("-")[2])) == os.getpid() or not is_alive(pid):
-            shutil.rmtree(left, ignore_errors=True)
-    making = folder.with_name(f".{folder.name}{mark}{os.getpid()}")
+    for left in folder.parent.glob(".*.fork-*"):
+        with contextlib.suppress(FileNotFoundError):  # another command removes it
+            if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
+    making = folder.with_name(f".{folder.name}.fork-{uuid.uuid4().hex[:8]}")
     jobs.make_private(making)
     try:
         sealed = _link_checkpoint(checkpoint, making, at, job_stage, config)
