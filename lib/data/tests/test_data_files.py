@@ -220,7 +220,10 @@ def test_a_folder_without_data_is_named_with_what_it_holds(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("row", [{"messages": [{"role": "user"}]}, {"conversations": [{"from": "gpt"}]},
-                                 {"q": "a", "tools": [{"name": "x"}]}, {"q": "a", "n": [1, 2]}])  # fmt: skip
+                                 {"q": "a", "tools": [{"name": "x"}]}, {"q": "a", "n": [1, 2]},
+                                 {"prompt_ids": [1, 2], "response_ids": [3]}, {"task": {"q": "a", "a": "5"}},
+                                 {"input": {"text": "a"}, "output": {"text": "b"}}, {"chat": [{"text": "hi"}]},
+                                 {"q": "a", "data": [{"x": 1}]}, {"messages": []}])  # fmt: skip
 def test_a_file_of_one_row_is_read(row: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text(json.dumps(row))
     assert list(read(str(tmp_path / "t.jsonl"))) == [row]

@@ -189,8 +189,6 @@ def guessed_form(rows: Sequence[Row], model: str, prompt: str = "", answer: str 
     if algorithm and algorithm not in ALGORITHMS:
         raise RunError(f"--algorithm {algorithm}: is unknown here; {', '.join(ALGORITHMS)}; a YAML takes others", 2)
     answers = answers_for(algorithm)
-    if not answer:
-        _check_unrated(first)
     algorithm, why = (algorithm, "--algorithm") if algorithm else algorithm_of(rows, prompt, answer)
     if algorithm == "dpo" and not _has_pair(first):
         raise RunError(f"--algorithm dpo: needs the columns chosen and rejected; the data has {', '.join(first)}", 2)
@@ -203,7 +201,9 @@ def guessed_form(rows: Sequence[Row], model: str, prompt: str = "", answer: str 
         return form_of(algorithm, why, first, prompt, "", model)
     if algorithm == "sft" and not prompt and not answer and conversation(first):
         return form_of(algorithm, why, first, "", "", model)
-    answer = answer or known([name for name in answers if name != prompt.lower()], first)
+    if not answer:
+        answer = known([name for name in answers if name != prompt.lower()], first)
+        _check_unrated(first, answer)
     if not prompt:
         prompt = known([name for name in PROMPTS if name != answer.lower()], first)
         check_whole(rows, prompt)
@@ -235,10 +235,10 @@ def check_whole(rows: Sequence[Row], prompt: str) -> None:
         raise RunError(f"--prompt: {what}; write both into one column and name it with --prompt", 2)
 
 
-def _check_unrated(row: Row) -> None:
-    """Raises RunError if a label says whether the row's reply is a good one, as KTO's rows have it."""
+def _check_unrated(row: Row, answer: str) -> None:
+    """Raises RunError if the answer is a reply that a label calls good or bad, as KTO's rows have it, or that label."""
     label, reply = known(["label"], row), known(_WORKED, row)
-    if reply and isinstance(row.get(label), bool):
+    if reply and answer in (label, reply) and isinstance(row.get(label), bool):
         what = f"{label!r} rates the reply in {reply!r} (KTO), which no algorithm reads"
         fix = f"keep the rows with true and give --answer {reply}, or write pairs of a chosen and a rejected reply"
         raise RunError(f"--answer: {what}; {fix}", 2)
