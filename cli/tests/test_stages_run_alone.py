@@ -111,8 +111,7 @@ def test_a_finished_run_names_keys_that_come_too_late(
     assert len(capsys.readouterr().out.splitlines()) == 1
     supervisor.run(load(yaml, [place, "buffer.batch_size=9", "algorithm.kl_loss_fn=k1"]), "x.yaml")
     assert capsys.readouterr().out.splitlines()[1] == (
-        "without effect on it: algorithm.kl_loss_fn (it had none), buffer.batch_size (it had 32); "
-        "name=... begins another run with them"
+        "without effect on it: algorithm.kl_loss_fn, buffer.batch_size; name=... begins another run with them"
     )
 
 

@@ -40,6 +40,7 @@ log = structlog.get_logger(__name__)
 _STOP_SECONDS = 2.0
 _POLL_SECONDS = 1.0
 _KILLED_SECONDS = 5.0
+_OF_THE_FOLDER = {"checkpoint_root_dir", "project", "group", "name"}  # keys by which a run is found
 
 
 def run(config: Config, source: str, only: str = "", wait_seconds: float | None = None) -> None:
@@ -115,8 +116,8 @@ def _unfinished(config: Config, source: str) -> list[str]:
 
 
 def _changed_keys(config: Config, only: str) -> list[str]:
-    """Returns the keys with other values than those of the finished stages, and what these had."""
-    changed: dict[str, str] = {}
+    """Returns the keys with other values than those of the finished stages. The values themselves may be secrets."""
+    changed = set[str]()
     for number, stage in enumerate(expand(config)):
         plan = make_plan(stage)
         file = plan.job_dir / "config.json"
@@ -125,10 +126,8 @@ def _changed_keys(config: Config, only: str) -> list[str]:
         now, had = flat(plan.config), flat(load(file, plugins_loaded=False))
         if number:  # its model is made by the stage before it
             now["model.model_path"] = had["model.model_path"]
-        for key in sorted(now.keys() | had.keys()):
-            if now.get(key) != had.get(key):
-                changed[key] = f"{key} (it had {had.get(key, 'nothing')})"
-    return list(changed.values())
+        changed |= {key for key in now.keys() | had.keys() if now.get(key) != had.get(key)}
+    return sorted(changed - _OF_THE_FOLDER)
 
 
 def _missing_packages(plan: Plan) -> Iterable[Problem]:
