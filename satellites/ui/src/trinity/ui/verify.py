@@ -132,14 +132,17 @@ def check_versions(folder: Path, step: int, entries: "dict[int, str]") -> int:
 
 
 def check_log(
-    folder: Path, groups: "dict[str, int]", data: "dict[str, list]", whole_steps: "tuple[int, ...]" = ()
+    folder: Path,
+    groups: "dict[str, int]",
+    data: "dict[str, list]",
+    whole_steps: "frozenset[int]" = frozenset(),
 ) -> "tuple[int, int, int]":
     """Compares every stored group with the ledger, and its task's row with the data: rows by taskset, or those of "".
 
     Every group of `whole_steps` must be here. Returns how many groups are here, how many are gone, and how many rows
     were compared.
     """
-    here = sorted((folder / "log").iterdir())
+    here = sorted((folder / "log").glob("*"))  # an empty folder may be lost on the way
     stored = {path.name for path in here}
     for digest, step in groups.items():
         if step in whole_steps and f"{digest}.pb" not in stored:
@@ -343,7 +346,7 @@ def main(arguments: "list[str] | None" = None) -> int:
         if given.config is not None and hashlib.sha256(config).hexdigest() != said["configuration"]["sha256"]:
             raise Broken(f"{given.config} is not the configuration that the statement names")
         groups, entries = check_ledger(given.folder, step, head)
-        here, gone, compared = check_log(given.folder, groups, data, said["log"]["whole_steps"])
+        here, gone, compared = check_log(given.folder, groups, data, frozenset(said["log"]["whole_steps"]))
         versions = check_versions(given.folder, step, entries)
         check_checkpoint(given.folder, step, head)
     except Broken as error:
