@@ -106,8 +106,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4, help="depth of the model")
     parser.add_argument(
         "--last-norm", type=float, default=1.0,
-        help="scale of the norm before the output projection; with 10 adapters can be sure of a token although that "
-        "projection is random",
+        help="scale of a Qwen2's norm before the output projection; with 10 adapters can be sure of a token although "
+        "that projection is random",
     )  # fmt: skip
     args = parser.parse_args()
     tokenizer = make_tokenizer()

@@ -61,7 +61,7 @@ async def test_a_flipped_byte_in_what_the_parent_gave_is_found(
     if gone:
         (job / "fork/parts.bin").unlink()
     try:
-        with pytest.raises(AssertionError, match=r"parts.bin is not as fork.json says; remove the job folder"):
+        with pytest.raises(AssertionError, match=r"parts.bin is missing, or not as fork.json says; remove the job"):
             run.start()
         assert run.buffer.wait(60) == EXIT_FOR_GOOD
     finally:

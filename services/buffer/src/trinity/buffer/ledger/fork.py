@@ -216,7 +216,7 @@ async def begin(context: RunContext, ledger: Ledger, tasks: Mixture | None, pare
     plan, broker, names, step = context.plan, context.broker, context.names, parent.step
     path = plan.job_dir / "fork" / "parts.bin"
     if not path.exists() or (parent.parts and hashlib.sha256(path.read_bytes()).hexdigest() != parent.parts):
-        raise ForkDamaged(f"{path} is not as {FORK} says; remove the job folder, and fork the parent again")
+        raise ForkDamaged(f"{path} is missing, or not as {FORK} says; remove the job folder, and fork the parent again")
     if tasks is None:
         for entry in [part for part in read_parts(path) if isinstance(part, Entry)][ledger.newest_step : step]:
             await ledger.append(replace(entry, run=context.run))

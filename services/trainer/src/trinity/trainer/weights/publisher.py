@@ -262,7 +262,7 @@ class Publisher:
         """Waits until the newest version is verified, and served if its files go.
 
         Returns if there are no explorers. `awaits_explorers`: unless none has verified a version for this process.
-        After a restart it may end before they have started.
+        A trainer that starts again may have nothing left to train before they have started.
         """
         end = time.monotonic() + seconds
         while time.monotonic() < end and not stopping():
