@@ -361,6 +361,9 @@ def test_wandb_offline_has_the_values_and_a_restart_has_the_same_id(
         run = open_monitor(options, first)
         for step in (first + 1, first + 2):
             run.log({"actor/loss": step + 0.25, "bad": math.nan}, step)
+        end = time.monotonic() + 40  # closing waits 10 s, in which a busy machine may not start wandb
+        while len(list(options.folder.glob("wandb/offline-run-*/*.wandb"))) <= first and time.monotonic() < end:
+            time.sleep(0.1)
         with capture_logs() as logs:
             run.close()
         assert logs == []
