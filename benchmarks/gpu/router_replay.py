@@ -1,4 +1,4 @@
-"""How far are the trainer's log-probabilities from the engine's in a mixture of experts, without and with replay?
+"""Compares log-probabilities of engine and trainer in a mixture of experts, without and with replayed routes.
 
     python benchmarks/gpu/router_replay.py      one GPU; about two minutes
     python benchmarks/gpu/router_replay.py --cpu

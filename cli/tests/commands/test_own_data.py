@@ -140,6 +140,11 @@ def test_a_prompt_that_is_given_or_whole_is_taken() -> None:
     assert own_data.guessed_form([row], "a model", prompt="question").columns["prompt_key"] == "question"
 
 
+def test_a_label_beside_another_answer_is_no_rating() -> None:
+    row = {"question": "2+3", "answer": "5", "solution": PROSE, "label": True}
+    assert own_data.guessed_form([row], "a model").columns["response_key"] == "answer"
+
+
 def test_images_that_the_model_cannot_read_are_said_to_be_left_out(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     form = own_data.guessed_form([{"question": "2+3", "answer": "5", "image": "a.png"}], str(tmp_path))

@@ -382,6 +382,7 @@ def test_rows_of_several_tasksets_are_compared_by_name(tmp_path: Path) -> None:
     with pytest.raises(verify.Broken, match="tasks of one and two; give --data NAME=FILE"):
         verify.check_log(tmp_path, groups, {"": [{"q": 1}]})
     assert verify.check_log(tmp_path, groups, {"two": [{"q": 2}]}) == (2, 0, 1)
+    assert verify.check_log(tmp_path / "without a log", groups, {}) == (0, 2, 0)  # stores keep no empty folders
     assert verify.check_log(tmp_path, groups, {"one": [{"q": 1}], "two": [{"q": 2}]}) == (2, 0, 2)
     with pytest.raises(verify.Broken, match="another row 0"):
         verify.check_log(tmp_path, groups, {"two": [{"q": 1}]})

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from trinity.buffer.state.streams import traffic_spec
 from trinity.config.schema.explorer import TrafficConfig
 from trinity.data.experience import Group, Limits, SamplingParams, VersionSpan
 from trinity.data.wire import decode_reward
+from trinity.explorer import service
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.environments.client import EnvironmentClient
 from trinity.explorer.journal import calls
@@ -32,7 +34,7 @@ from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.toolbox import ExplorerTools
 from trinity.explorer.serving import endpoint
 from trinity.explorer.serving.bounds import Bounds
-from trinity.explorer.sessions import recording
+from trinity.explorer.sessions import recording, traffic
 from trinity.explorer.sessions.server import AgentGateway, OpenTo
 from trinity.explorer.sessions.session import CALL
 from trinity.explorer.types import Completion
@@ -204,6 +206,44 @@ async def test_an_explorer_that_ends_stores_its_calls_first(
     late.set()
     await closing
     assert await stored(broker) == [f"call.{done.id}"]
+
+
+async def test_the_explorer_leaves_nats_after_its_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+
+    @asynccontextmanager
+    async def broker() -> AsyncIterator[None]:
+        yield
+        closed.append("nats")
+
+    async def connect(*_: Any) -> Any:
+        return broker()
+
+    async def close() -> None:
+        closed.append("tools")
+
+    async def nothing(*_: Any) -> Any:
+        return SimpleNamespace(gateway=None, close=close)
+
+    monkeypatch.setattr(service, "connect", connect)
+    one: Any = object.__new__(service.ExplorerService)
+    one._running = SimpleNamespace(explorer_id="explorer-0", progress=None)
+    one._settings, one._records, one._leases, one._run = SimpleNamespace(nats_url=""), False, None, nothing
+    one._build = SimpleNamespace(tools=nothing, **dict.fromkeys(("older", "calls", "loop"), lambda *_: None))
+    follower = SimpleNamespace(run=lambda: None, gates=SimpleNamespace(wait_for_step=lambda _: None))
+    await one._explore(follower, *[None] * 5)
+    assert closed == ["tools", "nats"]
+
+
+async def test_a_call_whose_record_fails_counts_as_lost(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def keep(*_: Any) -> None:
+        raise RuntimeError("of no kind that is expected")
+
+    monkeypatch.setattr(Calls, "keep", keep)
+    before = traffic.CALLS.labels("lost")._value.get()
+    await explorer.chat()
+    await explorer.gateway.close()
+    assert traffic.CALLS.labels("lost")._value.get() == before + 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -179,21 +179,18 @@ def _all_in_one(file: Path, found: Row) -> DatasetError | None:
         return DatasetError(f"{file}: {what}")
     held = [name for name, value in found.items() if _is_rows(value)]
     if held and (list(found) == ["data"] or (not is_row and ("data" in held or len(held) == len(found)))):
-        what = f"is one JSON object with its rows in {', '.join(held):.100}; write each such list as a file of its own"
+        what = f"is one JSON object with its rows in {', '.join(held):.100}; write one file for each list of rows"
         return DatasetError(f"{file}: {what}")
     return None
 
 
 def _is_columns(values: Sequence[Any], is_row: bool) -> bool:
     """Returns True for cells by number, and for lists of one length or objects of one shape unless they are a row's."""
-    if not values or not all(isinstance(value, dict | list) for value in values):
-        return False
-    if all(isinstance(value, dict) for value in values):
-        return all("0" in value for value in values) or (
-            not is_row and len(values) > 1 and len({tuple(value) for value in values}) == 1
-        )
-    cells = [value for value in values if isinstance(value, list) and not any(isinstance(one, dict) for one in value)]
-    return not is_row and len(cells) == len(values) and len({len(value) for value in cells}) == 1
+    if values and all(isinstance(value, dict) for value in values):
+        one_shape = len(values) > 1 and len({tuple(value) for value in values}) == 1
+        return all("0" in value for value in values) or (one_shape and not is_row)
+    plain = all(isinstance(value, list) and not any(isinstance(one, dict) for one in value) for value in values)
+    return bool(values) and plain and not is_row and len({len(value) for value in values}) == 1
 
 
 def _is_rows(value: Any) -> bool:

@@ -139,22 +139,18 @@ class ExplorerService:
         ready: asyncio.Event,
     ) -> None:
         running, keys = self._running, self._api_keys if self._records else None
-        running.tools = tools = await self._build.tools(options, pool, tokenizer, keys)
-        tools.older_versions = self._build.older(options, pool, follower, cache)
-        try:
-            async with await connect(self._settings.nats_url, f"trinity-explorer-{running.explorer_id}") as broker:
+        async with await connect(self._settings.nats_url, f"trinity-explorer-{running.explorer_id}") as broker:
+            running.tools = tools = await self._build.tools(options, pool, tokenizer, keys)
+            try:
+                tools.older_versions = self._build.older(options, pool, follower, cache)
                 tools.calls = self._build.calls(broker)
                 if tools.gateway is not None:
                     tools.gateway.calls = tools.calls
                 running.loop = loop = self._build.loop(broker, pool, tools, follower, running.progress, self._leases)
                 work = partial(self._work_on_tasks, loop, tools)
-                try:
-                    await self._run(follower.run(), follower.gates.wait_for_step(0), work, ready)
-                finally:
-                    if tools.gateway is not None:
-                        await tools.gateway.close()  # it stores recorded calls, which needs NATS
-        finally:
-            await tools.close()
+                await self._run(follower.run(), follower.gates.wait_for_step(0), work, ready)
+            finally:
+                await tools.close()  # before NATS: the gateway stores its last recorded calls
 
     async def _work_on_tasks(self, loop: RolloutLoop, tools: ExplorerTools) -> None:
         if self._records and tools.gateway is not None:

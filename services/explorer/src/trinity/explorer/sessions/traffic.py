@@ -139,7 +139,7 @@ class Traffic:
             await self._calls.keep(reader.id, key, experience)
         except InvalidInput as error:
             self._passed("untrained", str(error))
-        except Exception as error:  # nobody waits for this task's
+        except Exception as error:  # no caller awaits the task and would see it
             self._passed("lost", str(error) or repr(error))
         else:
             CALLS.labels("recorded").inc()
