@@ -154,7 +154,7 @@ async def _explore(
     placement = place(plan, visible_gpus(), job.taken_gpus())
     serving = endpoint_settings(config, job)
     child = services.explorer(plan, config_file, nats, addresses, plan.job_dir / "log", placement, serving)
-    child.log_mib = config.monitor.log_mib
+    child.log_mib, child.keeps_spare = config.monitor.log_mib, bool(child.gpus)
     changed = asyncio.Event()
     devices = DeviceLog(plan.job_dir, f"explorer-{name}")
     devices.begin(child.name, child.service, placement.devices_of(plan)["explorer"])

@@ -91,6 +91,7 @@ class Stage:
         self.children.append(trainer)
         for child in self.children:
             child.log_mib = plan.config.monitor.log_mib
+            child.keeps_spare |= bool(child.gpus)
 
     async def run(self, others: list[Child], stop: Ending) -> dict[str, Any]:
         """Waits until the stage is finished. Returns its part of the summary. Raises RunError if a child failed for
