@@ -1,14 +1,15 @@
 """Forks of the quickstart: their cost, their equality, and the precision of pairs of them.
 
-    python benchmarks/forks.py [fork] [pairs] [--pairs 20] [--steps 10] [--at-once 1] [--folder FOLDER]
+    python benchmarks/forks.py [fork] [pairs] [--pairs 20] [--steps 10] [--same-tasks] [--at-once 1] [--folder FOLDER]
 
 `fork`: a reproducible run of 40 steps is forked at step 20 with unchanged keys; the seconds of `trinity fork`, the
 bytes that the fork does not share, and the steps that are equal bit for bit.
 
 `pairs`: for each seed two forks of step 20 with learning rates of 3e-4 and 6e-4 train `steps` steps, with the same
-tasks and random numbers. Compared are the variances of the difference of the mean reward: of pairs, and of runs of
-different seeds, Var A + Var B. Fewer than about ten pairs give only the order of the ratio. Runs that FOLDER holds
-already are not repeated.
+tasks and random numbers. The seed decides the order of the tasks and the sampling, as in two runs that a user starts
+with two seeds; `--same-tasks` keeps the parent's order for all. Compared are the variances of the difference of the
+mean reward: of pairs, and of runs of different seeds, Var A + Var B. Fewer than about ten pairs give only the order of
+the ratio. Runs that FOLDER holds already are not repeated.
 """
 
 import argparse
@@ -64,13 +65,16 @@ def measure_fork(runs: Runs, table: Table) -> None:
     table.rows.append(("steps after it, equal bit for bit", f"{last - AT}", at_least(last - AT, STEPS - AT)))
 
 
-def measure_pairs(runs: Runs, pairs: int, steps: int, table: Table) -> None:
+def measure_pairs(runs: Runs, pairs: int, steps: int, same_tasks: bool, table: Table) -> None:
     parent = parent_of(runs)
 
     def fork(seed: int, rate: float) -> Path:
-        keys = (f"algorithm.optimizer.lr={rate}", f"explorer.rollout_model.seed={seed}",
-                f"buffer.total_steps={AT + steps}", "explorer.eval_interval=1000")  # fmt: skip
-        return runs.derived(f"pair{seed}-{rate:g}-{steps}", "fork", str(parent), "--at", str(AT), *keys)
+        keys = [f"algorithm.optimizer.lr={rate}", f"explorer.rollout_model.seed={seed}",
+                f"buffer.total_steps={AT + steps}", "explorer.eval_interval=1000"]  # fmt: skip
+        if not same_tasks:
+            keys.append(f"buffer.explorer_input.taskset.data_selector.seed={seed}")
+        name = f"pair{seed}-{rate:g}-{steps}{'-same' if same_tasks else ''}"
+        return runs.derived(name, "fork", str(parent), "--at", str(AT), *keys)
 
     folders = runs.each(lambda of: fork(*of), [(seed, rate) for seed in range(1, pairs + 1) for rate in RATES])
     compared = [compare_runs([pair]).whole for pair in zip(folders[::2], folders[1::2], strict=True)]
@@ -79,7 +83,9 @@ def measure_pairs(runs: Runs, pairs: int, steps: int, table: Table) -> None:
     paired = statistics.variance(b - a for a, b in means)
     unpaired = statistics.variance(one) + statistics.variance(other)
     factor = unpaired / paired if paired else float("inf")
-    table.notes.append(f"{pairs} pairs of {steps} steps after step {AT}, learning rates {RATES[0]:g} and {RATES[1]:g}")
+    tasks = "the same tasks" if same_tasks else "each seed's order of tasks"
+    note = f"{pairs} pairs of {steps} steps after step {AT}, learning rates {RATES[0]:g} and {RATES[1]:g}, {tasks}"
+    table.notes.append(note)
     table.rows.append(("difference of the mean reward", f"{statistics.fmean(other) - statistics.fmean(one):+.4f}", "-"))
     table.rows.append(("variance of the paired difference", f"{paired:.2e}", "-"))
     table.rows.append(("of unpaired seeds", f"{unpaired:.2e}", "-"))
@@ -91,6 +97,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=["fork", "pairs"], help="fork, pairs")
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--same-tasks", action="store_true", help="all pairs have the parent's order of tasks")
     parser.add_argument("--at-once", type=int, default=1, help="runs at once; they share the GPUs, if there are any")
     parser.add_argument("--folder", type=Path, help="keeps the runs; else a temporary one")
     given = parser.parse_args()
@@ -100,7 +107,7 @@ def main() -> None:
         if "fork" in given.parts:
             measure_fork(runs, table)
         if "pairs" in given.parts:
-            measure_pairs(runs, given.pairs, given.steps, table)
+            measure_pairs(runs, given.pairs, given.steps, given.same_tasks, table)
     table.show()
 
 

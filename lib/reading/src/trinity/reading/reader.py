@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -31,7 +32,7 @@ from trinity.reading.find import HAVE_JOB, AnnouncedRun, find_run
 from trinity.reading.nats import NatsAccess
 from trinity.reading.processes import open_nats
 from trinity.reading.run_record import look_for_run
-from trinity.runtime import files, logs, names, rpc
+from trinity.runtime import files, logs, names, rpc, waits
 from trinity.runtime.process import FileLock
 from trinity.runtime.trust import identity
 from trinity.runtime.trust.identity import Identity
@@ -39,7 +40,7 @@ from trinity.runtime.trust.roles import Role
 from trinity.runtime.trust.tokens import make_tokens
 
 _START_SECONDS = 60.0
-_LOCK_SECONDS = 10.0
+_LOCK_SECONDS = 120.0  # a command of a run that does not live takes about five; several queue
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 3.0
 
@@ -346,17 +347,20 @@ async def _nats(job_stage: JobStage, lock: FileLock, children: list[Child]) -> N
     """Returns the run's NATS. If no process runs it, starts it and locks the job."""
     if job_stage.nats_url:
         return NatsAccess(job_stage.nats_url)
-    deadline = asyncio.get_running_loop().time() + _LOCK_SECONDS
     embedded = not os.environ.get("TRINITY_NATS_URL")
-    while True:
-        main = jobs.read_records(job_stage.job).get("main")
-        if main is not None:
-            return main.nats()
-        if not embedded or lock.acquire():
-            break
-        if asyncio.get_running_loop().time() > deadline:
-            raise RunError(f"{job_stage.job} is in use by another command (process {lock.owner()}); try again after it")
-        await asyncio.sleep(_POLL_SECONDS)
+    with waits.waiting(
+        f"another command that uses {job_stage.job}",
+        limit_seconds=_LOCK_SECONDS,
+        say=lambda text: print(text, file=sys.stderr, flush=True),
+    ):
+        deadline = asyncio.get_running_loop().time() + _LOCK_SECONDS
+        while (main := jobs.read_records(job_stage.job).get("main")) is None and embedded and not lock.acquire():
+            if asyncio.get_running_loop().time() > deadline:
+                what = f"{job_stage.job} is in use by another command (process {lock.owner()})"
+                raise RunError(f"{what}; try again after it")
+            await asyncio.sleep(_POLL_SECONDS)
+    if main is not None:
+        return main.nats()
     if embedded and not (job_stage.job / "nats" / "store").is_dir():
         raise RunError(f"{job_stage.job} has no NATS store; set TRINITY_NATS_URL to the NATS that the run used")
     return await open_nats(job_stage.whole_job(), children, asyncio.Event())
