@@ -5,11 +5,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from trinity.buffer.ledger.wire import cursor_of, window_at
 from trinity.buffer.window import window as windows
 from trinity.buffer.window.groups import CUT, FENCED, StoredGroup
 from trinity.buffer.window.policy import Policy
 from trinity.buffer.window.window import Verdict, Window
-from trinity.buffer.window.wire import cursor_of, window_at
 
 pytestmark = pytest.mark.core
 

@@ -12,16 +12,17 @@ from trinity.buffer.ledger.wire import (
     Part,
     Skip,
     Waiting,
+    cursor_of,
     decode_entry,
     decode_skip,
     encode_entry,
     encode_skip,
     part_to_proto,
+    window_at,
 )
 from trinity.buffer.window.groups import Dropped, Kept, StoredGroup
 from trinity.buffer.window.policy import Policy
 from trinity.buffer.window.window import Window
-from trinity.buffer.window.wire import cursor_of, window_at
 from trinity.runtime.errors import DataLoss
 
 pytestmark = pytest.mark.core

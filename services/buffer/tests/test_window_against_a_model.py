@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from trinity.buffer.ledger.wire import cursor_of, window_at
 from trinity.buffer.window.groups import EVICTED, FENCED, STALE, Kept, StoredGroup
 from trinity.buffer.window.policy import Policy, Priority, staleness_control
 from trinity.buffer.window.window import Verdict, Window
-from trinity.buffer.window.wire import cursor_of, window_at
 
 pytestmark = pytest.mark.core
 

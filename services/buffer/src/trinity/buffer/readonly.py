@@ -12,6 +12,7 @@ from trinity.buffer.ledger.auxiliary import Auxiliary
 from trinity.buffer.ledger.batches import BatchServer
 from trinity.buffer.ledger.entries import Ledger
 from trinity.buffer.ledger.offline import OfflineSource
+from trinity.buffer.ledger.wire import window_at
 from trinity.buffer.log.dead_letters import DeadLetters
 from trinity.buffer.log.reader import LogReader
 from trinity.buffer.run import Run
@@ -20,7 +21,6 @@ from trinity.buffer.state.context import RunContext
 from trinity.buffer.tasks.feeder import newest_fed
 from trinity.buffer.window.policy import Policy
 from trinity.buffer.window.window import Window
-from trinity.buffer.window.wire import window_at
 from trinity.runtime import headers
 from trinity.runtime.broker import StreamSpec, check_stream
 from trinity.runtime.errors import DataLoss, NotFound

@@ -19,7 +19,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from trinity.buffer.ledger.entries import Ledger
-from trinity.buffer.ledger.wire import BatchGroup, Entry, Part, decode_part
+from trinity.buffer.ledger.wire import BatchGroup, Entry, Part, cursor_of, decode_part, window_at
 from trinity.buffer.log.reader import LogReader
 from trinity.buffer.log.validator import judged
 from trinity.buffer.log.wire import LogEntry
@@ -29,7 +29,6 @@ from trinity.buffer.tasks.source import Mixture
 from trinity.buffer.window.groups import CUT, EVICTED, FENCED, STALE, StoredGroup
 from trinity.buffer.window.policy import policy_of
 from trinity.buffer.window.window import Window
-from trinity.buffer.window.wire import cursor_of, window_at
 from trinity.config import Plan
 from trinity.config.parents import FORK, ForkDamaged, Parent
 from trinity.data.experience import UNLIMITED, Limits

@@ -12,7 +12,7 @@ import structlog
 from trinity.buffer.ledger.auxiliary import Auxiliary
 from trinity.buffer.ledger.entries import Ledger
 from trinity.buffer.ledger.failures import Failures, about_drops
-from trinity.buffer.ledger.wire import CutTask, Entry
+from trinity.buffer.ledger.wire import CutTask, Entry, Pool, cursor_of, window_at
 from trinity.buffer.log.dead_letters import letter_in
 from trinity.buffer.log.validator import EntryValidator
 from trinity.buffer.log.wire import Letter, LogEntry
@@ -21,7 +21,6 @@ from trinity.buffer.state.streams import StoreCut, is_there
 from trinity.buffer.window.groups import StoredGroup
 from trinity.buffer.window.policy import policy_of
 from trinity.buffer.window.window import Verdict, Window
-from trinity.buffer.window.wire import Pool, cursor_of, window_at
 from trinity.data.outcome_checks import LONGEST_NAME
 from trinity.data.wire import LONGEST_ERROR
 from trinity.runtime import tracing
