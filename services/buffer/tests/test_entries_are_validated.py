@@ -13,7 +13,7 @@ from support.fakes.data.experience import make_group, make_task
 from trinity.api.buffer.v1.buffer_pb2 import LedgerCursor
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.ledger.wire import cursor_of
-from trinity.buffer.log.validator import MOST_FENCED, check_fence
+from trinity.buffer.log.reader import MOST_FENCED, check_fence
 from trinity.buffer.log.wire import _plausible, summarise, without_check
 from trinity.buffer.window.groups import CUT
 from trinity.buffer.window.policy import Policy

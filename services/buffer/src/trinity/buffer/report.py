@@ -27,7 +27,7 @@ class Reporter:
         self._pending: dict[int, _Values] = {}
 
     def stored(self, group: StoredGroup, values: dict[str, list[float]]) -> None:
-        """`values`: of log.validator.rollout_values."""
+        """`values`: of LogEntry.rollout_values."""
         self._pending[group.ordinal] = values
         if self._tasks is not None:
             self._tasks.observe(group.task_id, group.reward_mean)

@@ -20,8 +20,7 @@ from trinity.buffer.ledger.wire import Entry
 from trinity.buffer.ledger.writer import LedgerWriter
 from trinity.buffer.log.archives import open_mirrors
 from trinity.buffer.log.dead_letters import DeadLetters
-from trinity.buffer.log.reader import LogReader
-from trinity.buffer.log.validator import EntryValidator
+from trinity.buffer.log.reader import EntryValidator, LogReader
 from trinity.buffer.operators.pipeline import Pipeline
 from trinity.buffer.report import Reporter
 from trinity.buffer.settings import BufferSettings

@@ -13,7 +13,7 @@ from trinity.api.buffer.v1 import buffer_pb2_grpc
 from trinity.api.common.v1 import task_pb2
 from trinity.buffer.ledger.fork import parts_after
 from trinity.buffer.ledger.wire import entry_to_proto, part_to_proto
-from trinity.buffer.log.validator import check_fence
+from trinity.buffer.log.reader import check_fence
 from trinity.buffer.readonly import ReadOnlyRun
 from trinity.buffer.run import Run
 from trinity.buffer.tasks.feeder import Feeder

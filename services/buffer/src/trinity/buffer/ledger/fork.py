@@ -20,8 +20,7 @@ from google.protobuf.message import DecodeError
 
 from trinity.buffer.ledger.entries import Ledger
 from trinity.buffer.ledger.wire import BatchGroup, Entry, Part, cursor_of, decode_part, window_at
-from trinity.buffer.log.reader import LogReader
-from trinity.buffer.log.validator import judged
+from trinity.buffer.log.reader import LogReader, judged
 from trinity.buffer.log.wire import LogEntry
 from trinity.buffer.operators.pipeline import Pipeline
 from trinity.buffer.state.context import Origin, RunContext

@@ -14,7 +14,7 @@ from trinity.buffer.ledger.entries import Ledger
 from trinity.buffer.ledger.failures import Failures, about_drops
 from trinity.buffer.ledger.wire import CutTask, Entry, Pool, cursor_of, window_at
 from trinity.buffer.log.dead_letters import letter_in
-from trinity.buffer.log.validator import EntryValidator
+from trinity.buffer.log.reader import EntryValidator
 from trinity.buffer.log.wire import Letter, LogEntry
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.state.streams import StoreCut, is_there
@@ -128,7 +128,7 @@ class LedgerWriter:
         with tracing.span("buffer.judge", parent=tracing.extract(message.headers)) as span:
             entry: LogEntry | None = None
             try:
-                entry = await self._validator.read(message)
+                entry = await self._validator.reader.take_for_batch(message)
                 verdict = await self._judge(message, entry)
             except InvalidInput as error:
                 verdict = await self._refuse(message, entry, error)

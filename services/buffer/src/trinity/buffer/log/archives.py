@@ -7,8 +7,7 @@ from pathlib import Path
 
 import structlog
 
-from trinity.buffer.log.reader import LogReader, check_owner
-from trinity.buffer.log.validator import processed
+from trinity.buffer.log.reader import LogReader, check_owner, processed
 from trinity.buffer.operators.pipeline import Pipeline
 from trinity.buffer.state.context import RunContext
 from trinity.config.schema.pipeline import OperatorConfig
