@@ -18,7 +18,8 @@ LIGHT = {
     "tinker": "trinity.tinker.service",
     "reading": "trinity.reading.status, trinity.reading.view, trinity.reading.accounts.cost",
     "cli": "trinity.cli.main, trinity.cli.supervise.stage.supervisor, trinity.cli.supervise.stage.join, "
-    "trinity.cli.commands.status, trinity.cli.commands.ledger.batch, trinity.cli.commands.ledger.replay",
+    "trinity.cli.commands.status, trinity.cli.commands.ledger.batch",
+    "lineage": "trinity.lineage.replay, trinity.lineage.regrade, trinity.lineage.provenance",
     "observe": "trinity.ui.main, trinity.ui.app",
     "config": "trinity.config",
 }

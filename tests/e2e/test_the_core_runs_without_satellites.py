@@ -1,4 +1,4 @@
-"""A fresh environment without ui, import_verl, convert, cluster and trinity_rft runs the quickstart's YAML.
+"""A fresh environment without ui, lineage, import_verl, convert, cluster and trinity_rft runs the quickstart's YAML.
 
 Third-party packages are links to the installed ones; parts of Trinity are installed from their wheels.
 """
@@ -15,7 +15,7 @@ import pytest
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(900)]
 
-SATELLITES = ("ui", "import_verl", "convert", "cluster", "trinity_rft")
+SATELLITES = ("ui", "lineage", "import_verl", "convert", "cluster", "trinity_rft")
 SHORT = [
     "stages.0.buffer.total_steps=4",
     "buffer.total_steps=2",
@@ -86,6 +86,8 @@ def test_the_quickstart_is_checked_and_learns(core: SimpleNamespace) -> None:
     [
         ("ui", "trinity-ui"),
         ("export", "trinity-ui"),
+        ("fork", "trinity-lineage"),
+        ("verify", "trinity-lineage"),
         ("import-verl", "trinity-import-verl"),
         ("convert", "trinity-convert"),
         ("certs", "trinity-cluster"),

@@ -86,7 +86,7 @@ MUTATIONS = [
         f"{_LORA}::test_checkpoints_have_the_adapters_and_the_last_one_a_whole_model",
     ),
     Mutation(
-        f"{_CLI}/commands/ledger/replay.py",
+        "satellites/lineage/src/trinity/lineage/replay.py",
         '"save_hf_checkpoint": "last"',
         '"save_hf_checkpoint": "never"',
         f"{_REPLAY}::test_a_replay_of_the_finished_run_from_a_checkpoint_is_identical",

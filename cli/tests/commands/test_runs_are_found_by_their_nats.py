@@ -14,13 +14,14 @@ from support.fakes.peers import explorer
 from support.servers.buffer_run import BufferRun
 from support.servers.nats import NatsServer
 from trinity.cli.commands import status
-from trinity.cli.commands.ledger import batch, replay, replay_step
+from trinity.cli.commands.ledger import batch
 from trinity.cli.commands.ledger import dead_letters as letters
 from trinity.cli.commands.view import find_rows, view
 from trinity.cli.commands.weights import explorers
 from trinity.cli.commands.weights import versions as weights
 from trinity.config import Config, ConfigError
 from trinity.config.run_record import Addresses, RunRecord, announcement
+from trinity.lineage import replay, replay_step
 from trinity.reading import find, run_record
 from trinity.reading.errors import RunError
 from trinity.reading.find import AnnouncedRun, find_run

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from trinity.cli.commands.ledger import replay
+from trinity.lineage import replay
 from trinity.reading.errors import RunError
 
 pytestmark = pytest.mark.core

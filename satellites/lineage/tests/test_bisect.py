@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from trinity.cli.commands.ledger.bisect import bisect
+from trinity.lineage.bisect import bisect
 from trinity.reading.bisect import Difference, compare
 from trinity.reading.errors import RunError
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.cli.commands.ledger import fork as command
 from trinity.config import load
 from trinity.config.parents import parent_of
+from trinity.lineage import fork as command
 from trinity.reading.errors import RunError
 from trinity.reading.run_record import this_version
 from trinity.runtime.errors import DataLoss, InvalidInput

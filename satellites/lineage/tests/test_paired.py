@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trinity.lineage.compare import compare, stage_folder
 from trinity.reading.errors import RunError
-from trinity.ui.paired import Difference, compare, compare_runs, in_ranges, stage_folder, t_quantile
+from trinity.reading.paired import Difference, compare_runs, in_ranges, t_quantile
 
 pytestmark = pytest.mark.core
 

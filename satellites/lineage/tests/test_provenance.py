@@ -23,12 +23,12 @@ from trinity.buffer.log.wire import LogEntry
 from trinity.config import dump, load
 from trinity.data.experience import Task
 from trinity.data.wire import encode_outcome
+from trinity.lineage import provenance as command
+from trinity.lineage import verify
 from trinity.reading.client import Buffer
 from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage, find_job_stage
 from trinity.reading.run_record import mark_folder
-from trinity.ui import provenance as command
-from trinity.ui import verify
 from trinity.weights import FileInfo, FolderOffer, Manifest
 from trinity.weights.checkpoint_manifest import ManifestWriter
 from trinity.weights.wire import decode_manifest, encode_manifest

@@ -18,13 +18,13 @@ import pytest
 from support.fakes.data.experience import make_group, make_task
 from trinity import plugins
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.cli.commands.ledger import fork as forking
-from trinity.cli.commands.ledger import regrade as command
 from trinity.config import load
 from trinity.config.parents import Regrade, parent_of
 from trinity.config.schema.algorithm import RolloutCorrectionConfig
 from trinity.data.experience import Group, VersionSpan
 from trinity.data.wire import decode_outcome, encode_outcome
+from trinity.lineage import fork as forking
+from trinity.lineage import regrade as command
 from trinity.reading.errors import RunError
 from trinity.reading.run_record import this_version
 from trinity.weights.checkpoint_manifest import ManifestWriter

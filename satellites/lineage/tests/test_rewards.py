@@ -11,8 +11,8 @@ import pytest
 from support.fakes.data.experience import make_group, make_task
 from trinity.data.experience import Group, Truncation
 from trinity.data.wire import decode_outcome, encode_outcome, regraded
+from trinity.lineage.rewards import Changes, LeftOut, NotRecorded, rescored
 from trinity.reading.errors import RunError
-from trinity.reading.regrade import Changes, LeftOut, NotRecorded, rescored
 
 pytestmark = pytest.mark.core
 

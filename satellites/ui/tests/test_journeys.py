@@ -15,8 +15,8 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from support.fakes.pages.recorded_run import RECORDED
-from trinity.cli.commands.ledger.replay_report import Report, Step, Weights
 from trinity.cli.main import app as trinity
+from trinity.lineage.replay_report import Report, Step, Weights
 from trinity.ui import main
 from trinity.ui.app import make_app
 from trinity.ui.bundle import write

@@ -36,7 +36,7 @@ _PRELOADED = [
     "transformers.models.qwen2.modeling_qwen2",
     "trinity.buffer.service",
     "trinity.cli.main",
-    "trinity.cli.commands.ledger.replay_step",
+    "trinity.lineage.replay_step",
     "trinity.cli.supervise.stage.supervisor",
     "trinity.environment.service",
     "trinity.sync.service",

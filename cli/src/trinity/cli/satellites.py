@@ -9,11 +9,19 @@ _GROUP = "trinity.commands"
 # summary of its distribution.
 _KNOWN = {
     "ui": ("trinity-ui", "Show runs on a page: the ledger, groups, samples. Without --writes it only reads."),
-    "compare": ("trinity-ui", "Differences of two runs by step, with paired intervals."),
-    "provenance": ("trinity-ui", "Write a checkpoint's lineage as a folder that others can check, with a statement."),
-    "verify": ("trinity-ui", "Check a checkpoint's lineage, from the rows of its tasks to its files."),
     "export": ("trinity-ui", "Write ledger, experiences and metrics of a run as Parquet files."),
     "atif": ("trinity-ui", "Trajectories in ATIF, Harbor's form: archives as files, and files as rows."),
+    "fork": ("trinity-lineage", "Make a run that goes on from a step of another one, with other keys."),
+    "regrade": ("trinity-lineage", "Make a run that trains stored groups again, with other rewards."),
+    "replay": ("trinity-lineage", "Train steps again from the ledger, and compare with what the run did."),
+    "replay-step": ("trinity-lineage", "Train the kept batch of a bad step again, and show its groups."),
+    "bisect": ("trinity-lineage", "Show the first place at which two runs differ."),
+    "compare": ("trinity-lineage", "Differences of two runs by step, with paired intervals."),
+    "provenance": (
+        "trinity-lineage",
+        "Write a checkpoint's lineage as a folder that others can check, with a statement.",
+    ),
+    "verify": ("trinity-lineage", "Check a checkpoint's lineage, from the rows of its tasks to its files."),
     "convert": ("trinity-convert", "Turn checkpoints (DeepSpeed, FSDP, Megatron) into Hugging Face folders."),
     "import-verl": ("trinity-import-verl", "Write the YAML of what a veRL script runs."),
     "launch": ("trinity-cluster", "Run on a cluster: Slurm's jobs of a run, written and submitted."),

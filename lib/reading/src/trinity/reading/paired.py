@@ -1,4 +1,4 @@
-"""`trinity compare`: differences of two runs by step, with paired intervals.
+"""Differences of two runs by step, with paired intervals (`trinity compare`, the page of two runs).
 
 Runs are paired where they trained the same tasks: forks of one step, or runs of the same data and seed. Each task is
 then a pair, so the spread between tasks cancels. Of one pair of runs the interval is over its tasks, of several pairs
@@ -9,21 +9,15 @@ over the pairs. Two unpaired runs would need (Var A + Var B) / Var(B - A) times 
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from trinity.commands import AsJson, command, group
 from trinity.reading.bisect import lines_of_steps
 from trinity.reading.errors import RunError
-from trinity.reading.render import table, to_json, visible
 from trinity.reading.view import stretches
-
-app = group()
 
 OF_TASKS = ("reward", "response_tokens")
 _ROWS = 20
@@ -168,16 +162,6 @@ def _metric(folder: Path, metric: str) -> dict[int, float]:
     return {one["step"]: float(one[metric]) for one in lines if isinstance(one.get(metric), (int, float))}
 
 
-def stage_folder(given: Path) -> Path:
-    """Returns the given folder of a stage, or the stage of a job that trained last. Raises RunError."""
-    if (given / "monitor" / "trainer.jsonl").exists():
-        return given
-    below = sorted(given.glob("*/monitor/trainer.jsonl"), key=lambda path: path.stat().st_mtime)
-    if not below:
-        raise RunError(f"{given}: no step was trained in it", 2)
-    return below[-1].parent.parent
-
-
 def in_ranges(found: Comparison, most: int = _ROWS) -> list[Difference]:
     """Returns at most `most` rows: neighbouring steps as one with all their tasks, or some of the steps of runs."""
     size = math.ceil(len(found.steps) / most)
@@ -195,50 +179,3 @@ def _pooled(steps: Sequence[Difference]) -> Difference:
     seeds = [one.seeds for one in steps if one.seeds is not None]
     mean = statistics.fmean(seeds) if seeds else None
     return Difference(steps[0].first, steps[-1].last, pairs, weigh("a"), weigh("b"), weigh("difference"), half, mean)
-
-
-Folders = Annotated[list[Path], typer.Argument(metavar="A B [A B]...", help="Job or stage folders, two of each pair")]
-
-
-@command(app, "compare")
-def compare(
-    folders: Folders,
-    metric: Annotated[str, typer.Option("--metric", help="reward, response_tokens, or a trainer's metric")] = "reward",
-    as_json: AsJson = False,
-) -> str:
-    """Differences of two runs by step, with paired intervals; several pairs of runs together."""
-    if len(folders) < 2 or len(folders) % 2:
-        raise RunError(f"{len(folders)} folders are no pairs: give A B, or A B A B ... of several pairs", 2)
-    stages = [stage_folder(one) for one in folders]
-    found = compare_runs(list(zip(stages[::2], stages[1::2], strict=True)), metric)
-    return to_json(asdict(found)) if as_json else render(found)
-
-
-def render(found: Comparison) -> str:
-    rows = [*in_ranges(found), found.whole]
-    shown: dict[str, Callable[[Difference], Any]] = {
-        "steps": lambda one: str(one.first) if one.first == one.last else f"{one.first}-{one.last}",
-        found.over: lambda one: one.pairs,
-        "A": lambda one: f"{one.a:.4g}",
-        "B": lambda one: f"{one.b:.4g}",
-        "B - A": lambda one: f"{one.difference:+.4g}",
-        "95 %": lambda one: "-" if one.half is None else f"± {one.half:.2g}",
-        "unpaired seeds": lambda one: "-" if one.seeds is None else f"{max(1.0, one.seeds):.1f}",
-    }
-    lines = [table(rows, shown), verdict(found)]
-    if found.alone:
-        lines.append(f"{found.alone} tasks of these steps were trained by one of the runs only, and are left out")
-    return visible("\n".join(lines), layout=True)
-
-
-def verdict(found: Comparison) -> str:
-    """Returns the sentence on the whole."""
-    one = found.whole
-    if one.half is None:
-        return f"{found.metric}: one pair has no interval; give further pairs"
-    sure = abs(one.difference) > one.half
-    text = f"{found.metric}: B - A is {one.difference:+.4g} ± {one.half:.2g} over {one.pairs} pairs of {found.over}"
-    text += "" if sure else ", which may be 0"
-    if one.seeds is None:
-        return f"{text}; all pairs differ alike"
-    return f"{text}; as precise as {math.ceil(max(1.0, one.seeds))} unpaired seeds of each run for one pair"

@@ -20,10 +20,10 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-from trinity.cli.commands.ledger.replay_report import circumstances
 from trinity.commands import AsJson, Overrides, StageOption, command, group
 from trinity.config import Config, dump, load, make_plan
 from trinity.config.parents import FORK, Parent, Regrade
+from trinity.lineage.replay_report import circumstances
 from trinity.reading import job as jobs
 from trinity.reading import run_record
 from trinity.reading.bisect import metrics_by_step

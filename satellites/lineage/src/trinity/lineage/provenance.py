@@ -22,12 +22,12 @@ import typer
 from trinity.commands import command, group
 from trinity.config import dump
 from trinity.config.parents import FORK
+from trinity.lineage import verify as verifier
 from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage, Reader, any_buffer, ask, find_job_stage
 from trinity.reading.render import near
 from trinity.reading.run_record import check_folder, this_version
 from trinity.runtime import files
-from trinity.ui import verify as verifier
 from trinity.weights.checkpoint_manifest import MANIFEST
 from trinity.weights.checkpoint_manifest import verify as verify_checkpoint
 from trinity.weights.checkpoints import COMPLETE, checkpoint_folder, complete_steps

@@ -21,7 +21,6 @@ from typing import Annotated, Any
 import typer
 
 from trinity import plugins
-from trinity.cli.commands.ledger.fork import PLUGINS, Fork, find_parent, make_fork
 from trinity.commands import AsJson, Overrides, PluginDirs, StageOption, command, group
 from trinity.config import Config, ConfigError, load, make_plan
 from trinity.config.parents import Regrade, parent_of
@@ -29,12 +28,8 @@ from trinity.config.schema.algorithm import RolloutCorrectionConfig
 from trinity.config.workflows import scores_by_name
 from trinity.data.experience import Group
 from trinity.data.wire import decode_outcome, regraded
-from trinity.reading import wire
-from trinity.reading.bisect import lines_of_steps
-from trinity.reading.client import Scorers
-from trinity.reading.errors import RunError
-from trinity.reading.reader import JobStage, scorers
-from trinity.reading.regrade import (
+from trinity.lineage.fork import PLUGINS, Fork, find_parent, make_fork
+from trinity.lineage.rewards import (
     NOT_GRADED,
     SKIPPED,
     WITHOUT_EXPLORER,
@@ -46,6 +41,11 @@ from trinity.reading.regrade import (
     Scored,
     rescored,
 )
+from trinity.reading import wire
+from trinity.reading.bisect import lines_of_steps
+from trinity.reading.client import Scorers
+from trinity.reading.errors import RunError
+from trinity.reading.reader import JobStage, scorers
 from trinity.reading.render import near, table, to_json, visible
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
@@ -224,7 +224,7 @@ def _notes(config: Config, grader: Grader | None) -> list[str]:
 
 @dataclass
 class _Regrading:
-    """Replaces the rewards in the parts of a fork: trinity.cli.commands.ledger.fork.Change."""
+    """Replaces the rewards in the parts of a fork: trinity.lineage.fork.Change."""
 
     through_step: int
     step: int

@@ -21,8 +21,6 @@ from typing import Annotated, Any
 
 import typer
 
-from trinity.cli.commands.ledger.bisect import bisect
-from trinity.cli.commands.ledger.replay_report import Report, Step, Weights, circumstances, render
 from trinity.cli.commands.run import run
 from trinity.cli.supervise.checks.preflight import check_model_folder
 from trinity.cli.supervise.processes import services
@@ -30,6 +28,8 @@ from trinity.cli.supervise.processes.devices import Placement
 from trinity.commands import AsJson, Overrides, command, group
 from trinity.config import Config, ConfigError, dump, load, make_plan
 from trinity.config.run_record import Addresses
+from trinity.lineage.bisect import bisect
+from trinity.lineage.replay_report import Report, Step, Weights, circumstances, render
 from trinity.reading.bisect import metrics_by_step
 from trinity.reading.children import Child, stop_all
 from trinity.reading.client import Buffer

@@ -13,7 +13,11 @@ from typing import Annotated, Any
 
 import typer
 
-from trinity.cli.commands.ledger.replay import (
+from trinity.cli.supervise.processes import services
+from trinity.commands import AsJson, Overrides, command, group
+from trinity.config import dump
+from trinity.config.run_record import Addresses
+from trinity.lineage.replay import (
     Wanted,
     check_given,
     check_model,
@@ -22,10 +26,6 @@ from trinity.cli.commands.ledger.replay import (
     run_to_end,
     trainer_config,
 )
-from trinity.cli.supervise.processes import services
-from trinity.commands import AsJson, Overrides, command, group
-from trinity.config import dump
-from trinity.config.run_record import Addresses
 from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage, find_trained, has_own_tokens
 from trinity.reading.render import table, to_json

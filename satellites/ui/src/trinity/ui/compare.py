@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from trinity.config import flat
-from trinity.reading import bisect
+from trinity.reading import bisect, paired
 from trinity.reading.errors import RunError
-from trinity.ui import curves, paired, replays, screens
+from trinity.ui import curves, replays, screens
 from trinity.ui.places import Places
 from trinity.ui.source import Source
 
