@@ -50,7 +50,7 @@ def test_ctrl_c_while_the_command_is_imported_is_no_traceback() -> None:
 NO_NOHUP = "signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # the tests themselves may run under it
 ENDED_BY_SIGNAL = """
 import asyncio, os, signal
-from trinity.cli.supervise.stage.ending import Ending, Interrupted, ended_by_signals
+from trinity.reading.ending import Ending, Interrupted, ended_by_signals
 async def supervise():
     stop = Ending()
     with ended_by_signals(stop):

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SERVICES = ("buffer", "environment", "explorer", "sync", "tinker", "trainer")
+SERVICES = ("buffer", "environment", "explorer", "sync", "trainer")
 LIGHT = {
     "buffer": "trinity.buffer.service",
     "environment": "trinity.environment.service",
     "sync": "trinity.sync.service",
-    "tinker": "trinity.tinker.service",
+    "tinker": "trinity.tinker.main, trinity.tinker.cost, trinity.tinker.gateway.service",
     "reading": "trinity.reading.status, trinity.reading.view, trinity.reading.accounts.cost",
     "cli": "trinity.cli.main, trinity.cli.supervise.stage.supervisor, trinity.cli.supervise.stage.join, "
     "trinity.cli.commands.status, trinity.cli.commands.ledger.batch",

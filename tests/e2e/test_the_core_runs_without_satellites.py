@@ -1,4 +1,4 @@
-"""A fresh environment without ui, lineage, import_verl, convert, cluster and trinity_rft runs the quickstart's YAML.
+"""A fresh environment without ui, lineage, import_verl, convert, cluster, tinker and trinity_rft runs the quickstart.
 
 Third-party packages are links to the installed ones; parts of Trinity are installed from their wheels.
 """
@@ -15,7 +15,7 @@ import pytest
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(900)]
 
-SATELLITES = ("ui", "lineage", "import_verl", "convert", "cluster", "trinity_rft")
+SATELLITES = ("ui", "lineage", "import_verl", "convert", "cluster", "tinker", "trinity_rft")
 SHORT = [
     "stages.0.buffer.total_steps=4",
     "buffer.total_steps=2",
@@ -92,6 +92,7 @@ def test_the_quickstart_is_checked_and_learns(core: SimpleNamespace) -> None:
         ("convert", "trinity-convert"),
         ("certs", "trinity-cluster"),
         ("launch", "trinity-cluster"),
+        ("tinker", "trinity-tinker"),
     ],
 )
 def test_a_command_names_its_distribution(core: SimpleNamespace, command: str, distribution: str) -> None:

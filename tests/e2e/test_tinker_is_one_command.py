@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from support.servers.tinker_stack import HttpTenant, datum, forward, serve_example
-from trinity.reading.accounts import tenants
 from trinity.runtime.process import free_port
+from trinity.tinker import cost
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(600)]
 
@@ -40,7 +40,7 @@ def test_the_example_serves_and_resumes(repository: Path, quickstart_model: Path
     finally:
         process.terminate()
         process.wait(timeout=60)
-    used = tenants.collect(tmp_path / "tinker/quickstart")["tenants"]
+    used = cost.collect(tmp_path / "tinker/quickstart")["tenants"]
     assert used["alice"]["uses"]["forward_backward"]["requests"] == 2, "one before the stop, and one after it"
     assert all(used[tenant]["uses"]["sample"]["requests"] == 1 for tenant in ("alice", "bob"))
     assert all(use["seconds"] > 0 for tenant in used.values() for use in tenant["uses"].values())

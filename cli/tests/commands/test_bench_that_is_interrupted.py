@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from trinity.cli.commands import bench
-from trinity.cli.supervise.stage.ending import Interrupted
 from trinity.config import Config
 from trinity.config.load import parse
 from trinity.config.run_record import Addresses
+from trinity.reading.ending import Interrupted
 from trinity.reading.errors import RunError
 
 pytestmark = pytest.mark.core

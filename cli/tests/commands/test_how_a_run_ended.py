@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from trinity.cli.main import app
 from trinity.cli.supervise.stage import supervisor
-from trinity.cli.supervise.stage.ending import Interrupted
 from trinity.config import Config
 from trinity.reading import job as jobs
 from trinity.reading import run_record
+from trinity.reading.ending import Interrupted
 from trinity.reading.errors import RunError
 from trinity.runtime import files
 

@@ -10,11 +10,11 @@ import pytest
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.cli.commands import status
 from trinity.cli.supervise.stage.display import PlainDisplay, facts
-from trinity.cli.supervise.stage.ending import Ending
 from trinity.cli.supervise.stage.stage import Stage
 from trinity.reading import status as reading_status
 from trinity.reading import wire
 from trinity.reading.client import Answers
+from trinity.reading.ending import Ending
 
 pytestmark = pytest.mark.core
 

@@ -12,13 +12,13 @@ from trinity.data.tenants.log import CommandLog, Kind, Result
 from trinity.runtime.broker import connect
 from trinity.runtime.names import RunNames
 from trinity.runtime.trust.keys import make_key_file
-from trinity.tinker import app
-from trinity.tinker.app import Gateway
-from trinity.tinker.journal import Journal
-from trinity.tinker.results import Results
-from trinity.tinker.saves import Saves
-from trinity.tinker.settings import TinkerSettings
-from trinity.tinker.tenants import TenantKeys
+from trinity.tinker.gateway import app
+from trinity.tinker.gateway.app import Gateway
+from trinity.tinker.gateway.journal import Journal
+from trinity.tinker.gateway.results import Results
+from trinity.tinker.gateway.saves import Saves
+from trinity.tinker.gateway.settings import TinkerSettings
+from trinity.tinker.gateway.tenants import TenantKeys
 
 pytestmark = pytest.mark.core
 

@@ -6,9 +6,9 @@ from trinity.data.tenants.log import CommandLog, Kind, canonical
 from trinity.runtime.broker import connect
 from trinity.runtime.errors import Conflict, DataLoss, Full, InvalidInput, NotFound
 from trinity.runtime.names import RunNames
-from trinity.tinker.journal import Journal, owner_of
-from trinity.tinker.quotas import Quotas
-from trinity.tinker.saves import Saves
+from trinity.tinker.gateway.journal import Journal, owner_of
+from trinity.tinker.gateway.quotas import Quotas
+from trinity.tinker.gateway.saves import Saves
 
 pytestmark = pytest.mark.core
 

@@ -4,8 +4,8 @@ import pytest
 
 from trinity.data.tenants.log import Command, Kind
 from trinity.runtime.errors import Full
-from trinity.tinker import quotas
-from trinity.tinker.quotas import Quotas
+from trinity.tinker.gateway import quotas
+from trinity.tinker.gateway.quotas import Quotas
 
 pytestmark = pytest.mark.core
 

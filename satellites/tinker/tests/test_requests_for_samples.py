@@ -14,12 +14,12 @@ from trinity.data.tenants.log import Command, Kind, canonical
 from trinity.data.tenants.samples import Sample
 from trinity.explorer.sampler.servicer import SamplerServicer
 from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, TimedOut, Unavailable
-from trinity.tinker import sampling, shapes
-from trinity.tinker.client import SamplerClient
-from trinity.tinker.journal import Journal
-from trinity.tinker.sampling import Failed, Gone, Sampling
-from trinity.tinker.saves import Saved, Saves
-from trinity.tinker.sessions import Signs
+from trinity.tinker.gateway import sampling, shapes
+from trinity.tinker.gateway.client import SamplerClient
+from trinity.tinker.gateway.journal import Journal
+from trinity.tinker.gateway.sampling import Failed, Gone, Sampling
+from trinity.tinker.gateway.saves import Saved, Saves
+from trinity.tinker.gateway.sessions import Signs
 
 pytestmark = pytest.mark.core
 
@@ -210,7 +210,7 @@ async def test_sampling_sessions_follow_from_the_log() -> None:
     old = f"tinker://{model}/sampler_weights/old"
     assert restarted.journal.saved("alice", old).position == 7
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trinity.tinker.saves.now", lambda: 1e12)
+        patch.setattr("trinity.tinker.gateway.saves.now", lambda: 1e12)
         with pytest.raises(InvalidInput, match="ttl_seconds are over"):
             restarted.journal.saved("alice", old)
         restarted.journal.check_new("alice", model, {"path": "old", "sampling_session_seq_id": None})

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from trinity.data.tenants.log import Told, now
-from trinity.tinker.results import Results
-from trinity.tinker.saves import Saved
+from trinity.tinker.gateway.results import Results
+from trinity.tinker.gateway.saves import Saved
 
 pytestmark = pytest.mark.core
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from trinity.cli.commands.tinker import tinker
 from trinity.reading.errors import RunError
 from trinity.runtime.process import FileLock
+from trinity.tinker.main import tinker
 
 pytestmark = pytest.mark.core
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trinity.config import ConfigError
-from trinity.config.tinker import load_tinker
+from trinity.tinker.config import load_tinker
 
 pytestmark = pytest.mark.core
 

@@ -24,7 +24,7 @@ from trinity.runtime.trust.tokens import make_tokens
 _START_SECONDS, _RESULT_SECONDS = 180.0, 120.0
 RUN, BASE, LONGEST, VOCABULARY = "tinker-test", "tiny", 64, 262
 _MODULES = {
-    "tinker": "trinity.tinker.main",
+    "tinker": "trinity.tinker.gateway.main",
     "tenants": "trinity.trainer.tenants.main",
     "sampler": "trinity.explorer.sampler.main",
 }

@@ -16,10 +16,6 @@ _COMMANDS = {
     "run": ("commands.run", "Run what a YAML describes, or train --model on --data; resume where it stopped."),
     "init": ("commands.init", "Write the YAML of a run on your own model and data, and check it."),
     "serve": ("commands.serve", "Serve the newest weights of a run to OpenAI clients, until Ctrl-C."),
-    "tinker": (
-        "commands.tinker",
-        "Let tinker clients train and sample adapters of several tenants on one model, until Ctrl-C.",
-    ),
     "check": ("commands.check", "Check a YAML and say what it would do. Needs no GPU, no network, no model, no data."),
     "debug": ("commands.debug.debug", "Run one task's workflow on one engine, and show its outcome."),
     "status": ("commands.status", "Show the processes of a live run, or how a finished one ended."),

@@ -8,6 +8,10 @@ _GROUP = "trinity.commands"
 # Commands of Trinity's satellites: the distribution, and the line in --help. For any other command --help shows the
 # summary of its distribution.
 _KNOWN = {
+    "tinker": (
+        "trinity-tinker",
+        "Let tinker clients train and sample adapters of several tenants on one model, until Ctrl-C.",
+    ),
     "ui": ("trinity-ui", "Show runs on a page: the ledger, groups, samples. Without --writes it only reads."),
     "export": ("trinity-ui", "Write ledger, experiences and metrics of a run as Parquet files."),
     "atif": ("trinity-ui", "Trajectories in ATIF, Harbor's form: archives as files, and files as rows."),

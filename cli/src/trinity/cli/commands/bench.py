@@ -18,13 +18,13 @@ from trinity.cli.supervise.checks.preflight import check_inputs
 from trinity.cli.supervise.processes import services
 from trinity.cli.supervise.processes.devices import place
 from trinity.cli.supervise.stage.display import Display, make_display
-from trinity.cli.supervise.stage.ending import Ending, ended_by_signals
 from trinity.config import Config, Plan, dump, expand, make_plan
 from trinity.config.run_record import Addresses
 from trinity.plugins import satellites
 from trinity.reading import job as jobs
 from trinity.reading.children import Child, stop_all
 from trinity.reading.client import NoAnswer, Sync, Watcher
+from trinity.reading.ending import Ending, ended_by_signals
 from trinity.reading.errors import RunError
 from trinity.reading.processes import open_nats
 from trinity.reading.render import table

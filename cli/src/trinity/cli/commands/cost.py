@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from trinity.commands import AsJson, command, group
-from trinity.reading.accounts import tenants
+from trinity.plugins import satellites
 from trinity.reading.accounts.cost import collect
 from trinity.reading.accounts.fates import Facts
 from trinity.reading.errors import RunError
@@ -19,7 +19,8 @@ app = group()
 def find_account(config: Path | None = None, job: Path | None = None, stage: str = "") -> JobStage | Path:
     """Like `find_job_stage`, for a run whose job folder is here: its account is in files. Returns the folder of a
     service for tinker clients."""
-    return tenants.folder_of_service(config, job) or find_job_stage(config, job, stage)
+    tenants = satellites.find("tenants")
+    return (tenants and tenants.folder_of_service(config, job)) or find_job_stage(config, job, stage)
 
 
 @command(app, "cost", find_account)
@@ -32,38 +33,13 @@ def cost(
 ) -> str:
     """Show what the seconds of devices went to: trained, dropped, failed, idle; or which tenants used them."""
     if isinstance(place, Path):
-        used = tenants.collect(place, tenant)
-        return to_json(used) if as_json else render_tenants(used, tenant)
+        return str(satellites.find("tenants").report(place, tenant, as_json))
     if tenant:
         raise RunError(
             f"--tenant {tenant}: {place.name} is a run, without tenants; give the YAML of `trinity tinker`", 2
         )
     found = collect(place)
     return to_json(found) if as_json else render(place.name, found)
-
-
-def render_tenants(found: Facts, tenant: str = "") -> str:
-    """Returns the account of all tenants, or of one by the kinds of its requests, as text."""
-    whole = max(found["device_seconds"], 1e-9)
-    if tenant:
-        rows = sorted(found["tenants"][tenant]["uses"].items(), key=lambda row: -row[1]["seconds"])
-        columns = {
-            tenant: lambda row: row[0],
-            "requests": lambda row: row[1]["requests"],
-            "seconds of devices": lambda row: f"{row[1]['seconds']:.1f}",
-            "share": lambda row: f"{row[1]['seconds'] / whole:.1%}",
-        }
-        return table(rows, columns)
-    return table(
-        list(found["tenants"].items()),
-        {
-            "seconds of devices": lambda row: row[0],
-            "commands": lambda row: f"{row[1]['device_seconds'] - row[1]['sampled_seconds']:.1f}",
-            "samples": lambda row: f"{row[1]['sampled_seconds']:.1f}",
-            "all": lambda row: f"{row[1]['device_seconds']:.1f}",
-            "share": lambda row: f"{row[1]['device_seconds'] / whole:.1%}",
-        },
-    )
 
 
 def render(name: str, found: Facts) -> str:

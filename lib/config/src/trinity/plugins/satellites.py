@@ -17,6 +17,7 @@ DISTRIBUTIONS = {
     "foreign_keys": "trinity-compat-rft",
     "operators": "trinity-compat-rft",
     "plugin_names": "trinity-compat-rft",
+    "tenants": "trinity-tinker",
     "workflows": "trinity-compat-rft",
 }
 

@@ -1,18 +1,18 @@
-"""Device-seconds of the tenants of `trinity tinker`, for `trinity cost --tenant` and the pages (docs/tinker.md)."""
+"""Device-seconds of tenants, for `trinity cost --tenant` and the pages: the hook `tenants` (docs/tinker.md)."""
 
 from pathlib import Path
 
+from trinity.config.document import read_document, read_text
 from trinity.data.tenants import account
 from trinity.reading.accounts.fates import Facts
 from trinity.reading.errors import RunError
+from trinity.reading.render import table, to_json
+from trinity.tinker.config import load_tinker
 
 
 def folder_of_service(config: Path | None, job: Path | None) -> Path | None:
     """Returns the folder of the service that a YAML or a folder is of; None if it is of a run. Raises ConfigError."""
     if config is not None:
-        from trinity.config.document import read_document, read_text
-        from trinity.config.tinker import load_tinker
-
         is_service = "tenants" in read_document(read_text(config), str(config), [])[0]
         return load_tinker(config).folder if is_service else None
     return job if job is not None and (job / "tenants").is_dir() else None
@@ -44,3 +44,33 @@ def collect(folder: Path, tenant: str = "") -> Facts:
     by_seconds = sorted(tenants.items(), key=lambda item: -item[1]["device_seconds"])
     total = sum(one["device_seconds"] for one in tenants.values())
     return {"service": folder.name, "device_seconds": total, "tenants": dict(by_seconds)}
+
+
+def report(folder: Path, tenant: str, as_json: bool) -> str:
+    """Returns the account of a service as text or JSON. Raises RunError as `collect`."""
+    found = collect(folder, tenant)
+    return to_json(found) if as_json else _render(found, tenant)
+
+
+def _render(found: Facts, tenant: str) -> str:
+    """Returns the account of all tenants, or of one by the kinds of its requests, as text."""
+    whole = max(found["device_seconds"], 1e-9)
+    if tenant:
+        rows = sorted(found["tenants"][tenant]["uses"].items(), key=lambda row: -row[1]["seconds"])
+        columns = {
+            tenant: lambda row: row[0],
+            "requests": lambda row: row[1]["requests"],
+            "seconds of devices": lambda row: f"{row[1]['seconds']:.1f}",
+            "share": lambda row: f"{row[1]['seconds'] / whole:.1%}",
+        }
+        return table(rows, columns)
+    return table(
+        list(found["tenants"].items()),
+        {
+            "seconds of devices": lambda row: row[0],
+            "commands": lambda row: f"{row[1]['device_seconds'] - row[1]['sampled_seconds']:.1f}",
+            "samples": lambda row: f"{row[1]['sampled_seconds']:.1f}",
+            "all": lambda row: f"{row[1]['device_seconds']:.1f}",
+            "share": lambda row: f"{row[1]['device_seconds'] / whole:.1%}",
+        },
+    )

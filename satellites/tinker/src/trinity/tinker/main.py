@@ -1,12 +1,12 @@
 """`trinity tinker`: several tenants train adapters on one base model, and sample, through the `tinker` client."""
 
-import importlib
 from pathlib import Path
 
 from trinity.commands import Arguments, ConfigOption, command, group
-from trinity.config.tinker import load_tinker
 from trinity.reading.errors import RunError
 from trinity.runtime import logs
+from trinity.tinker.config import load_tinker
+from trinity.tinker.processes import serve
 
 app = group()
 
@@ -21,5 +21,5 @@ def tinker(arguments: Arguments = None, config: ConfigOption = None) -> int:
         raise RunError("trinity tinker: name a YAML: trinity tinker --config examples/tinker/quickstart.yaml", 2)
     loaded = load_tinker(config, given)
     logs.configure("run", level="ERROR")
-    importlib.import_module("trinity.cli.supervise.stage.tinker").serve(loaded)
+    serve(loaded)
     return 0

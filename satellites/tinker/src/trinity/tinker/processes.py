@@ -6,10 +6,9 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
-from trinity.cli.supervise.stage.ending import Ending, ended_by_signals
 from trinity.config.memory import vocabulary_of
-from trinity.config.tinker import TinkerConfig
 from trinity.reading.children import Child, stop_all
+from trinity.reading.ending import Ending, ended_by_signals
 from trinity.reading.errors import RunError
 from trinity.reading.job import Job
 from trinity.reading.nats import NatsAccess
@@ -19,6 +18,7 @@ from trinity.runtime.process import FileLock
 from trinity.runtime.trust.keys import make_key_file
 from trinity.runtime.trust.roles import Role
 from trinity.runtime.trust.tokens import make_tokens
+from trinity.tinker.config import TinkerConfig
 
 _STOP_SECONDS, _POLL_SECONDS, _ASK_SECONDS = 6.0, 0.5, 5.0
 _KEY_PREFIX = "tml-"  # the client takes no other keys
@@ -142,7 +142,9 @@ def gateway(config: TinkerConfig, place: Job, nats: NatsAccess, vocabulary: int,
         "WAITING_MIB": str(config.waiting_mib),
         "SAMPLER_ADDRESS": sampler,
     }
-    return service_child("tinker", place.folder / "log", settings)
+    child = service_child("tinker", place.folder / "log", settings)
+    child.command = [sys.executable, "-m", "trinity.tinker.gateway.main", "serve"]
+    return child
 
 
 def _common(config: TinkerConfig, place: Job, nats: NatsAccess, name: str) -> dict[str, str]:

@@ -17,7 +17,6 @@ from trinity.cli.supervise.processes.devices import place
 from trinity.cli.supervise.processes.endpoint import endpoint_problems, endpoint_settings
 from trinity.cli.supervise.stage.disk import DiskWatch
 from trinity.cli.supervise.stage.display import Display, make_display
-from trinity.cli.supervise.stage.ending import Ending, ended_by_signals
 from trinity.cli.supervise.stage.join_config import joined_config
 from trinity.cli.supervise.stage.own_tasks import own_tasks
 from trinity.cli.supervise.stage.progress import starting
@@ -26,6 +25,7 @@ from trinity.config.run_record import Addresses, RunRecord
 from trinity.reading.accounts.device_log import DeviceLog
 from trinity.reading.children import Child, stop_all
 from trinity.reading.client import Watcher
+from trinity.reading.ending import Ending, ended_by_signals
 from trinity.reading.errors import RunError
 from trinity.reading.job import Job, SupervisorRecord
 from trinity.reading.nats import NatsAccess

@@ -15,7 +15,6 @@ from trinity.cli.supervise.processes.devices import Placement
 from trinity.cli.supervise.processes.endpoint import endpoint_settings
 from trinity.cli.supervise.stage.disk import DiskWatch
 from trinity.cli.supervise.stage.display import Display
-from trinity.cli.supervise.stage.ending import Ending
 from trinity.cli.supervise.stage.progress import starting
 from trinity.config import Plan, dump
 from trinity.config.run_record import Addresses, RunRecord
@@ -24,6 +23,7 @@ from trinity.reading.accounts.budget import Budget
 from trinity.reading.accounts.device_log import BEAT_SECONDS, DeviceLog
 from trinity.reading.children import Child, stop_all
 from trinity.reading.client import Answers, Watcher
+from trinity.reading.ending import Ending
 from trinity.reading.errors import RunError
 from trinity.reading.job import Job, SupervisorRecord
 from trinity.reading.nats import NatsAccess

@@ -16,7 +16,6 @@ from trinity.cli.supervise.checks.preflight import check_inputs, machine_problem
 from trinity.cli.supervise.checks.task_rows import names_for
 from trinity.cli.supervise.processes.devices import Placement, place
 from trinity.cli.supervise.stage.display import Display, Pages, make_display
-from trinity.cli.supervise.stage.ending import Ending, Interrupted, ended_by_signals
 from trinity.cli.supervise.stage.outcome import closing, last_lines
 from trinity.cli.supervise.stage.stage import EXIT_SPENT, Stage
 from trinity.config import Config, ConfigError, Plan, Problem, expand, flat, load, make_plan
@@ -26,6 +25,7 @@ from trinity.reading import job as jobs
 from trinity.reading import run_record
 from trinity.reading.accounts.budget import Budget
 from trinity.reading.children import Child, stop_all
+from trinity.reading.ending import Ending, Interrupted, ended_by_signals
 from trinity.reading.errors import RunError, expected_text, first_of
 from trinity.reading.nats import NatsAccess
 from trinity.reading.processes import open_nats

@@ -21,15 +21,15 @@ from trinity.data.tenants.log import CommandLog, Kind, Result, canonical, model_
 from trinity.data.tenants.wire import address_of, read_forward
 from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, TrinityError, Unauthenticated, Unavailable
 from trinity.runtime.metrics import Counter
-from trinity.tinker import shapes
-from trinity.tinker.client import SamplerClient
-from trinity.tinker.journal import Journal, owner_of
-from trinity.tinker.results import Results
-from trinity.tinker.sampling import Failed, Gone, Sampling
-from trinity.tinker.saves import about
-from trinity.tinker.sessions import Signs
-from trinity.tinker.settings import TinkerSettings
-from trinity.tinker.tenants import TenantKeys
+from trinity.tinker.gateway import shapes
+from trinity.tinker.gateway.client import SamplerClient
+from trinity.tinker.gateway.journal import Journal, owner_of
+from trinity.tinker.gateway.results import Results
+from trinity.tinker.gateway.sampling import Failed, Gone, Sampling
+from trinity.tinker.gateway.saves import about
+from trinity.tinker.gateway.sessions import Signs
+from trinity.tinker.gateway.settings import TinkerSettings
+from trinity.tinker.gateway.tenants import TenantKeys
 
 log = structlog.get_logger(__name__)
 

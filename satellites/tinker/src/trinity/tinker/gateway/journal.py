@@ -26,8 +26,8 @@ from trinity.data.tenants.log import (
 )
 from trinity.runtime.broker import SequenceConflict
 from trinity.runtime.errors import Conflict, InvalidInput, NotFound
-from trinity.tinker.quotas import Quotas
-from trinity.tinker.saves import Saved, Saves
+from trinity.tinker.gateway.quotas import Quotas
+from trinity.tinker.gateway.saves import Saved, Saves
 
 _DIGEST = 32  # bytes
 

@@ -6,8 +6,8 @@ The executor answers each tenant in the order of the log. So every command befor
 import asyncio
 
 from trinity.data.tenants.log import CommandLog, now
-from trinity.tinker.quotas import Quotas
-from trinity.tinker.saves import Saved
+from trinity.tinker.gateway.quotas import Quotas
+from trinity.tinker.gateway.saves import Saved
 
 
 class Results:

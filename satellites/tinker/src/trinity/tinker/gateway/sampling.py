@@ -15,10 +15,10 @@ from trinity.data.tenants.checks import Base, check_tokens
 from trinity.data.tenants.log import canonical, sampler_id_of, session_of
 from trinity.data.tenants.samples import Sample
 from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, TrinityError
-from trinity.tinker import shapes
-from trinity.tinker.client import SamplerClient
-from trinity.tinker.journal import Journal, Sampler
-from trinity.tinker.results import Results
+from trinity.tinker.gateway import shapes
+from trinity.tinker.gateway.client import SamplerClient
+from trinity.tinker.gateway.journal import Journal, Sampler
+from trinity.tinker.gateway.results import Results
 
 _KEPT_SECONDS, _KEPT_BYTES = 600.0, 256 * 2**20
 

@@ -14,14 +14,14 @@ from trinity.runtime.broker import connect
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.names import RunNames
 from trinity.runtime.settings import split_address
-from trinity.tinker.app import Gateway
-from trinity.tinker.client import SamplerClient
-from trinity.tinker.journal import Journal
-from trinity.tinker.quotas import Quotas
-from trinity.tinker.results import Results
-from trinity.tinker.saves import Saves
-from trinity.tinker.settings import TinkerSettings
-from trinity.tinker.tenants import TenantKeys
+from trinity.tinker.gateway.app import Gateway
+from trinity.tinker.gateway.client import SamplerClient
+from trinity.tinker.gateway.journal import Journal
+from trinity.tinker.gateway.quotas import Quotas
+from trinity.tinker.gateway.results import Results
+from trinity.tinker.gateway.saves import Saves
+from trinity.tinker.gateway.settings import TinkerSettings
+from trinity.tinker.gateway.tenants import TenantKeys
 
 log = structlog.get_logger(__name__)
 

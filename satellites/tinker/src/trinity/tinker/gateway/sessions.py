@@ -8,7 +8,7 @@ import structlog
 
 from trinity.data.tenants.log import session_of
 from trinity.runtime.errors import TrinityError
-from trinity.tinker.journal import Journal
+from trinity.tinker.gateway.journal import Journal
 
 log = structlog.get_logger(__name__)
 
