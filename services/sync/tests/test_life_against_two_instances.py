@@ -119,7 +119,7 @@ class World:
         """The records after the pointer: what it names must be there."""
         pointer = decode_live((await self.bucket.get(self.names.live_key)).value)
         entries = await self.bucket.entries(f"{self.run}.version")
-        found = {int(key.rpartition(".")[2]): records.decode_record(entry.value) for key, entry in entries.items()}
+        found = {int(key.rpartition(".")[2]): records.decode(Record, entry.value) for key, entry in entries.items()}
         self.story.advance(pointer, found)
         return found
 

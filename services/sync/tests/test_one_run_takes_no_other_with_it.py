@@ -34,14 +34,16 @@ async def test_a_candidate_that_cannot_be_read_does_not_end_the_judging(
 ) -> None:
     asked = 0
 
-    def unreadable(*_: Any) -> Any:
+    def unreadable(kind: Any, value: bytes, decode: Any = records.decode_or_new) -> Any:
         nonlocal asked
+        if kind is not records.Candidate:
+            return decode(kind, value)
         asked += 1
         raise error
 
     await run.members.join(make_member("a"))
     with monkeypatch.context() as broken:
-        broken.setattr(records, "decode_candidate", unreadable)
+        broken.setattr(records, "decode_or_new", unreadable)
         await run.versions.publish(make_manifest(tmp_path, 1, canary=True))
         await until(lambda: asked > 1)
     await until(lambda: run.state.candidate.version == 1)

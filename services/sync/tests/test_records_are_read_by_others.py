@@ -2,7 +2,7 @@
 
 import pytest
 
-from trinity.sync.store.records import Failure, Measured, Record, decode_record, encode
+from trinity.sync.store.records import Failure, Measured, Record, decode, encode
 from trinity.weights import VersionState
 from trinity.weights.pointer import verdict_of
 
@@ -15,7 +15,7 @@ def test_a_verdict_is_read_as_it_was_written(state: VersionState) -> None:
         3, 3, "digest", state, measured=Measured(3, 0.1, 0.2, -1.0, -1.2, "a"), failures=(Failure("a", 1, "damaged"),)
     )
     assert verdict_of(encode(record)) is state
-    assert decode_record(encode(record)) == record
+    assert decode(Record, encode(record)) == record
 
 
 def test_a_version_without_a_record_has_no_verdict() -> None:

@@ -11,7 +11,7 @@ from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1.sync_pb2_grpc import SyncServiceStub
 from trinity.runtime.broker import Bucket, connect
 from trinity.runtime.names import VERSIONS_BUCKET, RunNames
-from trinity.sync.store.records import decode_record
+from trinity.sync.store.records import Record, decode
 from trinity.weights import ExplorerState, Manifest, VersionState, manifest_to_proto
 from trinity.weights.pointer import decode_live
 
@@ -39,7 +39,7 @@ class Observer:
                 if change.key == names.live_key:
                     self._note(decode_live(change.value or b"").version)
                 elif change.key.startswith(f"{RUN}.version."):
-                    record = decode_record(change.value or b"")
+                    record = decode(Record, change.value or b"")
                     if record.state is VersionState.VERIFIED:
                         self.verified.add(record.version)
 

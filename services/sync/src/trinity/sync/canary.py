@@ -155,7 +155,7 @@ class Canaries:
     async def _ask(self) -> None:
         state = self._state
         entry = await state.mirror.fresh(self._key)
-        current = records.decode_candidate(entry.value)
+        current = records.decode_or_new(Candidate, entry.value)
         record = awaited(state.newest_first, state.live)
         with_explorer = await self._is_with_its_explorer(current)
         if record is None or (with_explorer and state.mirror.age_seconds(self._key) < self._seconds):
@@ -235,14 +235,14 @@ class Canaries:
         return False
 
     async def _was_asked(self, member: Member, version: int) -> bool:
-        candidate = records.decode_candidate((await self._state.mirror.fresh(self._key)).value)
+        candidate = records.decode_or_new(Candidate, (await self._state.mirror.fresh(self._key)).value)
         return (candidate.version, candidate.lease_id) == (version, member.lease_id)
 
     async def _ask_again(self, member: Member, version: int) -> None:
         """Frees the candidate, so that another explorer may be chosen."""
 
         def free(value: bytes) -> bytes | None:
-            asked = records.decode_candidate(value)
+            asked = records.decode_or_new(Candidate, value)
             if (asked.version, asked.lease_id) != (version, member.lease_id):
                 return None
             return records.encode(replace(asked, lease_id=""))

@@ -38,7 +38,7 @@ class Claims:
 
         def enter(value: bytes) -> bytes:
             nonlocal result
-            old = records.decode_claim(value)
+            old = records.decode_or_new(Claim, value)
             if old.lease_id and lease_id == old.lease_id:
                 result = replace(old, renewed_at=time.time())
             elif old.lease_id and old.trainer_id == trainer_id and not lease_id:
@@ -69,7 +69,7 @@ class Claims:
         """Ends a claim; does nothing if it has ended already."""
 
         def leave(value: bytes) -> bytes | None:
-            old = records.decode_claim(value)
+            old = records.decode_or_new(Claim, value)
             return records.encode(replace(old, lease_id="")) if old.lease_id == lease_id else None
 
         if lease_id:
@@ -78,7 +78,7 @@ class Claims:
 
     async def check(self, lease_id: str) -> int | None:
         """Returns the number of the trainer's claim; None if it needs none. Raises Conflict if it may not act."""
-        claim = records.decode_claim((await self._state.mirror.fresh(self._key)).value)
+        claim = records.decode_or_new(Claim, (await self._state.mirror.fresh(self._key)).value)
         if lease_id and lease_id == claim.lease_id:
             return claim.number
         if self._is_alive(claim):

@@ -121,7 +121,7 @@ class Members:
         if value is None:
             self._drop(key)
             return
-        member, before = records.decode_member(value), self._held.get(key)
+        member, before = records.decode(Member, value), self._held.get(key)
         now = clock.now()
         self._held[key] = _Held(member, now, now)
         if before is None:
@@ -133,7 +133,7 @@ class Members:
 
     def _check(self, key: str, value: bytes) -> None:
         """Raises the problem of a value."""
-        name = records.decode_member(value).explorer_id
+        name = records.decode(Member, value).explorer_id
         if key != self._names.member_key(name):
             raise ValueError(f"it is the entry of explorer {name[:80]!r}")
 
@@ -196,7 +196,7 @@ class Members:
             return member
 
         def renew(value: bytes) -> bytes:
-            if not value or records.decode_member(value).lease_id != lease_id:
+            if not value or records.decode(Member, value).lease_id != lease_id:
                 raise NotFound("lease_id: the lease ran out; join again")
             return records.encode_member(member)
 
@@ -279,7 +279,7 @@ class Epochs:
 
         def change(value: bytes) -> bytes | None:
             nonlocal formed
-            formed = records.decode_epoch(value)
+            formed = records.decode_or_new(Epoch, value)
             place = formed.store_address, formed.store_secret
             same = (formed.backend, place, formed.members) == (backend, store, wanted)
             if (same and not renew) or not (wanted or formed.members):

@@ -1,7 +1,9 @@
-"""The gRPC edge of the sync service."""
+"""The gRPC edge of the sync service: its calls, and its dataclasses as protobuf messages."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import lru_cache
 
 import grpc.aio
 import structlog
@@ -9,20 +11,24 @@ import structlog
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.runtime.errors import InvalidInput, NotFound, Unavailable
+from trinity.runtime.messages import from_message, to_message
 from trinity.runtime.trust.identity import check_name
-from trinity.sync import wire
 from trinity.sync.members import check_new
 from trinity.sync.runs import Run, Runs
-from trinity.sync.store.manifests import LISTED
-from trinity.sync.store.records import Member
+from trinity.sync.store.manifests import LISTED, lost_folder
+from trinity.sync.store.records import Measured, Member
 from trinity.sync.versions import Pin, VersionStatus
-from trinity.weights import manifest_from_proto
+from trinity.sync.watch import Announcement
+from trinity.weights import decode_manifest, manifest_from_proto
+from trinity.weights.pointer import Epoch, Rollback
 
 log = structlog.get_logger(__name__)
 
 _DEFAULT_LIMIT = 100
 _MOST_BYTES = 64 * 1024  # of what an explorer says of itself: it goes into KV, other members' screens and logs
 _LONGEST_FAILURE = 4096  # characters
+_REMEMBERED = 64  # answers to Watch
+_ROUNDED = 1.0  # large logits in bfloat16 may round a log-probability of 0 up to it
 
 
 class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
@@ -59,7 +65,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
 
     async def Join(self, request: pb.JoinRequest, context: grpc.aio.ServicerContext) -> pb.JoinResponse:
         _check_size(request)
-        member = wire.member_from_join(request)
+        member = from_message(Member, request, lease_id="")
         check_new(member)
         check_name("explorer_id", member.explorer_id)
         run = await self._run(request.run)
@@ -72,14 +78,14 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
     ) -> AsyncIterator[pb.WatchResponse]:
         run = await self._existing(request.run)
         async for news in run.watches.follow(request.lease_id):
-            yield wire.announcement_to_proto(news)
+            yield announcement_to_proto(news)
 
     async def Report(self, request: pb.ReportRequest, context: grpc.aio.ServicerContext) -> pb.ReportResponse:
         request.failure = request.failure[:_LONGEST_FAILURE]
         _check_size(request)
         run = await self._existing(request.run)
         before = await run.members.find(request.lease_id)
-        canaries = [wire.measured_from_proto(canary, before.explorer_id) for canary in request.canaries]
+        canaries = [measured_from_proto(canary, before.explorer_id) for canary in request.canaries]
         if request.failure:
             log.warning(
                 "sync.member.load_failed",
@@ -148,8 +154,9 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         rollback = await run.versions.roll_back(
             request.version, keep_experience=request.keep_experience, reason=request.reason
         )
-        withdrawn = run.withdrawn_by(rollback) if rollback else []
-        return pb.RollbackResponse(rollback=wire.rollback_to_proto(rollback, withdrawn))
+        if rollback is None:
+            return pb.RollbackResponse()
+        return pb.RollbackResponse(rollback=_rollback(rollback, run.withdrawn_by(rollback)))
 
     async def FormEpoch(self, request: pb.FormEpochRequest, context: grpc.aio.ServicerContext) -> pb.FormEpochResponse:
         run = await self._existing(request.run)
@@ -161,7 +168,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             set(request.excluded),
             renew=request.renew,
         )
-        return pb.FormEpochResponse(epoch=wire.epoch_to_proto(epoch) if epoch.members else None)
+        return pb.FormEpochResponse(epoch=epoch_to_proto(epoch) if epoch.members else None)
 
     async def ListVersions(
         self, request: pb.ListVersionsRequest, context: grpc.aio.ServicerContext
@@ -172,7 +179,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         listed = run.versions.all()[: request.limit or _DEFAULT_LIMIT]
         newest = await asyncio.gather(*(_version(run, version) for version in listed[:LISTED]))
         members = run.members.all()
-        older = [wire.version_to_proto(status, run.name, None, members) for status in listed[LISTED:]]
+        older = [version_to_proto(status, run.name, None, members) for status in listed[LISTED:]]
         return pb.ListVersionsResponse(versions=[*newest, *older])
 
     async def ListMembers(
@@ -183,7 +190,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             return pb.ListMembersResponse()
         live, members = run.state.live.version, run.members
         return pb.ListMembersResponse(
-            members=[wire.member_to_proto(m, live, members.seconds_since_report(m)) for m in members.all()]
+            members=[member_to_proto(m, live, members.seconds_since_report(m)) for m in members.all()]
         )
 
 
@@ -212,7 +219,7 @@ def _reported(request: pb.ReportRequest, before: Member) -> dict[str, object]:
 
 async def _version(run: Run, status: VersionStatus) -> pb.WeightVersion:
     manifest, problem = await run.manifests.encoded_or_problem(status.record)
-    return wire.version_to_proto(status, run.name, manifest, run.members.all(), problem)
+    return version_to_proto(status, run.name, manifest, run.members.all(), problem)
 
 
 async def _unreadable(run: Run) -> int | None:
@@ -224,4 +231,62 @@ async def _unreadable(run: Run) -> int | None:
 async def _newest_rollback(run: Run) -> pb.RollbackRecord | None:
     """Returns the newest rollback with the versions that any rollback withdrew: the trainer may have missed several."""
     rollback = (await run.state.pointer()).rollback
-    return wire.rollback_to_proto(rollback, run.withdrawn()) if rollback else None
+    return _rollback(rollback, run.withdrawn()) if rollback else None
+
+
+def _rollback(rollback: Rollback, withdrawn: Sequence[int]) -> pb.RollbackRecord:
+    return to_message(rollback, pb.RollbackRecord, withdrawn=withdrawn)
+
+
+def member_to_proto(member: Member, live: int, seconds_since_report: float) -> pb.Member:
+    """Passes unknown values of `state`, which newer explorers may report."""
+    times = {"reported_at": None, "seconds_since_report": seconds_since_report}
+    lag = max(0, live - member.version)
+    return to_message(member, pb.Member, lag=lag, lease_id=None, base_model=None, **times)
+
+
+def measured_from_proto(report: pb.CanaryReport, explorer_id: str) -> Measured:
+    """Raises InvalidInput for impossible numbers: they would reject a version, which ends a run."""
+    mean, largest = report.mean_error, report.max_error
+    finite = 0 <= mean <= largest * (1 + 1e-6) < math.inf
+    if not finite and not (math.isnan(mean) and largest == math.inf):
+        raise InvalidInput("canaries", f"have the mean {mean:g} and the largest difference {largest:g}")
+    if not -math.inf < report.expected <= _ROUNDED:
+        raise InvalidInput("canaries.expected", f"is {report.expected:g}, no log-probability")
+    return from_message(Measured, report, explorer_id=explorer_id)
+
+
+def version_to_proto(
+    status: VersionStatus, run: str, manifest: bytes | None, members: Iterable[Member], problem: str = ""
+) -> pb.WeightVersion:
+    """`manifest` is encoded; None if it is unlisted or unreadable."""
+    record = status.record
+    gone = record.collected or (manifest is not None and lost_folder(decode_manifest(manifest)) is not None)
+    bare = pb.Manifest(run=run, version=record.version, step=record.step)
+    return pb.WeightVersion(
+        manifest=bare if manifest is None else pb.Manifest.FromString(manifest),
+        state=status.state.wire_name,
+        reason=status.reason or problem,
+        holders=sum(member.version == record.version for member in members),
+        pinned=record.pinned,
+        measured=to_message(record.measured, pb.CanaryReport) if record.measured else None,
+        files_gone=gone,
+    )
+
+
+def epoch_to_proto(epoch: Epoch) -> pb.Epoch:
+    members = [to_message(member, pb.EpochMember, lease_id=None) for member in epoch.members]
+    return to_message(epoch, pb.Epoch, world_size=epoch.world_size, members=members)
+
+
+@lru_cache(_REMEMBERED)
+def announcement_to_proto(news: Announcement) -> pb.WatchResponse:
+    """Built once for all streams with the same news."""
+    return pb.WatchResponse(
+        live=None if news.live is None else pb.Manifest.FromString(news.live),
+        gate_step=news.gate_step,
+        candidate=None if news.candidate is None else pb.Manifest.FromString(news.candidate),
+        epoch=None if news.epoch is None else epoch_to_proto(news.epoch),
+        rejected=news.rejected,
+        problem=news.problem,
+    )

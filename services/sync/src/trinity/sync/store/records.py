@@ -1,12 +1,13 @@
 """The service's entries in KV: one frozen dataclass for each kind of key, as JSON. trinity.weights has the pointer."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trinity.weights import ExplorerState, VersionState
-from trinity.weights.pointer import UNREADABLE, Epoch, decode, encode
+from trinity.weights.pointer import UNREADABLE, Kind, decode, encode
 
-__all__ = ["UNREADABLE", "encode"]  # UNREADABLE: raised by decoding a value that no sync service wrote
+__all__ = ["UNREADABLE", "decode", "encode"]  # UNREADABLE: raised by decoding a value that no sync service wrote
 
 
 @dataclass(frozen=True)
@@ -127,25 +128,6 @@ def encode_member(member: Member) -> bytes:
     return json.dumps({**vars(member), "capabilities": vars(member.capabilities)}).encode()
 
 
-def decode_record(value: bytes) -> Record:
-    return decode(Record, value)
-
-
-def decode_claim(value: bytes) -> Claim:
-    return decode(Claim, value) if value else Claim()
-
-
-def decode_candidate(value: bytes) -> Candidate:
-    return decode(Candidate, value) if value else Candidate()
-
-
-def decode_epoch(value: bytes) -> Epoch:
-    return decode(Epoch, value) if value else Epoch()
-
-
-def decode_platform(value: bytes) -> Platform:
-    return decode(Platform, value) if value else Platform()
-
-
-def decode_member(value: bytes) -> Member:
-    return decode(Member, value)
+def decode_or_new(kind: Callable[..., Kind], value: bytes) -> Kind:
+    """Decodes an entry; an empty value is that of a new run."""
+    return decode(kind, value) if value else kind()

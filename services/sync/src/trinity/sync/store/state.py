@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 
 import structlog
 
@@ -28,10 +28,10 @@ class RunState:
         self.changes = 0
         self._decoders: dict[str, Callable[[bytes], object]] = {
             self.names.live_key: decode_live,
-            self.names.claim_key: records.decode_claim,
-            self.names.candidate_key: records.decode_candidate,
-            self.names.epoch_key: records.decode_epoch,
-            self.names.platform_key: records.decode_platform,
+            self.names.claim_key: partial(records.decode_or_new, Claim),
+            self.names.candidate_key: partial(records.decode_or_new, Candidate),
+            self.names.epoch_key: partial(records.decode_or_new, Epoch),
+            self.names.platform_key: partial(records.decode_or_new, Platform),
         }
         self._forget_all()
 
@@ -45,7 +45,7 @@ class RunState:
         if key in self._decoders:
             setattr(self, name, self._decoders[key](value or b""))
         elif value is not None:
-            self.records[int(name)] = records.decode_record(value)
+            self.records[int(name)] = records.decode(Record, value)
         elif name.isdecimal():
             self.records.pop(int(name), None)
         self.__dict__.pop("newest_first", None)
@@ -57,7 +57,7 @@ class RunState:
         if key in self._decoders:
             self._decoders[key](value)
             return
-        version = records.decode_record(value).version
+        version = records.decode(Record, value).version
         if key != self.names.version_key(version) or not 0 <= version < 2**63:
             raise ValueError(f"it is the record of version {version}")
 
@@ -70,7 +70,7 @@ class RunState:
         entry = await self.mirror.fresh(self.names.version_key(version))
         if not entry.value:
             raise NotFound(f"version: this run has no version {version}")
-        return records.decode_record(entry.value)
+        return records.decode(Record, entry.value)
 
     async def pointer(self) -> Live:
         """Reads the pointer from KV."""
@@ -81,7 +81,7 @@ class RunState:
         wanted = Platform(member.capabilities.platform, member.explorer_id)
 
         def keep(value: bytes) -> bytes | None:
-            first = records.decode_platform(value)
+            first = records.decode_or_new(Platform, value)
             if first.platform and first.platform != wanted.platform:
                 raise Conflict(
                     f"capabilities.platform: is {wanted.platform}; the run is reproducible, and {first.explorer_id} "
@@ -107,7 +107,7 @@ class RunState:
             nonlocal changed
             if not value:
                 raise NotFound(f"version: this run has no version {version}")
-            record = records.decode_record(value)
+            record = records.decode(Record, value)
             changed = change(record)
             if changed == record:
                 changed = None
