@@ -159,7 +159,7 @@ OTHERS = (
     ),
     Border(
         "torch: groups that may break",
-        ("trinity.weights.collective", "trinity.weights.group_store", "trinity.weights.nccl"),
+        ("trinity.weights.collective", "trinity.weights.group_store"),
         "`ProcessGroupNCCL.cpp`: which threads watch a group, and which environment variables end the process. The "
         "timeout of NCCL's options has no public setter. The store is a class of Python: what the groups ask of it.",
         ("tests/integration/test_collective_group.py",),

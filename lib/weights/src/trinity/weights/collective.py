@@ -29,7 +29,6 @@ import torch.distributed as dist
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.process import environment, loopback_interface
 from trinity.runtime.settings import LOOPBACK
-from trinity.weights import nccl
 from trinity.weights.group_store import GroupBroken, Store
 from trinity.weights.manifest import TensorInfo
 
@@ -44,6 +43,20 @@ _UNDER_WAY = 2
 _ABORT_SECONDS = 10.0
 _EXIT_SECONDS = 5.0
 _ALIGNMENT = 16  # bytes
+
+# torch watches every group of NCCL with threads. A collective that times out or fails blocks that thread for a minute,
+# and destroying the group waits for it. Eight minutes later the monitor of the process's first group, even if that is
+# another one, ends the process. (ProcessGroupNCCL.cpp of torch 2.11: Watchdog::runLoop, HeartbeatMonitor::runLoop.)
+# Set before a process makes its first group, and for its children:
+NCCL_OF_PROCESS = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+# Set while a group that may break is made: the thread that waits for it finds and reports its errors.
+_NCCL_OF_GROUP = {
+    **NCCL_OF_PROCESS,
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+}
+_NEVER = timedelta(days=365)  # the timeout of such a group
 
 
 @dataclass(frozen=True)
@@ -217,9 +230,9 @@ def _process_group(
     if backend != "nccl":
         raise InvalidInput("backend", f"is {backend!r}; gloo and nccl are known")
     torch.cuda.set_device(device)
-    with environment(nccl.OF_GROUP):
+    with environment(_NCCL_OF_GROUP):
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = nccl.NEVER
+        options._timeout = _NEVER
         return dist.ProcessGroupNCCL(place, rank, world_size, options)
 
 

@@ -21,7 +21,7 @@ from trinity.explorer.engine.routes import WANTED
 from trinity.explorer.types import FOUR_BIT, EngineFailed, EngineOptions
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.process import environment
-from trinity.weights import nccl
+from trinity.weights.collective import NCCL_OF_PROCESS
 
 log = structlog.get_logger(__name__)
 
@@ -222,7 +222,7 @@ def _environment(options: EngineOptions, devices: str | None) -> Any:
     """Environment of vLLM's child processes while one engine starts."""
     if "://" in os.environ.get("VLLM_PORT", ""):  # Kubernetes' link to a service named vllm; vLLM wants a number
         del os.environ["VLLM_PORT"]
-    values = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1", **nccl.OF_PROCESS}
+    values = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1", **NCCL_OF_PROCESS}
     if options.device == "cpu":
         values["VLLM_CPU_KVCACHE_SPACE"] = f"{max(1, round(options.cpu_kvcache_gib))}"
         # Compiling the few jitted helpers costs 20 s at the first batch and gains nothing measurable on a CPU.

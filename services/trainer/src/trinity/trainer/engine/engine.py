@@ -50,7 +50,8 @@ from trinity.trainer.process import devices
 from trinity.trainer.process.exchange import Together, meet_in_store
 from trinity.trainer.process.ranks import LONGEST_EXCHANGE, Ranks
 from trinity.trainer.weights.shards import Weights
-from trinity.weights import Lora, TensorInfo, nccl
+from trinity.weights import Lora, TensorInfo
+from trinity.weights.collective import NCCL_OF_PROCESS
 
 log = structlog.get_logger(__name__)
 
@@ -79,7 +80,7 @@ class TrainEngine:
             torch.cuda.set_device(self.device)
             if plan.config.reproducible:
                 devices.only_deterministic_kernels()
-        for name, value in nccl.OF_PROCESS.items():
+        for name, value in NCCL_OF_PROCESS.items():
             os.environ.setdefault(name, value)
         backend = "nccl" if on_gpu else "gloo"
         others = f"the other {ranks.world_size - 1} of {ranks.world_size} ranks (this is rank {ranks.rank})"
