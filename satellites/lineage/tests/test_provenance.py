@@ -266,6 +266,21 @@ def test_a_version_of_another_line_is_named_though_the_statement_lists_it(
     assert re.search(said, text), text
 
 
+@pytest.mark.parametrize("step", [STEPS - 1, STEPS + 1, 10**12])
+def test_the_last_step_is_the_ledger_s(step: int, stage: JobStage, tmp_path: Path) -> None:
+    """Whatever a statement without a key says, and though it lists a checkpoint of another step."""
+    folder, _ = made(stage, tmp_path / "out")
+    state = folder / "checkpoint/trainer_state.json"
+    known = json.loads(state.read_text())
+    for named, said in (("the statement", step), ("trainer_state.json", STEPS)):
+        state.unlink()
+        state.write_text(json.dumps({**known, "step": step}))
+        statement = command._statement(stage, said, known["ledger_sha256"], [], folder)
+        command._sign(statement, folder, None)
+        code, text = check(folder)
+        assert (code, f"{named} names step {step}, " in text, f"ends at step {STEPS}, " in text) == (1, True, True)
+
+
 def test_versions_of_an_older_trainer_name_nothing(stage: JobStage, tmp_path: Path) -> None:
     for path in stage.folder.glob("weights/v*/manifest.pb"):
         older = replace(decode_manifest(path.read_bytes()), ledger_sha256=b"", parent_sha256=b"")

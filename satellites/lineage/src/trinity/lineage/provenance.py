@@ -151,11 +151,7 @@ def _link(source: str, target: str) -> str:
 
 
 def _statement(job_stage: JobStage, step: int, head: str, whole: list[int], folder: Path) -> dict[str, Any]:
-    names = {
-        path.relative_to(folder).as_posix()
-        for part in ("checkpoint", "version", "versions")
-        for path in (folder / part).rglob("*")
-    }
+    names = {path.relative_to(folder).as_posix() for part in verifier.LISTED for path in (folder / part).rglob("*")}
     found = sorted(name for name in names if (folder / name).is_file() and name != f"checkpoint/{COMPLETE}")
     subject = [{"name": name, "digest": {"sha256": verifier.sha256(folder / name)}} for name in found]
     config = json.dumps(dump(job_stage.config), sort_keys=True).encode()
