@@ -36,10 +36,10 @@ class Place:
     """An executor with both tenants, and their queue."""
 
     def __init__(self, model: Any, args: argparse.Namespace, folder: Path) -> None:
-        from trinity.data.tenants.log import Kind, canonical
-        from trinity.trainer.tenants.executor import Executor
-        from trinity.trainer.tenants.queue import FairQueue
-        from trinity.trainer.tenants.states import States
+        from trinity.tinker.commands.log import Kind, canonical
+        from trinity.tinker.executor.executor import Executor
+        from trinity.tinker.executor.queue import FairQueue
+        from trinity.tinker.executor.states import States
 
         self._args, self._position, self._skipped = args, 0, 0.0
         self._clock = time.process_time if args.device == "cpu" else time.monotonic
@@ -51,7 +51,7 @@ class Place:
         self._rest()
 
     def _add(self, tenant: str, kind: Any, body: bytes) -> None:
-        from trinity.data.tenants.log import Command
+        from trinity.tinker.commands.log import Command
 
         self._position += 1
         self._queue.add(Command(kind, tenant, tenant, self._position, body, 0.0, self._position))
@@ -60,8 +60,8 @@ class Place:
     def _step(self, tenant: str, times: int) -> None:
         import numpy as np
 
-        from trinity.data.tenants.log import Kind, canonical
-        from trinity.data.tenants.wire import Datum, Forward, write_forward
+        from trinity.tinker.commands.log import Kind, canonical
+        from trinity.tinker.commands.wire import Datum, Forward, write_forward
 
         rng, data = np.random.default_rng(times), []
         for _ in range(times * self._args.sequences):
@@ -77,7 +77,7 @@ class Place:
 
     def _rest(self, running: Iterable[Any] = ()) -> None:
         """Executes what is begun, and what waits."""
-        from trinity.trainer.tenants.turns import turn
+        from trinity.tinker.executor.turns import turn
 
         for executed in running:
             self._noisy -= sum(command.tenant == "noisy" for command, _ in executed)
@@ -87,8 +87,8 @@ class Place:
     def light(self, steps: int, pause: float, times: int = 0) -> tuple[float, float]:
         """Returns the seconds of a step with its pause, and the median of those without. times: size of the noisy
         tenant's passes; 0: there is none."""
-        from trinity.data.tenants.log import Kind
-        from trinity.trainer.tenants.turns import turn
+        from trinity.tinker.commands.log import Kind
+        from trinity.tinker.executor.turns import turn
 
         begin, taken = self._now(), list[float]()
         due, sent = begin + pause, False
@@ -117,7 +117,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Any:
     from buffer_table import Table, at_most
     from rollout import make_model
 
-    from trinity.trainer.tenants.model import SharedModel
+    from trinity.tinker.executor.model import SharedModel
 
     make_model(folder / "model", args)
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float32

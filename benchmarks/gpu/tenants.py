@@ -36,12 +36,12 @@ class Work:
         self.executor, self._vocabulary = executor, vocabulary
 
     def _command(self, kind: Any, model: str, body: bytes, position: int) -> Any:
-        from trinity.data.tenants.log import Command
+        from trinity.tinker.commands.log import Command
 
         return Command(kind, model, model, position, body, 0.0, position)
 
     def create(self, models: int) -> None:
-        from trinity.data.tenants.log import Kind, canonical
+        from trinity.tinker.commands.log import Kind, canonical
 
         for index in range(models):
             body = canonical({"lora_config": {"rank": RANKS[index % len(RANKS)], **_LORA}})
@@ -51,8 +51,8 @@ class Work:
     def steps(self, models: int, sequences: int, length: int, seed: int) -> list[Any]:
         import numpy as np
 
-        from trinity.data.tenants.log import Kind, canonical
-        from trinity.data.tenants.wire import Datum, Forward, write_forward
+        from trinity.tinker.commands.log import Kind, canonical
+        from trinity.tinker.commands.wire import Datum, Forward, write_forward
 
         rng, made, at = np.random.default_rng(seed), [], self.executor.commands
         for index in range(models):
@@ -83,9 +83,9 @@ def measure(args: argparse.Namespace, folder: Path) -> Any:
     from buffer_table import Table, at_least
     from rollout import make_model
 
-    from trinity.trainer.tenants.executor import Executor
-    from trinity.trainer.tenants.model import SharedModel
-    from trinity.trainer.tenants.states import States
+    from trinity.tinker.executor.executor import Executor
+    from trinity.tinker.executor.model import SharedModel
+    from trinity.tinker.executor.states import States
 
     make_model(folder / "model", args)
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float32

@@ -28,9 +28,9 @@ import whole_run
 from buffer_table import Table, at_least
 
 from support.servers.tinker_stack import BASE, HttpTenant
-from trinity.data.tenants.samples import Samples
-from trinity.data.tenants.wire import Datum, Forward, read_samples, write_forward
 from trinity.runtime.process import free_port
+from trinity.tinker.commands.samples import Samples
+from trinity.tinker.commands.wire import Datum, Forward, read_samples, write_forward
 
 LEAST_GAIN = 2.5
 START_SECONDS, STOP_SECONDS = 300.0, 60.0

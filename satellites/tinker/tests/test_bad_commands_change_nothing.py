@@ -10,7 +10,7 @@ import pytest
 
 from support.servers.nats import NatsServer
 from support.servers.tinker_stack import BASE, LONGEST, VOCABULARY, HttpTenant, TinkerStack, datum, forward
-from trinity.data.tenants.wire import Datum
+from trinity.tinker.commands.wire import Datum
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(600)]
 

@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from trinity.data.tenants.log import CommandLog, Kind, Result
 from trinity.runtime.broker import connect
 from trinity.runtime.names import RunNames
 from trinity.runtime.trust.keys import make_key_file
+from trinity.tinker.commands.log import CommandLog, Kind, Result
 from trinity.tinker.gateway import app
 from trinity.tinker.gateway.app import Gateway
 from trinity.tinker.gateway.journal import Journal

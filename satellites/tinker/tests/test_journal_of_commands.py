@@ -2,10 +2,10 @@
 
 import pytest
 
-from trinity.data.tenants.log import CommandLog, Kind, canonical
 from trinity.runtime.broker import connect
 from trinity.runtime.errors import Conflict, DataLoss, Full, InvalidInput, NotFound
 from trinity.runtime.names import RunNames
+from trinity.tinker.commands.log import CommandLog, Kind, canonical
 from trinity.tinker.gateway.journal import Journal, owner_of
 from trinity.tinker.gateway.quotas import Quotas
 from trinity.tinker.gateway.saves import Saves

@@ -2,8 +2,8 @@
 
 import pytest
 
-from trinity.data.tenants.log import Command, Kind
 from trinity.runtime.errors import Full
+from trinity.tinker.commands.log import Command, Kind
 from trinity.tinker.gateway import quotas
 from trinity.tinker.gateway.quotas import Quotas
 

@@ -9,17 +9,17 @@ import grpc.aio
 import pytest
 
 from trinity.data.experience import SamplingParams
-from trinity.data.tenants.checks import Base
-from trinity.data.tenants.log import Command, Kind, canonical
-from trinity.data.tenants.samples import Sample
-from trinity.explorer.sampler.servicer import SamplerServicer
 from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, TimedOut, Unavailable
+from trinity.tinker.commands.checks import Base
+from trinity.tinker.commands.log import Command, Kind, canonical
+from trinity.tinker.commands.samples import Sample
 from trinity.tinker.gateway import sampling, shapes
 from trinity.tinker.gateway.client import SamplerClient
 from trinity.tinker.gateway.journal import Journal
 from trinity.tinker.gateway.sampling import Failed, Gone, Sampling
 from trinity.tinker.gateway.saves import Saved, Saves
 from trinity.tinker.gateway.sessions import Signs
+from trinity.tinker.sampler.servicer import SamplerServicer
 
 pytestmark = pytest.mark.core
 

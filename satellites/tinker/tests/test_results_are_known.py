@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from trinity.data.tenants.log import Told, now
+from trinity.tinker.commands.log import Told, now
 from trinity.tinker.gateway.results import Results
 from trinity.tinker.gateway.saves import Saved
 

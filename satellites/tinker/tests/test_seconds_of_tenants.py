@@ -7,9 +7,9 @@ import pytest
 
 from trinity.cli.commands.cost import cost, find_account
 from trinity.config import Config
-from trinity.data.tenants.account import SAMPLE, Account, path_of
 from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage
+from trinity.tinker.commands.account import SAMPLE, Account, path_of
 
 pytestmark = pytest.mark.core
 

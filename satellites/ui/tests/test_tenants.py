@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from trinity.data.tenants.account import SAMPLE, Account, path_of
+from trinity.tinker.commands.account import SAMPLE, Account, path_of
 from trinity.ui.app import make_app
 from trinity.ui.places import Places
 

@@ -14,19 +14,19 @@ import httpx
 import numpy as np
 
 from support.servers.nats import NatsServer
-from trinity.data.tenants.samples import Samples
-from trinity.data.tenants.wire import Datum, Forward, read_output, read_samples, write_forward
 from trinity.runtime.process import free_port
 from trinity.runtime.trust.keys import make_key_file
 from trinity.runtime.trust.roles import Role
 from trinity.runtime.trust.tokens import make_tokens
+from trinity.tinker.commands.samples import Samples
+from trinity.tinker.commands.wire import Datum, Forward, read_output, read_samples, write_forward
 
 _START_SECONDS, _RESULT_SECONDS = 180.0, 120.0
 RUN, BASE, LONGEST, VOCABULARY = "tinker-test", "tiny", 64, 262
 _MODULES = {
     "tinker": "trinity.tinker.gateway.main",
-    "tenants": "trinity.trainer.tenants.main",
-    "sampler": "trinity.explorer.sampler.main",
+    "tenants": "trinity.tinker.executor.main",
+    "sampler": "trinity.tinker.sampler.main",
 }
 
 

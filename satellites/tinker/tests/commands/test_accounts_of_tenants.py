@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trinity.data.tenants import account
-from trinity.data.tenants.account import SAMPLE, Account
+from trinity.tinker.commands import account
+from trinity.tinker.commands.account import SAMPLE, Account
 
 pytestmark = pytest.mark.core
 

@@ -6,8 +6,9 @@ import pytest
 from trinity.api.explorer.v1 import sampler_pb2
 from trinity.api.tinker.v1 import tinker_pb2 as pb
 from trinity.data.experience import SamplingParams
-from trinity.data.tenants.samples import NO_LOGPROB, Sample, Sampled, Samples, Top
-from trinity.data.tenants.wire import (
+from trinity.runtime.errors import InvalidInput
+from trinity.tinker.commands.samples import NO_LOGPROB, Sample, Sampled, Samples, Top
+from trinity.tinker.commands.wire import (
     Datum,
     Forward,
     address_of,
@@ -20,7 +21,6 @@ from trinity.data.tenants.wire import (
     write_forward,
     write_output,
 )
-from trinity.runtime.errors import InvalidInput
 
 pytestmark = pytest.mark.core
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from trinity.data.tenants.log import Command, Kind, canonical
-from trinity.data.tenants.wire import Datum, Forward, write_forward
 from trinity.runtime.errors import InvalidInput, Unavailable
-from trinity.trainer.tenants import service
-from trinity.trainer.tenants.executor import Executor
-from trinity.trainer.tenants.model import SharedModel
-from trinity.trainer.tenants.service import TenantsService
-from trinity.trainer.tenants.settings import TenantsSettings
-from trinity.trainer.tenants.states import States
+from trinity.tinker.commands.log import Command, Kind, canonical
+from trinity.tinker.commands.wire import Datum, Forward, write_forward
+from trinity.tinker.executor import service
+from trinity.tinker.executor.executor import Executor
+from trinity.tinker.executor.model import SharedModel
+from trinity.tinker.executor.service import TenantsService
+from trinity.tinker.executor.settings import TenantsSettings
+from trinity.tinker.executor.states import States
 
 pytestmark = pytest.mark.core
 

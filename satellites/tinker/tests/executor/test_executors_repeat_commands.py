@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from trinity.data.tenants.log import Command, Kind, Result, canonical
-from trinity.data.tenants.wire import Datum, Forward, write_forward
 from trinity.runtime.errors import DataLoss
-from trinity.trainer.tenants.executor import Executor
-from trinity.trainer.tenants.model import SharedModel, finished
-from trinity.trainer.tenants.states import States
+from trinity.tinker.commands.log import Command, Kind, Result, canonical
+from trinity.tinker.commands.wire import Datum, Forward, write_forward
+from trinity.tinker.executor.executor import Executor
+from trinity.tinker.executor.model import SharedModel, finished
+from trinity.tinker.executor.states import States
+from trinity.tinker.saved_adapters import canary_of, folder_of
 from trinity.weights.adapters import read_adapters
-from trinity.weights.saved_adapters import canary_of, folder_of
 
 pytestmark = pytest.mark.core
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from trinity.data.tenants.account import Account
-from trinity.data.tenants.log import Command, CommandLog, Kind, Result
 from trinity.runtime.broker import connect
 from trinity.runtime.names import RunNames
-from trinity.trainer.tenants.model import Parts
-from trinity.trainer.tenants.service import TenantsService
-from trinity.trainer.tenants.settings import TenantsSettings
+from trinity.tinker.commands.account import Account
+from trinity.tinker.commands.log import Command, CommandLog, Kind, Result
+from trinity.tinker.executor.model import Parts
+from trinity.tinker.executor.service import TenantsService
+from trinity.tinker.executor.settings import TenantsSettings
 
 pytestmark = pytest.mark.core
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from trinity.trainer.tenants.losses import token_loss
+from trinity.tinker.executor.losses import token_loss
 
 pytestmark = pytest.mark.core
 

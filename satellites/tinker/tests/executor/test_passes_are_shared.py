@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from trinity.data.tenants.log import Command, Kind, Result, canonical
-from trinity.data.tenants.wire import Datum, Forward, read_forward, read_output, write_forward
-from trinity.trainer.tenants.executor import Executor
-from trinity.trainer.tenants.model import AdapterShape, SharedModel, Tenant, finished
-from trinity.trainer.tenants.states import States
+from trinity.tinker.commands.log import Command, Kind, Result, canonical
+from trinity.tinker.commands.wire import Datum, Forward, read_forward, read_output, write_forward
+from trinity.tinker.executor.executor import Executor
+from trinity.tinker.executor.model import AdapterShape, SharedModel, Tenant, finished
+from trinity.tinker.executor.states import States
 
 pytestmark = pytest.mark.core
 
@@ -182,7 +182,7 @@ def test_bfloat16_loses_no_small_update(quickstart_model: Path) -> None:
 def test_a_state_is_copied_in_parts_of_bounded_size(quickstart_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = SharedModel(str(quickstart_model), torch.float32, torch.device("cpu"), 40)
     tenant = made.add("a", AdapterShape(4))
-    monkeypatch.setattr("trinity.trainer.tenants.model._COPIED", 1000)
+    monkeypatch.setattr("trinity.tinker.executor.model._COPIED", 1000)
     joined: list[int] = []
     plain = torch.cat
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from trinity.data.tenants.log import Command, Kind
-from trinity.trainer.tenants.queue import FairQueue
+from trinity.tinker.commands.log import Command, Kind
+from trinity.tinker.executor.queue import FairQueue
 
 pytestmark = pytest.mark.core
 

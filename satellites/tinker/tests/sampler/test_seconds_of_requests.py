@@ -4,9 +4,9 @@ import contextlib
 
 import pytest
 
-from trinity.data.tenants.account import SAMPLE, Account
-from trinity.explorer.sampler.seconds import Seconds
 from trinity.explorer.types import EngineFailed
+from trinity.tinker.commands.account import SAMPLE, Account
+from trinity.tinker.sampler.seconds import Seconds
 
 pytestmark = pytest.mark.core
 

@@ -4,8 +4,8 @@ import contextlib
 
 import pytest
 
-from trinity.explorer.sampler.turns import Turns
 from trinity.explorer.types import EngineFailed
+from trinity.tinker.sampler.turns import Turns
 
 pytestmark = pytest.mark.core
 

@@ -1,22 +1,18 @@
-"""An explorer holds a bounded number of tenants' adapters, and samples by none whose canary fails."""
+"""An explorer holds a bounded number of versions, and samples by none whose canary fails."""
 
 import asyncio
 import contextlib
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from trinity.explorer.engine.engine import Using
-from trinity.explorer.engine.versions import Versions, saved_in
-from trinity.runtime.errors import DataLoss, NotFound
+from trinity.explorer.engine.versions import Versions
+from trinity.runtime.errors import DataLoss
 from trinity.weights import Canary, Probe
-from trinity.weights.saved_adapters import folder_of, save
 
 pytestmark = pytest.mark.core
-
-_TOKENS = (1, 2, 3)
 
 
 class _Adapters:
@@ -31,7 +27,7 @@ class _Adapters:
         return list(self.named)
 
     async def load(self, name: str, folder: Path, serial: int) -> None:
-        assert (folder / "adapter").exists() and len(self.named) < 2
+        assert len(self.named) < 2
         await asyncio.sleep(0)
         self.named[name] = 0
         self.loads.append(name)
@@ -67,13 +63,14 @@ class _Engine:
         return np.full(len(token_ids) - 1, -3.0 if adapter == "13" else -1.0, np.float32)
 
 
-def _save(root: Path, position: int) -> None:
-    save(root, position, lambda folder: (folder / "adapter").touch(), Canary((Probe(_TOKENS, (-1.0, -1.0)),), 0.1, 0.2))
+@contextlib.asynccontextmanager
+async def _source(version: int):
+    yield Path(str(version)), Canary((Probe((1, 2, 3), (-1.0, -1.0)),), 0.1, 0.2)
 
 
-def _versions(root: Path) -> tuple[_Engine, Versions]:
+def _versions() -> tuple[_Engine, Versions]:
     engine = _Engine()
-    return engine, Versions(engine, saved_in(root), 2)  # type: ignore[arg-type]
+    return engine, Versions(engine, _source, 2)
 
 
 async def _use(versions: Versions, position: int) -> str:
@@ -81,10 +78,8 @@ async def _use(versions: Versions, position: int) -> str:
         return weights.salt
 
 
-async def test_the_least_recently_used_idle_one_makes_room(tmp_path: Path) -> None:
-    for position in (1, 2, 3, 4):
-        _save(tmp_path, position)
-    engine, versions = _versions(tmp_path)
+async def test_the_least_recently_used_idle_one_makes_room() -> None:
+    engine, versions = _versions()
     assert await asyncio.gather(*(_use(versions, 1) for _ in range(5))) == ["1"] * 5
     assert engine.adapters.loads == ["1"]  # together
     assert await _use(versions, 0) == ""
@@ -99,9 +94,8 @@ async def test_the_least_recently_used_idle_one_makes_room(tmp_path: Path) -> No
     assert engine.adapters.loads == ["1", "2", "3", "4", "3"]
 
 
-async def test_a_request_that_is_cut_off_stops_no_load_of_another(tmp_path: Path) -> None:
-    _save(tmp_path, 1)
-    engine, versions = _versions(tmp_path)
+async def test_a_request_that_is_cut_off_stops_no_load_of_another() -> None:
+    engine, versions = _versions()
     cut, other = (asyncio.create_task(_use(versions, 1)) for _ in range(2))
     await asyncio.sleep(0)
     cut.cancel()
@@ -109,10 +103,8 @@ async def test_a_request_that_is_cut_off_stops_no_load_of_another(tmp_path: Path
     assert engine.adapters.loads == ["1"]
 
 
-async def test_no_load_waits_for_the_canary_of_another(tmp_path: Path) -> None:
-    for position in (14, 15, 16):
-        _save(tmp_path, position)
-    engine, versions = _versions(tmp_path)
+async def test_no_load_waits_for_the_canary_of_another() -> None:
+    engine, versions = _versions()
     slow = asyncio.create_task(_use(versions, 14))
     for position in (15, 16, 15):
         assert await asyncio.wait_for(_use(versions, position), 10) == str(position)
@@ -120,10 +112,8 @@ async def test_no_load_waits_for_the_canary_of_another(tmp_path: Path) -> None:
     assert await slow == "14"
 
 
-async def test_a_load_takes_the_room_that_comes_first(tmp_path: Path) -> None:
-    for position in (1, 2, 3, 4):
-        _save(tmp_path, position)
-    engine, versions = _versions(tmp_path)
+async def test_a_load_takes_the_room_that_comes_first() -> None:
+    engine, versions = _versions()
     async with contextlib.AsyncExitStack() as long:
         await long.enter_async_context(versions.using(1))
         async with versions.using(2):
@@ -144,40 +134,23 @@ async def test_a_load_takes_the_room_that_comes_first(tmp_path: Path) -> None:
     assert list(engine.adapters.named) == ["3", "4"]
 
 
-async def test_a_load_that_fails_gives_its_room_back(tmp_path: Path) -> None:
-    for position in (1, 2, 13):
-        _save(tmp_path, position)
-    _, versions = _versions(tmp_path)
+async def test_a_load_that_fails_gives_its_room_back() -> None:
+    _, versions = _versions()
     for position in (1, 13, 2, 1):
         with contextlib.suppress(DataLoss):
             assert await asyncio.wait_for(_use(versions, position), 10) == str(position)
 
 
-async def test_adapters_with_another_canary_are_refused_and_dropped(tmp_path: Path) -> None:
-    _save(tmp_path, 13)
-    engine, versions = _versions(tmp_path)
+async def test_adapters_with_another_canary_are_refused_and_dropped() -> None:
+    engine, versions = _versions()
     for _ in range(2):
         with pytest.raises(DataLoss, match="computes other log-probabilities than the trainer"):
             await _use(versions, 13)
     assert (engine.adapters.loads, engine.adapters.named) == (["13"], {})
 
 
-async def test_adapters_that_are_gone_are_not_found(tmp_path: Path) -> None:
-    _, versions = _versions(tmp_path)
-    with pytest.raises(NotFound, match="no longer kept"):
-        await _use(versions, 7)
-    _save(tmp_path, 7)
-    assert await _use(versions, 7) == "7"
-    _save(tmp_path, 8)
-    (folder_of(tmp_path, 8) / "canary.json").write_text(json.dumps({"probes": 1}))
-    with pytest.raises(DataLoss, match=r"canary\.json cannot be read"):
-        await _use(versions, 8)
-
-
-async def test_a_version_that_was_loaded_serves_before_it_makes_room(tmp_path: Path) -> None:
-    for position in (1, 2, 3):
-        _save(tmp_path, position)
-    engine, versions = _versions(tmp_path)
+async def test_a_version_that_was_loaded_serves_before_it_makes_room() -> None:
+    engine, versions = _versions()
     load = engine.adapters.load
 
     async def slow(name: str, folder: Path, serial: int) -> None:

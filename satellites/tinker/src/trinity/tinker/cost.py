@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from trinity.config.document import read_document, read_text
-from trinity.data.tenants import account
 from trinity.reading.accounts.fates import Facts
 from trinity.reading.errors import RunError
 from trinity.reading.render import table, to_json
+from trinity.tinker.commands import account
 from trinity.tinker.config import load_tinker
 
 

@@ -99,7 +99,7 @@ def executor(config: TinkerConfig, place: Job, nats: NatsAccess) -> Child:
         **({} if config.share_passes is None else {"SHARE_PASSES": str(config.share_passes)}),
     }
     child = service_child("tenants", place.folder / "log", settings)
-    child.command = [sys.executable, "-m", "trinity.trainer.tenants.main", "serve"]
+    child.command = [sys.executable, "-m", "trinity.tinker.executor.main", "serve"]
     return child
 
 
@@ -118,7 +118,7 @@ def sampler(config: TinkerConfig, place: Job) -> Child:
         "GPU_MEMORY_GIB": str(config.sampler_gpu_gib),
     }
     child = service_child("sampler", place.folder / "log", settings)
-    child.command = [sys.executable, "-m", "trinity.explorer.sampler.main", "serve"]
+    child.command = [sys.executable, "-m", "trinity.tinker.sampler.main", "serve"]
     return child
 
 

@@ -5,9 +5,11 @@
 A folder is whole or not there.
 """
 
+import asyncio
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -47,3 +49,14 @@ def canary_of(folder: Path) -> Canary:
         raise NotFound("the adapters are not there: they were not saved, or are no longer kept") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataLoss(f"{folder / _CANARY} cannot be read: {error}") from None
+
+
+def saved_in(root: Path) -> Callable[[int], AbstractAsyncContextManager[tuple[Path, Canary]]]:
+    """Returns the source of an explorer's versions. It raises as canary_of."""
+
+    @asynccontextmanager
+    async def source(position: int) -> AsyncIterator[tuple[Path, Canary]]:
+        folder = folder_of(root, position)
+        yield folder, await asyncio.to_thread(canary_of, folder)
+
+    return source

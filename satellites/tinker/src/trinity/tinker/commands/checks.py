@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trinity.data.tenants.wire import Datum, Forward
 from trinity.runtime.errors import InvalidInput
+from trinity.tinker.commands.wire import Datum, Forward
 
 _RATIO_INPUTS = {"target_tokens": "i", "logprobs": "f", "advantages": "f"}
 

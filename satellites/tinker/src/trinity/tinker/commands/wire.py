@@ -8,9 +8,9 @@ from google.protobuf.message import DecodeError
 
 from trinity.api.explorer.v1 import sampler_pb2
 from trinity.api.tinker.v1 import tinker_pb2 as pb
-from trinity.data.tenants.samples import Sample, Sampled, Samples, Top
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.messages import from_message, to_message
+from trinity.tinker.commands.samples import Sample, Sampled, Samples, Top
 
 _FLOAT, _INT = "<f4", "<i8"
 _DTYPES = {pb.DTYPE_FLOAT32: _FLOAT, pb.DTYPE_INT64: _INT, pb.DTYPE_INT32: "<i4"}

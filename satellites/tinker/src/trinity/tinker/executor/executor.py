@@ -10,8 +10,10 @@ from typing import Any
 import structlog
 import torch
 
-from trinity.data.tenants.account import Account
-from trinity.data.tenants.log import (
+from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound
+from trinity.runtime.names import token
+from trinity.tinker.commands.account import Account
+from trinity.tinker.commands.log import (
     Command,
     Kind,
     Result,
@@ -23,12 +25,10 @@ from trinity.data.tenants.log import (
     session_of,
     state_path_of,
 )
-from trinity.data.tenants.wire import read_forward, write_output
-from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound
-from trinity.runtime.names import token
-from trinity.trainer.tenants.model import AdapterShape, Parts, SharedModel, Tenant, Value, finished
-from trinity.trainer.tenants.queue import OF_ONE_MODEL
-from trinity.trainer.tenants.states import Snapshot, States
+from trinity.tinker.commands.wire import read_forward, write_output
+from trinity.tinker.executor.model import AdapterShape, Parts, SharedModel, Tenant, Value, finished
+from trinity.tinker.executor.queue import OF_ONE_MODEL
+from trinity.tinker.executor.states import Snapshot, States
 
 log = structlog.get_logger(__name__)
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from trinity.data.tenants.checks import clip_bounds
+from trinity.tinker.commands.checks import clip_bounds
 from trinity.trainer.algorithms.aggregation import Share, Totals
 from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.policy_losses.cispo import cispo

@@ -1,13 +1,13 @@
 """trinity-tenants: executes the commands of tenants that train adapters on one base model."""
 
 from trinity.runtime.cli import service_app
-from trinity.trainer.tenants.settings import TenantsSettings
+from trinity.tinker.executor.settings import TenantsSettings
 
 app = service_app(
     "tenants",
     "executes the commands of tenants that train adapters on one base model",
     TenantsSettings,
-    "trinity.trainer.tenants.service:TenantsService",
+    "trinity.tinker.executor.service:TenantsService",
 )
 
 if __name__ == "__main__":

@@ -13,19 +13,13 @@ import torch
 from torch import nn
 
 from trinity.config.schema.model import ModelConfig
-from trinity.data.tenants.wire import Datum, Forward
 from trinity.runtime.errors import InvalidInput
+from trinity.tinker.commands.wire import Datum, Forward
+from trinity.tinker.executor.adapters import remove_adapter, several_adapters
+from trinity.tinker.executor.losses import token_loss
 from trinity.trainer.data.microbatch import MicroBatch
-from trinity.trainer.model.lora import (
-    adapter_weights,
-    inject,
-    linear_shapes,
-    remove_adapter,
-    several_adapters,
-    write_adapters,
-)
+from trinity.trainer.model.lora import adapter_weights, inject, linear_shapes, write_adapters
 from trinity.trainer.model.policy import disable_dropout, load_policy
-from trinity.trainer.tenants.losses import token_loss
 from trinity.trainer.weights.canary import pseudo_random_probe
 from trinity.weights import Canary, Lora, LoraTarget, Probe
 

@@ -16,7 +16,7 @@ two tenants differ by up to q more.
 from collections import deque
 from collections.abc import Mapping
 
-from trinity.data.tenants.log import Command, Kind
+from trinity.tinker.commands.log import Command, Kind
 
 _WITHOUT_EFFECT = (Kind.SESSION, Kind.SAMPLER, Kind.REFUSED)  # here: the gateway knows them
 _AHEAD_SECONDS = 5.0  # c

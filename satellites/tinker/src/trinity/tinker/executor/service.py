@@ -9,20 +9,20 @@ import grpc.aio
 import structlog
 import torch
 
-from trinity.data.tenants import account
-from trinity.data.tenants.log import Command, CommandLog, Told
 from trinity.runtime import waits
 from trinity.runtime.broker import connect
 from trinity.runtime.devices import choose
 from trinity.runtime.errors import Unavailable
 from trinity.runtime.metrics import Counter
 from trinity.runtime.names import RunNames
-from trinity.trainer.tenants.executor import Executor
-from trinity.trainer.tenants.model import SharedModel
-from trinity.trainer.tenants.queue import FairQueue
-from trinity.trainer.tenants.settings import TenantsSettings
-from trinity.trainer.tenants.states import States
-from trinity.trainer.tenants.turns import Executed, turn
+from trinity.tinker.commands import account
+from trinity.tinker.commands.log import Command, CommandLog, Told
+from trinity.tinker.executor.executor import Executor
+from trinity.tinker.executor.model import SharedModel
+from trinity.tinker.executor.queue import FairQueue
+from trinity.tinker.executor.settings import TenantsSettings
+from trinity.tinker.executor.states import States
+from trinity.tinker.executor.turns import Executed, turn
 
 log = structlog.get_logger(__name__)
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import structlog
 
-from trinity.data.tenants.account import Uses
 from trinity.runtime import files
 from trinity.runtime.errors import DataLoss, InvalidInput
 from trinity.runtime.names import token
-from trinity.trainer.tenants.model import SharedModel, Tenant, Tensors
-from trinity.weights import saved_adapters
+from trinity.tinker import saved_adapters
+from trinity.tinker.commands.account import Uses
+from trinity.tinker.executor.model import SharedModel, Tenant, Tensors
 
 log = structlog.get_logger(__name__)
 

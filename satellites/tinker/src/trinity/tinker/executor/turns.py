@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from trinity.data.tenants.log import Command, Result
-from trinity.trainer.tenants.executor import Executor
-from trinity.trainer.tenants.queue import FairQueue
+from trinity.tinker.commands.log import Command, Result
+from trinity.tinker.executor.executor import Executor
+from trinity.tinker.executor.queue import FairQueue
 
 Executed = list[tuple[Command, Result | None]]
 

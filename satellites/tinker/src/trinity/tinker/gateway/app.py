@@ -16,11 +16,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from trinity.data.tenants.checks import Base, check_forward
-from trinity.data.tenants.log import CommandLog, Kind, Result, canonical, model_id_of, state_path_of
-from trinity.data.tenants.wire import address_of, read_forward
 from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, TrinityError, Unauthenticated, Unavailable
 from trinity.runtime.metrics import Counter
+from trinity.tinker.commands.checks import Base, check_forward
+from trinity.tinker.commands.log import CommandLog, Kind, Result, canonical, model_id_of, state_path_of
+from trinity.tinker.commands.wire import address_of, read_forward
 from trinity.tinker.gateway import shapes
 from trinity.tinker.gateway.client import SamplerClient
 from trinity.tinker.gateway.journal import Journal, owner_of

@@ -3,10 +3,10 @@
 import grpc
 
 from trinity.api.explorer.v1 import sampler_pb2_grpc
-from trinity.data.tenants.samples import Sample
-from trinity.data.tenants.wire import sample_to_proto
 from trinity.runtime import rpc
 from trinity.runtime.errors import TimedOut, Unavailable
+from trinity.tinker.commands.samples import Sample
+from trinity.tinker.commands.wire import sample_to_proto
 
 _ATTEMPTS = 3
 

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trinity.data.tenants.log import (
+from trinity.runtime.broker import SequenceConflict
+from trinity.runtime.errors import Conflict, InvalidInput, NotFound
+from trinity.tinker.commands.log import (
     SAMPLED,
     Command,
     CommandLog,
@@ -24,8 +26,6 @@ from trinity.data.tenants.log import (
     session_of,
     state_path_of,
 )
-from trinity.runtime.broker import SequenceConflict
-from trinity.runtime.errors import Conflict, InvalidInput, NotFound
 from trinity.tinker.gateway.quotas import Quotas
 from trinity.tinker.gateway.saves import Saved, Saves
 

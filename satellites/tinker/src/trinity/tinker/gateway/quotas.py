@@ -2,8 +2,8 @@
 
 from collections import Counter, defaultdict, deque
 
-from trinity.data.tenants.log import Command, now
 from trinity.runtime.errors import Full
+from trinity.tinker.commands.log import Command, now
 
 
 class Quotas:

@@ -5,7 +5,7 @@ The executor answers each tenant in the order of the log. So every command befor
 
 import asyncio
 
-from trinity.data.tenants.log import CommandLog, now
+from trinity.tinker.commands.log import CommandLog, now
 from trinity.tinker.gateway.quotas import Quotas
 from trinity.tinker.gateway.saves import Saved
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trinity.data.experience import SamplingParams
-from trinity.data.tenants.checks import Base, check_tokens
-from trinity.data.tenants.log import canonical, sampler_id_of, session_of
-from trinity.data.tenants.samples import Sample
 from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, TrinityError
+from trinity.tinker.commands.checks import Base, check_tokens
+from trinity.tinker.commands.log import canonical, sampler_id_of, session_of
+from trinity.tinker.commands.samples import Sample
 from trinity.tinker.gateway import shapes
 from trinity.tinker.gateway.client import SamplerClient
 from trinity.tinker.gateway.journal import Journal, Sampler

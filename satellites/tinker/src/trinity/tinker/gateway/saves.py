@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from trinity.data.tenants.log import now
 from trinity.runtime.errors import InvalidInput, NotFound
+from trinity.tinker.commands.log import now
 
 _DELETE = "delete one by RestClient.delete_checkpoint_from_tinker_path"
 

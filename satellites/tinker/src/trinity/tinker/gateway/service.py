@@ -9,11 +9,11 @@ import grpc.aio
 import structlog
 import uvicorn
 
-from trinity.data.tenants.log import CommandLog
 from trinity.runtime.broker import connect
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.names import RunNames
 from trinity.runtime.settings import split_address
+from trinity.tinker.commands.log import CommandLog
 from trinity.tinker.gateway.app import Gateway
 from trinity.tinker.gateway.client import SamplerClient
 from trinity.tinker.gateway.journal import Journal

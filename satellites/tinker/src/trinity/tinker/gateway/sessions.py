@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import structlog
 
-from trinity.data.tenants.log import session_of
 from trinity.runtime.errors import TrinityError
+from trinity.tinker.commands.log import session_of
 from trinity.tinker.gateway.journal import Journal
 
 log = structlog.get_logger(__name__)

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from trinity.data.tenants.samples import NO_LOGPROB, Sample, Sampled, Samples, Top
 from trinity.explorer.engine.engine import Using
 from trinity.explorer.engine.versions import Versions
-from trinity.explorer.sampler.seconds import Seconds
-from trinity.explorer.sampler.turns import Turns
 from trinity.explorer.types import EngineFailed
 from trinity.runtime.errors import InvalidInput
+from trinity.tinker.commands.samples import NO_LOGPROB, Sample, Sampled, Samples, Top
+from trinity.tinker.sampler.seconds import Seconds
+from trinity.tinker.sampler.turns import Turns
 
 _Entries = Sequence[Mapping[int, Any] | None]  # of each position: vLLM's Logprob by token
 

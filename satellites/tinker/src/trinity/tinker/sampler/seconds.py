@@ -9,8 +9,8 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
-from trinity.data.tenants.account import SAMPLE, Account
 from trinity.runtime.metrics import Counter
+from trinity.tinker.commands.account import SAMPLE, Account
 
 SECONDS = Counter(
     "trinity_sampler_seconds", "Seconds of the engine; those of requests at once by their sequences", ["tenant"]

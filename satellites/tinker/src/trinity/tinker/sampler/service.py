@@ -6,17 +6,17 @@ from contextlib import closing
 import grpc.aio
 import torch
 
-from trinity.data.tenants import account
 from trinity.explorer.engine.engine import Engine, start_engines
-from trinity.explorer.engine.versions import Versions, saved_in
-from trinity.explorer.sampler.seconds import Seconds
-from trinity.explorer.sampler.servicer import SamplerServicer
-from trinity.explorer.sampler.settings import SamplerSettings
+from trinity.explorer.engine.versions import Versions
 from trinity.explorer.types import EngineFailed, EngineOptions
 from trinity.runtime import process, waits
 from trinity.runtime.devices import choose
 from trinity.runtime.errors import InvalidInput
-from trinity.weights.saved_adapters import FOLDER
+from trinity.tinker.commands import account
+from trinity.tinker.sampler.seconds import Seconds
+from trinity.tinker.sampler.servicer import SamplerServicer
+from trinity.tinker.sampler.settings import SamplerSettings
+from trinity.tinker.saved_adapters import FOLDER, saved_in
 
 _HEALTH_SECONDS = 5.0
 _MEMORY_KEY = "sampler_gpu_gib"  # of the YAML of `trinity tinker`

@@ -7,13 +7,13 @@ import grpc.aio
 from trinity.api.explorer.v1 import sampler_pb2 as pb
 from trinity.api.explorer.v1 import sampler_pb2_grpc
 from trinity.api.tinker.v1 import tinker_pb2
-from trinity.data.tenants.wire import sample_from_proto, samples_to_proto
 from trinity.explorer.engine.versions import Versions
-from trinity.explorer.sampler.sampling import sample
-from trinity.explorer.sampler.seconds import Seconds
-from trinity.explorer.sampler.turns import Turns
 from trinity.explorer.types import EngineFailed
 from trinity.runtime.errors import Unavailable
+from trinity.tinker.commands.wire import sample_from_proto, samples_to_proto
+from trinity.tinker.sampler.sampling import sample
+from trinity.tinker.sampler.seconds import Seconds
+from trinity.tinker.sampler.turns import Turns
 
 
 class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):

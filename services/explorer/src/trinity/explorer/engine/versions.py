@@ -2,7 +2,7 @@
 
     unknown -> loading -> checked by its canary -> held ... -> dropped
 
-A version is named by a number: of a tenant's saved adapters, or of the run's weights.
+A version is named by a number, by which `source` gives its adapters.
 """
 
 import asyncio
@@ -20,7 +20,6 @@ from trinity.runtime.errors import DataLoss
 from trinity.runtime.metrics import Counter
 from trinity.weights import Canary
 from trinity.weights import canary as canaries
-from trinity.weights.saved_adapters import canary_of, folder_of
 
 log = structlog.get_logger(__name__)
 
@@ -33,17 +32,6 @@ LOADS = Counter(
 # Gives a version's folder of peft, None for the base model, and its canary, if it has one. The folder lasts as long as
 # the context.
 Source = Callable[[int], contextlib.AbstractAsyncContextManager[tuple[Path | None, Canary | None]]]
-
-
-def saved_in(root: Path) -> Source:
-    """Adapters that tenants saved. Raises NotFound, DataLoss."""
-
-    @contextlib.asynccontextmanager
-    async def source(position: int) -> AsyncIterator[tuple[Path, Canary]]:
-        folder = folder_of(root, position)
-        yield folder, await asyncio.to_thread(canary_of, folder)
-
-    return source
 
 
 @dataclass
