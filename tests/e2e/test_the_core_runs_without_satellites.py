@@ -88,6 +88,7 @@ def test_the_quickstart_is_checked_and_learns(core: SimpleNamespace) -> None:
         ("export", "trinity-ui"),
         ("fork", "trinity-lineage"),
         ("verify", "trinity-lineage"),
+        ("debug", "trinity-compat-rft"),
         ("import-verl", "trinity-import-verl"),
         ("convert", "trinity-convert"),
         ("certs", "trinity-cluster"),

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from support.fakes.explorers.toolbox import Toolbox, make_episode_task, right
+from trinity.compat_rft.debug import engine as debug
 from trinity.data.experience import UNLIMITED
 from trinity.data.wire import task_to_json
-from trinity.explorer import debug
 from trinity.explorer.settings import ExplorerSettings
 
 pytestmark = pytest.mark.core

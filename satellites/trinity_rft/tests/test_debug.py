@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from trinity.cli.commands.debug import debug
-from trinity.cli.commands.debug.text import render, spans
+from trinity.compat_rft.debug import debug
+from trinity.compat_rft.debug.text import render, spans
 from trinity.config import Config, ConfigError, Plan, make_plan
 from trinity.config.load import parse
 from trinity.reading.errors import RunError

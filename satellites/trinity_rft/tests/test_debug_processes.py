@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.fakes.data.experience import make_task
-from trinity.cli.commands.debug.workbench import Workbench
+from trinity.compat_rft.debug.workbench import Workbench
 from trinity.config.load import parse
 from trinity.reading.errors import RunError
 
@@ -67,7 +67,7 @@ def test_an_engine_that_ends_says_why_and_its_log_stays(bench: Workbench, tmp_pa
 
 COMMAND = """
 import sys
-from trinity.cli.commands.debug import debug, workbench
+from trinity.compat_rft.debug import debug, workbench
 from trinity.cli.main import app
 from trinity.cli.supervise.checks import preflight
 

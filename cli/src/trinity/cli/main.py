@@ -17,7 +17,6 @@ _COMMANDS = {
     "init": ("commands.init", "Write the YAML of a run on your own model and data, and check it."),
     "serve": ("commands.serve", "Serve the newest weights of a run to OpenAI clients, until Ctrl-C."),
     "check": ("commands.check", "Check a YAML and say what it would do. Needs no GPU, no network, no model, no data."),
-    "debug": ("commands.debug.debug", "Run one task's workflow on one engine, and show its outcome."),
     "status": ("commands.status", "Show the processes of a live run, or how a finished one ended."),
     "cost": ("commands.cost", "Show what the seconds of a run's devices went to."),
     "log": ("commands.log", "Show the log of a run, all processes in the order of time."),

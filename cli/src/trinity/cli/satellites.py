@@ -26,6 +26,7 @@ _KNOWN = {
         "Write a checkpoint's lineage as a folder that others can check, with a statement.",
     ),
     "verify": ("trinity-lineage", "Check a checkpoint's lineage, from the rows of its tasks to its files."),
+    "debug": ("trinity-compat-rft", "Run one task's workflow on one engine, and show its outcome."),
     "convert": ("trinity-convert", "Turn checkpoints (DeepSpeed, FSDP, Megatron) into Hugging Face folders."),
     "import-verl": ("trinity-import-verl", "Write the YAML of what a veRL script runs."),
     "launch": ("trinity-cluster", "Run on a cluster: Slurm's jobs of a run, written and submitted."),

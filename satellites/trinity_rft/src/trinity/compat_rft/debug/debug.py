@@ -15,13 +15,13 @@ from typing import Annotated, Any
 
 import typer
 
-from trinity.cli.commands.debug.text import render
-from trinity.cli.commands.debug.workbench import Workbench
 from trinity.cli.supervise.checks.preflight import check_inputs
 from trinity.cli.supervise.checks.task_rows import check_tasks
 from trinity.cli.supervise.phases import phase
 from trinity.commands import Arguments, AsJson, ConfigOption, PluginDirs, command, group
 from trinity.commands.request import Request, request, say_notices
+from trinity.compat_rft.debug.text import render
+from trinity.compat_rft.debug.workbench import Workbench
 from trinity.config import Config, ConfigError, Plan, expand, make_plan
 from trinity.data.datasets import DatasetError, Row, read_taskset
 from trinity.data.experience import Task, TaskKind

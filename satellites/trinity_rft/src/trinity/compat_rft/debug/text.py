@@ -10,7 +10,7 @@ Found = dict[str, Any]
 
 
 def render(task: Task, found: Found) -> str:
-    """`found` is the answer of the engine process: see trinity.explorer.debug."""
+    """`found` is the answer of the engine process: see `engine`."""
     made: list[Found] = found["experiences"]
     head = {
         "task": task.task_id,

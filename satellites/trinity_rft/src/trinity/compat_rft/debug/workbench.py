@@ -57,7 +57,7 @@ class Workbench:
         nowhere, addresses = NatsAccess("nats://127.0.0.1:1"), Addresses(environment=self._environment.address)
         placement = place(plan, visible_gpus())
         child = services.explorer(plan, config_file, nowhere, addresses, self._log_dir, placement)
-        child.command = [sys.executable, "-m", "trinity.explorer.debug"]
+        child.command = [sys.executable, "-m", "trinity.compat_rft.debug.engine"]
         return child
 
     def start(self) -> None:
@@ -77,7 +77,7 @@ class Workbench:
         self._read()
 
     def run(self, task: Task) -> dict[str, Any]:
-        """Runs one attempt at the task. Returns seconds, failure and experiences: see trinity.explorer.debug."""
+        """Runs one attempt at the task. Returns seconds, failure and experiences: see `engine`."""
         return self._ask({"task": task_to_json(task)})
 
     def reload(self) -> str:
