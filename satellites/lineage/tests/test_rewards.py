@@ -10,8 +10,9 @@ import pytest
 
 from support.fakes.data.experience import make_group, make_task
 from trinity.data.experience import Group, Truncation
-from trinity.data.wire import decode_outcome, encode_outcome, regraded
+from trinity.data.wire import decode_outcome, encode_outcome
 from trinity.lineage.rewards import Changes, LeftOut, NotRecorded, rescored
+from trinity.lineage.wire import regraded
 from trinity.reading.errors import RunError
 
 pytestmark = pytest.mark.core

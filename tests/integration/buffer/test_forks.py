@@ -18,9 +18,8 @@ from support.servers.buffer_run import BufferRun
 from support.servers.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
-from trinity.data import wire as data_wire
 from trinity.data.experience import Group, Outcome, Task
-from trinity.reading import wire
+from trinity.lineage import wire
 from trinity.runtime.errors import EXIT_FOR_GOOD
 
 pytestmark = pytest.mark.timeout(300)
@@ -221,7 +220,7 @@ def regraded(parts: list[bytes], left_out: dict[int, str]) -> list[bytes]:
         ordinal, outcome = found
         count = len(experience_pb2.Outcome.FromString(outcome).group.experiences)
         scores = [(float(index == 0), {"accuracy": 1.0}) for index in range(count)]
-        new = data_wire.regraded(outcome, scores, "other_reward", "{}")
+        new = wire.regraded(outcome, scores, "other_reward", "{}")
         changed.append(wire.regraded_part(part, new, left_out.get(ordinal, "")))
     return changed
 

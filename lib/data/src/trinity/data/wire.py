@@ -4,7 +4,7 @@ Arrays travel as dtype + shape + bytes (invariant I9).
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,8 +38,6 @@ TRUNCATIONS = {0, *(int(value) for value in Truncation)}
 LONGEST_ERROR = 4000  # characters of a failure's text
 LONGEST_TIMEOUT_SECONDS = 1e9  # asyncio adds it to a clock
 _CAUSES = {cause.value for cause in FailureCause}
-# Metrics of a rollout that do not come from its reward.
-_MEASURES = ("response_tokens", "response_truncated", "prompt_truncated", "bad_format", "long_replies", "steps")
 _DTYPES = {name: np.dtype(name) for name in ("int32", "int64", "float32", "float64", "bool")}
 
 
@@ -217,24 +215,6 @@ def group_from_proto(message: experience_pb2.Group) -> Group:
         for index, item in enumerate(message.experiences)
     )
     return from_message(Group, message, task=task_from_proto(message.task), experiences=tuple(experiences))
-
-
-def regraded(
-    outcome: bytes, scores: Sequence[tuple[float, Mapping[str, float]]], reward_function: str, reward_args_json: str
-) -> bytes:
-    """Returns a stored group with other rewards, and with what made them. `scores`: (reward, metrics) by experience.
-
-    Only measures of the rollout stay of the old metrics: the others came from the old reward. Raises InvalidInput.
-    """
-    message = parse_outcome(outcome)
-    task = message.group.task
-    task.reward_function, task.reward_args_json = reward_function, reward_args_json
-    for experience, (reward, metrics) in zip(message.group.experiences, scores, strict=True):
-        experience.reward = reward
-        for name in [name for name in experience.metrics if name not in _MEASURES and not name.startswith("time/")]:
-            del experience.metrics[name]
-        experience.metrics.update(metrics)
-    return message.SerializeToString()
 
 
 def failure_to_proto(failure: AttemptFailure) -> experience_pb2.AttemptFailure:

@@ -1,6 +1,5 @@
 """Conversion of messages of buffer and sync to rows of tables and facts for --json."""
 
-import hashlib
 import json
 import math
 import time
@@ -139,26 +138,6 @@ def batch(entry: buffer_pb2.LedgerEntry) -> Facts:
         ],
         "cut": [{"ordinal": task.ordinal, "task_id": task.task_id} for task in entry.cut],
     }
-
-
-def group_part(part: bytes) -> tuple[int, bytes] | None:
-    """Returns ordinal and payload of the group in an encoded part of a fork; None for an entry."""
-    message = buffer_pb2.BatchPart.FromString(part)
-    return (message.group.ordinal, message.group.outcome) if message.WhichOneof("part") == "group" else None
-
-
-def entry_part(part: bytes) -> Facts | None:
-    """Returns the ledger entry in an encoded part of a fork, as `batch` does; None for a group."""
-    message = buffer_pb2.BatchPart.FromString(part)
-    return batch(message.entry) if message.WhichOneof("part") == "entry" else None
-
-
-def regraded_part(part: bytes, outcome: bytes, left_out: str) -> bytes:
-    """Returns the part with another payload, and with the digest of the one that it had."""
-    message = buffer_pb2.BatchPart.FromString(part)
-    message.group.parent_sha256 = hashlib.sha256(message.group.outcome).digest()
-    message.group.outcome, message.group.left_out = outcome, left_out
-    return message.SerializeToString()
 
 
 def account(entry: buffer_pb2.LedgerEntry) -> Facts | None:

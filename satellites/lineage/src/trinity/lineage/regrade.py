@@ -27,7 +27,8 @@ from trinity.config.parents import Regrade, parent_of
 from trinity.config.schema.algorithm import RolloutCorrectionConfig
 from trinity.config.workflows import scores_by_name
 from trinity.data.experience import Group
-from trinity.data.wire import decode_outcome, regraded
+from trinity.data.wire import decode_outcome
+from trinity.lineage import wire
 from trinity.lineage.fork import PLUGINS, Fork, find_parent, make_fork
 from trinity.lineage.rewards import (
     NOT_GRADED,
@@ -41,7 +42,6 @@ from trinity.lineage.rewards import (
     Scored,
     rescored,
 )
-from trinity.reading import wire
 from trinity.reading.bisect import lines_of_steps
 from trinity.reading.client import Scorers
 from trinity.reading.errors import RunError
@@ -325,7 +325,7 @@ class _Regrading:
             return wire.regraded_part(part, outcome, reason)
         self.changes.add(stored, [reward for reward, _ in scores])
         if self.grader is not None:
-            outcome = regraded(outcome, scores, self.grader.name, args.get(stored.task.taskset, "{}"))
+            outcome = wire.regraded(outcome, scores, self.grader.name, args.get(stored.task.taskset, "{}"))
         return wire.regraded_part(part, outcome, "")
 
     async def _scores(self, stored: Group, scoring: Scorers, args: str, retries: int) -> Scored | None:
