@@ -77,8 +77,13 @@ def request(
         raise RunError(f"{config}: {what}; without one: trinity run --model MODEL --data {shlex.quote(str(config))}", 2)
     if config is None:
         raise RunError("no YAML; give it as --config FILE, or give --model and --data", code=2)
+    return Request(config, overrides, plugin_folders(plugin_dirs), text)
+
+
+def plugin_folders(given: list[Path] | None) -> list[Path]:
+    """Returns the folders of --plugin-dir and those of TRINITY_PLUGIN_DIRS."""
     listed = os.environ.get("TRINITY_PLUGIN_DIRS", "").replace(",", os.pathsep).split(os.pathsep)
-    return Request(config, overrides, [*(plugin_dirs or []), *(Path(folder) for folder in listed if folder)], text)
+    return [*(given or []), *(Path(folder) for folder in listed if folder)]
 
 
 def say_notices(config: Config, file: TextIO) -> None:

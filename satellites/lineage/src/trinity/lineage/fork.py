@@ -262,18 +262,21 @@ def _link_checkpoint(source: Path, job: Path, step: int, parent: JobStage, confi
 
 
 def _link_tree(source: Path, target: Path, leave: Collection[str] = ()) -> None:
-    """Links every file below a folder; copies it where the target is on another file system."""
+    """Links every file below a folder."""
     for root, _, found in os.walk(source):
         place = target / Path(root).relative_to(source)
         place.mkdir(parents=True, exist_ok=True)
         for name in found:
             if Path(root) != source or name not in leave:
-                try:
-                    os.link(Path(root, name).resolve(), place / name)
-                except OSError as error:
-                    if isinstance(error, FileNotFoundError):
-                        raise
-                    shutil.copy2(Path(root, name), place / name)
+                link(Path(root, name).resolve(), place / name)
+
+
+def link(source: str | Path, target: str | Path) -> None:
+    """Links a file, or copies it to another file system."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _fetch_parts(job_stage: JobStage, step: int, path: Path, through: int) -> tuple[int, int]:

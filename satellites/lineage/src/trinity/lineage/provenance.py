@@ -11,7 +11,6 @@
 import base64
 import hashlib
 import json
-import os
 import shutil
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ from trinity.commands import command, group
 from trinity.config import dump
 from trinity.config.parents import FORK
 from trinity.lineage import verify as verifier
+from trinity.lineage.fork import link
 from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage, Reader, any_buffer, ask, find_job_stage
 from trinity.reading.render import near
@@ -69,9 +69,9 @@ def provenance(
         if said != head:
             why = f"names ledger entry {said}, and the ledger has {head}" if said else "names no entry of the ledger"
             raise RunError(f"{checkpoint} {why}: an older version wrote it, or the ledger is another; nothing was made")
-        shutil.copytree(checkpoint, making / "checkpoint", copy_function=_link)
+        shutil.copytree(checkpoint, making / "checkpoint", copy_function=link)
         if (version := job_stage.folder / f"weights/v{step}").is_dir():
-            shutil.copytree(version, making / "version", copy_function=_link)
+            shutil.copytree(version, making / "version", copy_function=link)
             _write_versions(job_stage.folder / "weights", making)
         public = _sign(_statement(job_stage, step, head, whole, making), making, key)
         shutil.copy2(verifier.__file__, making / "verify.py")
@@ -140,14 +140,6 @@ def _write_versions(weights: Path, folder: Path) -> None:
 
 def _first(manifest: bytes, field: int) -> Any:
     return verifier.fields(manifest).get(field, [b"" if field == _PARENT else 0])[0]
-
-
-def _link(source: str, target: str) -> str:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-    return target
 
 
 def _statement(job_stage: JobStage, step: int, head: str, whole: list[int], folder: Path) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import os
 import shlex
 import shutil
+import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,6 +22,7 @@ import typer
 
 from trinity import plugins
 from trinity.commands import AsJson, Overrides, PluginDirs, StageOption, command, group
+from trinity.commands.request import plugin_folders
 from trinity.config import Config, ConfigError, load, make_plan
 from trinity.config.parents import Regrade, parent_of
 from trinity.config.schema.algorithm import RolloutCorrectionConfig
@@ -100,8 +101,7 @@ def regrade(
     if plan.offline or plan.policy == "replay":
         kind = "learns from a dataset" if plan.offline else "may use a group several times (replay)"
         raise RunError(f"{job_stage.name} {kind}: a regrade needs groups that each step uses once", 2)
-    listed = os.environ.get("TRINITY_PLUGIN_DIRS", "").replace(",", os.pathsep).split(os.pathsep)
-    grader = _grader(reward, [*(plugin_dir or []), *(Path(folder) for folder in listed if folder)])
+    grader = _grader(reward, plugin_folders(plugin_dir))
     kept = complete_steps(job_stage.folder)
     if not start and not kept:
         raise RunError(f"{job_stage.name} keeps no checkpoint to begin at", 2)
@@ -156,8 +156,6 @@ def _grader(reward: str, plugin_dirs: Sequence[Path]) -> Grader | None:
 @contextlib.contextmanager
 def _alone(file: Path) -> Any:
     """Yields a folder that holds a copy of one file."""
-    import tempfile
-
     with tempfile.TemporaryDirectory(prefix="trinity-") as folder:
         shutil.copy2(file, folder)
         yield Path(folder)
