@@ -27,16 +27,6 @@ MAX_RESTARTS = 5
 _HEALTHY_SECONDS = 60.0
 _LOOK_SECONDS = 5.0
 _PRINTED = 0.25  # of log_mib
-_SERVICES = (
-    "buffer",
-    "environment",
-    "explorer",
-    "sampler",
-    "sync",
-    "tenants",
-    "tinker",
-    "trainer",
-)  # others have no such setting
 _BACKOFF_SECONDS = (0.5, 15.0)
 _FOLLOW_SECONDS = 1.0
 _LONGEST_REASON = 90  # characters on the screen
@@ -112,7 +102,7 @@ class Child:
         self.on_event("started", self.name, self.pid, "")
 
     def _full_environment(self) -> dict[str, str]:
-        limits = {f"TRINITY_{self.service.upper()}_LOG_MIB": str(self.log_mib)} if self.service in _SERVICES else {}
+        limits = {f"TRINITY_{self.service.upper()}_LOG_MIB": str(self.log_mib)} if self.logs_ready else {}
         return {**inherited(), **limits, **self.environment, **as_parent()}
 
     def _keep_spare(self) -> None:

@@ -39,8 +39,6 @@ from trinity.runtime.trust.tokens import KnownTokens
 
 log = structlog.get_logger(__name__)
 
-_OF_TINKER = {"tenants": Role.TINKER, "sampler": Role.TINKER}  # services that have no role of their own
-
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -178,7 +176,7 @@ async def _serve(service: Service, settings: ServiceSettings) -> bool:
 
 def identity_of(name: str, settings: ServiceSettings) -> Identity | None:
     """The service's identity, by its certificate or its token. Raises InvalidInput for unusable files."""
-    role = _OF_TINKER.get(name, name)
+    role = settings.role or name
     prefix = str(settings.model_config.get("env_prefix", ""))
     tls = TlsFiles.of(settings.tls_cert, settings.tls_key, settings.tls_ca, prefix)
     if tls is not None:

@@ -7,7 +7,7 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -27,6 +27,7 @@ class ServiceSettings(BaseSettings):
     """Settings of every service process. Prefix: TRINITY_<SERVICE>_."""
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True)
+    role: ClassVar[str] = ""  # empty: the service's name
 
     listen: str = Field("127.0.0.1:0", description="Address of the gRPC server, host:port; port 0 takes a free one")
     advertise: str = Field(

@@ -98,9 +98,7 @@ def executor(config: TinkerConfig, place: Job, nats: NatsAccess) -> Child:
         "SNAPSHOT_COMMANDS": str(config.snapshot_commands),
         **({} if config.share_passes is None else {"SHARE_PASSES": str(config.share_passes)}),
     }
-    child = service_child("tenants", place.folder / "log", settings)
-    child.command = [sys.executable, "-m", "trinity.tinker.executor.main", "serve"]
-    return child
+    return _child("tenants", "executor", place, settings)
 
 
 def sampler(config: TinkerConfig, place: Job) -> Child:
@@ -117,9 +115,7 @@ def sampler(config: TinkerConfig, place: Job) -> Child:
         "DEVICES": config.sampler_devices,
         "GPU_MEMORY_GIB": str(config.sampler_gpu_gib),
     }
-    child = service_child("sampler", place.folder / "log", settings)
-    child.command = [sys.executable, "-m", "trinity.tinker.sampler.main", "serve"]
-    return child
+    return _child("sampler", "sampler", place, settings)
 
 
 def gateway(config: TinkerConfig, place: Job, nats: NatsAccess, vocabulary: int, sampler: str) -> Child:
@@ -142,8 +138,12 @@ def gateway(config: TinkerConfig, place: Job, nats: NatsAccess, vocabulary: int,
         "WAITING_MIB": str(config.waiting_mib),
         "SAMPLER_ADDRESS": sampler,
     }
-    child = service_child("tinker", place.folder / "log", settings)
-    child.command = [sys.executable, "-m", "trinity.tinker.gateway.main", "serve"]
+    return _child("tinker", "gateway", place, settings)
+
+
+def _child(name: str, folder: str, place: Job, settings: dict[str, str]) -> Child:
+    child = service_child(name, place.folder / "log", settings)
+    child.command = [sys.executable, "-m", f"trinity.tinker.{folder}.main", "serve"]
     return child
 
 

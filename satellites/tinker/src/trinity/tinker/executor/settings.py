@@ -1,16 +1,18 @@
 """Settings of the executor of tenants' commands. Prefix TRINITY_TENANTS_."""
 
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from trinity.runtime.settings import NatsSettings
+from trinity.runtime.trust.roles import Role
 
 
 class TenantsSettings(NatsSettings):
     model_config = SettingsConfigDict(env_prefix="TRINITY_TENANTS_", extra="forbid", frozen=True)
+    role: ClassVar[str] = Role.TINKER
 
     run: str = Field(description="Id of the run whose log of commands is executed")
     model_path: str = Field(description="Folder or hub name of the base model")

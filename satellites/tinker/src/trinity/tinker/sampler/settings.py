@@ -1,16 +1,18 @@
 """Settings of the explorer that samples by tenants' adapters. Prefix TRINITY_SAMPLER_."""
 
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from trinity.runtime.settings import ServiceSettings
+from trinity.runtime.trust.roles import Role
 
 
 class SamplerSettings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="TRINITY_SAMPLER_", extra="forbid", frozen=True)
+    role: ClassVar[str] = Role.TINKER
 
     run: str = Field("tinker", description="Id of the run whose tenants' adapters are sampled")
     model_path: str = Field(description="Folder or hub name of the base model")

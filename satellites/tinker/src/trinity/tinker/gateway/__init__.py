@@ -1,0 +1,1 @@
+"""Takes the commands of tinker clients over HTTP, and hands out results."""
