@@ -81,7 +81,7 @@ def test_a_workflow_runs_again_when_its_file_changes_and_waits_while_it_is_broke
     code = plugin.read_text()
     (first,) = watching.until_waiting(1)
     engine = {
-        pid for pid in children_of(watching.process.pid) if b"explorer" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        pid for pid in children_of(watching.process.pid) if b"debug.engine" in Path(f"/proc/{pid}/cmdline").read_bytes()
     }
     assert len(engine) == 1
     assert first["failure"] is None and first["workflow"] == "history_agent" and first["seconds"] > 0
