@@ -118,7 +118,7 @@ build/hubs/harbor/.installed: $(PYPROJECTS) $(BIN)/.installed
 	@command -v python3.12 > /dev/null || { echo "Harbor needs a python3.12 on PATH"; exit 1; }
 	python3.12 -m venv build/hubs/harbor
 	build/hubs/harbor/bin/pip install -q ./proto ./sdk ./lib/config ./lib/runtime ./satellites/trinity_rft \
-	  "./satellites/environments[sandbox]" "harbor[e2b,daytona]>=0.26,<0.27"
+	  "./satellites/environments[sandbox]" "harbor[e2b,daytona,modal,gke]>=0.26,<0.27"
 	@touch $@
 
 build/quickstart/.made: examples/quickstart/make_model.py examples/quickstart/make_data.py $(RUNS)

@@ -1,11 +1,14 @@
 """A provider of sandboxes on this machine, as a runtime of Harbor's: each is a sandbox by bubblewrap.
 
-A file in `folder` stands for each sandbox that the provider holds, whoever has forgotten it.
+A file in `folder` stands for each sandbox that the provider holds, whoever has forgotten it. The provider ends a
+sandbox when the time of its file is over.
 """
 
 import asyncio
 import json
+import os
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +22,23 @@ _random = random.Random(7)
 
 
 class Cloud(BaseEnvironment):
-    """fails: the share of starts that fail after the sandbox was made, and of ends. empty: no process is started.
-    slow: seconds of a start, before the sandbox is there."""
+    """fails: the share of starts that fail after the sandbox was made, and of ends that fail once. A third of these
+    starts is an error, a third has no end, and a third loses the answer: only its lease can end that sandbox. empty: no
+    process is started. slow: seconds of a start, before the sandbox is there."""
 
     def __init__(
-        self, *args: Any, folder: str, fails: float = 0.0, empty: bool = False, slow: float = 0.0, **kwargs: Any
+        self,
+        *args: Any,
+        folder: str,
+        fails: float = 0.0,
+        empty: bool = False,
+        slow: float = 0.0,
+        lease_seconds: float = 3600.0,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._fails, self._empty, self._slow = fails, empty, slow
-        self._file = Path(folder) / self.session_id
+        self._fails, self._empty, self._slow, self._lease_seconds = fails, empty, slow, lease_seconds
+        self._file, self._ends_at_once = Path(folder) / self.session_id, _random.random() >= fails
         self._machine: BubblewrapSandbox | None = None
 
     @staticmethod
@@ -46,13 +57,20 @@ class Cloud(BaseEnvironment):
             raise SandboxBuildFailedError("the Dockerfile has no FROM")
         await asyncio.sleep(self._slow)
         self._file.write_text(json.dumps(self.task_env_config.env))
+        os.utime(self._file, (0, time.time() + self._lease_seconds))
         if _random.random() < self._fails:
+            match _random.randrange(3):
+                case 0:
+                    await asyncio.Event().wait()
+                case 1:
+                    self._file = self._file.rename(self._file.with_suffix(".lost")).with_suffix(".unknown")
             raise RuntimeError("503: no capacity")
         if not self._empty:
             self._machine = BubblewrapSandbox(Limits(ttl_seconds=120), ["/app", "/tests", "/logs"])
 
     async def stop(self, delete: bool) -> None:
-        if _random.random() < self._fails:
+        if not self._ends_at_once:
+            self._ends_at_once = True
             raise RuntimeError("502: try again")
         if self._machine is not None:
             self._machine.close()

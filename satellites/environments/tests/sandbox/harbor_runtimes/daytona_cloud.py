@@ -2,6 +2,7 @@
 
 import json
 from typing import Any
+from uuid import uuid4
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -27,7 +28,7 @@ async def create(request: Request) -> Any:
     asked = await request.json()
     if request.headers.get("authorization") != "Bearer key":
         return refused(401, "no such key")
-    name = begin(asked["ttlMinutes"] * MINUTE_SECONDS)
+    begin(asked["ttlMinutes"] * MINUTE_SECONDS, name := uuid4().hex)
     labels[name] = asked["labels"]
     return refused(500, "no runner") if fails() else told(name, request)
 

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from e2b.envd.process.process_connect import Process, ProcessASGIApplication
 from e2b.envd.process.process_pb import ProcessEvent, StartRequest, StartResponse
@@ -23,7 +24,7 @@ async def create(request: Request) -> Response:
     asked = await request.json()
     if request.headers.get("x-api-key") != "e2b_" + 40 * "0":
         return refused(401, "no such key")
-    name = begin(asked["timeout"])
+    begin(asked["timeout"], name := uuid4().hex)
     if fails():
         return refused(500, "no capacity")
     made = {"templateID": asked["templateID"], "sandboxID": name, "clientID": "x", "envdVersion": "0.5.0"}

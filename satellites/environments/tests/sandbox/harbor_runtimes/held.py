@@ -7,11 +7,12 @@ No command runs: each ends at once, with code 0 and without output.
 
 import asyncio
 import contextlib
+import os
 import random
 import socket
 import sys
+import time
 from pathlib import Path
-from uuid import uuid4
 
 import uvicorn
 from fastapi import FastAPI
@@ -19,16 +20,15 @@ from fastapi import FastAPI
 _folder, _dice, ends = Path(sys.argv[1]), random.Random(7), dict[str, asyncio.TimerHandle]()
 
 
-def begin(seconds: float) -> str:
-    name = uuid4().hex
+def begin(seconds: float, name: str) -> None:
     (_folder / name).touch()
     live_for(name, seconds)
-    return name
 
 
 def live_for(name: str, seconds: float) -> None:
     if name in ends:
         ends[name].cancel()
+    os.utime(_folder / name, (0, time.time() + seconds))
     ends[name] = asyncio.get_running_loop().call_later(seconds, end, name)
 
 

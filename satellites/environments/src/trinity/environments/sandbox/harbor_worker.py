@@ -1,26 +1,28 @@
 """Runs sandboxes of Harbor's runtimes. A separate interpreter runs this program, since Harbor needs Python 3.12.
 
 runtimes.py writes requests as lines of JSON to its input, and reads answers with the same `id` from its output. At the
-end of its input, as at the death of the service, it ends all sandboxes. A sandbox that outlives this program ends by
-the time to live that Harbor asks of each provider.
+end of its input, as at the death of the service, it ends all sandboxes and removes its folder, the argument. A sandbox
+that outlives this program, or whose name a lost reply had, ends by the time to live that its provider was asked for.
 """
 
 import asyncio
 import base64
 import contextlib
+import importlib.util
 import json
 import math
 import secrets
 import shlex
+import shutil
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 _CREATED_AT_ONCE = 8
 _TRIES = 3
-_START_SECONDS = 95.0
 _STOP_SECONDS = 30.0
 _PAUSES = (0.5, 2.0, 8.0, 30.0, 120.0)
 _GRACE_SECONDS = 10.0
@@ -43,16 +45,29 @@ exit 1"""
 
 
 class Wrong(Exception):
-    """Harbor can never do this: the task or the configuration is wrong."""
+    """Harbor can never do this: the field, of the task or of the arguments, is wrong."""
+
+    def __init__(self, problem: str, field: str) -> None:
+        super().__init__(problem)
+        self.field = field
+
+
+@dataclass
+class _Sandbox:
+    """`creation`: while it is created; `timer`: ends it after its time to live."""
+
+    creation: "asyncio.Task[Any] | None"
+    runtime: Any = None
+    timer: asyncio.TimerHandle | None = None
+    first_processes: list[str] = field(default_factory=list)
 
 
 class Sandboxes:
-    """The live sandboxes, by the names that their callers gave them."""
+    """The sandboxes, by the names that their callers gave them."""
 
     def __init__(self) -> None:
-        self._live: dict[str, Any] = {}
-        self._first_processes: dict[str, list[str]] = {}
-        self._creations: dict[str, asyncio.Task[Any] | None] = {}
+        self._all: dict[str, _Sandbox] = {}
+        self._ends: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_CREATED_AT_ONCE)
 
     async def create(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -60,36 +75,36 @@ class Sandboxes:
         from harbor.environments.base import SandboxBuildFailedError
 
         name = asked["name"]
-        self._creations[name] = asyncio.current_task()
+        one = self._all[name] = _Sandbox(asyncio.current_task())
         async with self._slots:
-            for pause in (*_PAUSES[: _TRIES - 1], None):
-                runtime = self._live[name] = _make(asked)
+            for number, pause in enumerate((*_PAUSES[: _TRIES - 1], None)):
+                one.runtime = _make(asked, f"{name}-{number}")  # a try whose answer was lost may hold its name
                 try:
-                    await asyncio.wait_for(runtime.start(force_build=False), _START_SECONDS)
-                    listed = await runtime.exec(_bash(_LIST), timeout_sec=30, user="root")
-                    self._first_processes[name] = (listed.stdout or "").split()
+                    await asyncio.wait_for(one.runtime.start(force_build=False), asked["start_seconds"])
+                    listed = await one.runtime.exec(_bash(_LIST), timeout_sec=30, user="root")
+                    one.first_processes = (listed.stdout or "").split()
                     break
                 except Exception as error:
-                    await self._stop(name)
+                    await self._stop(name, one)
                     if isinstance(error, SandboxBuildFailedError):
-                        raise Wrong(str(error)) from None
+                        raise Wrong(str(error), "task.environment") from None
                     if pause is None:
                         raise
                     await asyncio.sleep(pause * (0.5 + secrets.randbelow(1000) / 1000))
-        self._creations.pop(name, None)
-        asyncio.get_running_loop().call_later(asked["ttl_seconds"], lambda: asyncio.ensure_future(self.end(asked)))
+        one.creation = None
+        loop = asyncio.get_running_loop()
+        one.timer = loop.call_later(asked["ttl_seconds"], lambda: self._begin(self._end(name)))
         return {}
 
     async def run(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Runs a command with its input and output in files, so that neither its length nor what it leaves behind in
         the background matters.
         """
-        if (runtime := self._live.get(asked["name"])) is None:
+        if (one := self._all.get(asked["name"])) is None:
             raise RuntimeError("the sandbox ended: its time to live is over")
+        runtime = one.runtime
         if asked["alone"]:
-            cleared = await runtime.exec(
-                _bash(_CLEAR, *self._first_processes[asked["name"]]), timeout_sec=60, user="root"
-            )
+            cleared = await runtime.exec(_bash(_CLEAR, *one.first_processes), timeout_sec=60, user="root")
             if cleared.return_code:
                 raise RuntimeError(f"processes of the policy cannot be ended: {cleared.stdout or cleared.stderr}")
         place, source = f"/tmp/.trinity-{secrets.token_hex(6)}", "/dev/null"
@@ -118,32 +133,71 @@ class Sandboxes:
 
     async def end(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Ends a sandbox, or its creation. Returns an empty answer also where there is none."""
-        if (creation := self._creations.pop(asked["name"], None)) is not None:
-            creation.cancel()
-            await asyncio.wait({creation})
-        await self._stop(asked["name"])
+        await asyncio.shield(self._begin(self._end(asked["name"])))
         return {}
 
-    async def _stop(self, name: str) -> None:
-        """Ends what a name has, with some patience for its provider."""
-        self._first_processes.pop(name, None)
-        if (runtime := self._live.pop(name, None)) is None:
-            return
-        for pause in (*_PAUSES, None):
-            try:
-                await asyncio.wait_for(runtime.stop(delete=True), _STOP_SECONDS)
-                break
-            except Exception as error:
-                if pause is None:
-                    _complain(f"sandbox {name} cannot be ended, and ends by its time to live: {error!r}")
-                    break
-                await asyncio.sleep(pause)
-
     async def end_all(self) -> None:
-        await asyncio.gather(*(self.end({"name": name}) for name in list(self._live)))
+        for name in self._all:
+            self._begin(self._end(name))
+        while self._ends:
+            await asyncio.wait(self._ends)
+
+    def _begin(self, end: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Starts an end that outlives its caller: Harbor forgets a sandbox whose end is interrupted."""
+        task = asyncio.get_running_loop().create_task(end)
+        self._ends.add(task)
+        task.add_done_callback(self._ends.discard)
+        return task
+
+    async def _end(self, name: str) -> None:
+        if (one := self._all.pop(name, None)) is None:
+            return
+        if one.timer is not None:
+            one.timer.cancel()
+        if one.creation is not None:
+            one.creation.cancel()
+            await asyncio.wait({one.creation})
+        await self._stop(name, one)
+
+    async def _stop(self, name: str, one: _Sandbox) -> None:
+        """Ends what a start left, with some patience for its provider."""
+        runtime, one.runtime = one.runtime, None
+        if runtime is not None:
+            await asyncio.shield(self._begin(_stop(name, runtime)))
 
 
-def _make(asked: dict[str, Any]) -> Any:
+async def _stop(name: str, runtime: Any) -> None:
+    for pause in (*_PAUSES, None):
+        try:
+            await asyncio.wait_for(runtime.stop(delete=True), _STOP_SECONDS)
+            return
+        except Exception as error:
+            if pause is None:
+                _complain(f"sandbox {name} cannot be ended, and ends by its time to live: {error!r}")
+                return
+            await asyncio.sleep(pause)
+
+
+@contextlib.contextmanager
+def _refused(field: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, ImportError, FileNotFoundError, SystemExit) as error:
+        raise Wrong(" ".join(str(error).split()), field) from None
+
+
+def _leases(seconds: float) -> dict[str, dict[str, Any]]:
+    """Options by which providers end a sandbox, where the operator gives no others: Harbor's have up to a day."""
+    whole = math.ceil(seconds)
+    return {
+        "e2b": {"sandbox_timeout_sec": whole, "renew_interval_sec": 0},
+        "modal": {"sandbox_timeout_secs": whole},
+        "daytona": {"ttl_minutes": math.ceil(whole / 60)},
+        "agent-sandbox": {"lease_seconds": whole},
+    }
+
+
+def _make(asked: dict[str, Any], session: str) -> Any:
     """A runtime of Harbor's, not yet started. Raises Wrong for what Harbor does not know or cannot do."""
     from harbor.environments.factory import EnvironmentFactory
     from harbor.models.environment_type import EnvironmentType
@@ -151,9 +205,16 @@ def _make(asked: dict[str, Any]) -> Any:
     from harbor.models.trial.paths import TrialPaths
 
     runtime, folder = asked["runtime"], Path(asked["folder"])
-    try:
+    # A start that fails at its last moment leaves a sandbox that has already lived for `start_seconds`.
+    leases = _leases(asked["ttl_seconds"] + asked["start_seconds"]).get(runtime, {})
+    options = asked["options"] if next(iter(leases), "") in asked["options"] else {**leases, **asked["options"]}
+    with _refused("task.config.environment"):
+        config = EnvironmentConfig.model_validate(asked["config"])
+    with _refused("args.backend"):
+        if runtime == "agent-sandbox":
+            runtime = _agent_sandbox()
         chosen = {"import_path": runtime} if ":" in runtime else {"type": EnvironmentType(runtime)}
-        EnvironmentFactory.run_preflight(**{"type": None, **chosen}, kwargs=asked["options"])
+        EnvironmentFactory.run_preflight(**{"type": None, **chosen}, kwargs=options)
         make = EnvironmentFactory.create_environment
         if ":" in runtime:
             make = EnvironmentFactory.create_environment_from_import_path
@@ -162,14 +223,22 @@ def _make(asked: dict[str, Any]) -> Any:
             **chosen,
             environment_dir=folder / "environment",
             environment_name="trinity",
-            session_id=asked["name"],
+            session_id=session,
             trial_paths=TrialPaths(folder / "trial"),
-            task_env_config=EnvironmentConfig.model_validate(asked["config"]),
+            task_env_config=config,
             network_policy=NetworkPolicy(network_mode=network),
-            **asked["options"],
+            **options,
         )
-    except (ValueError, TypeError, ImportError, SystemExit) as error:
-        raise Wrong(" ".join(str(error).split())) from None
+
+
+def _agent_sandbox() -> str:
+    """The class for Harbor; its file is loaded by its path, since Harbor's interpreter may not have Trinity."""
+    if (name := "agent_sandbox") not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("agent_sandbox.py"))
+        assert spec is not None and spec.loader is not None
+        spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+        sys.modules[name] = module
+    return f"{name}:AgentSandbox"
 
 
 def _bash(script: str, *words: str) -> str:
@@ -195,7 +264,7 @@ async def main() -> None:
             said: dict[str, Any] = {"done": await does[asked["do"]](asked)}
         except Exception as error:
             what = " ".join(str(error).split()) or type(error).__name__
-            said = {"problem": what[:2000], "lasting": isinstance(error, Wrong)}
+            said = {"problem": what[:2000], "field": getattr(error, "field", "")}
         answers.write(json.dumps({"id": asked["id"], **said}) + "\n")
         answers.flush()
 
@@ -211,6 +280,7 @@ async def main() -> None:
     await asyncio.gather(*running, return_exceptions=True)
     with contextlib.suppress(OSError):
         await sandboxes.end_all()
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -23,13 +23,14 @@ from typing import Any
 from trinity.environments.sandbox.harbor import Harbor
 from trinity.environments.sandbox.limits import Limits
 from trinity.environments.sandbox.sandbox import Output, Sandbox
-from trinity.runtime.errors import Conflict, InvalidInput, Unavailable
+from trinity.runtime.errors import InvalidInput, Unavailable
 
 RUNTIMES_VARIABLE = "TRINITY_ENVIRONMENT_SANDBOX_RUNTIMES"
 PYTHON_VARIABLE = "TRINITY_ENVIRONMENT_SANDBOX_HARBOR"
 _WORKER = Path(__file__).with_name("harbor_worker.py")
 _HAS_HARBOR = "import importlib.util, sys; sys.exit(importlib.util.find_spec('harbor') is None)"
 _CREATE_SECONDS = 115.0  # less than a reset has
+_START_SECONDS = 95.0  # of one of three tries
 _END_SECONDS = 5.0  # the process continues to end a sandbox afterwards
 _KILLED = 137
 # What a task may say of its machine. Harbor would fill `env` from the service's own environment variables.
@@ -62,21 +63,20 @@ class HarborSandbox(Sandbox):
     """A sandbox of a runtime of Harbor's. Its provider builds the task's image, or takes it from where it is."""
 
     def __init__(self, limits: Limits, runtime: str, options: dict[str, Any], task: Harbor) -> None:
-        """Raises InvalidInput for a task of several containers, Conflict for what Harbor cannot do, and Unavailable if
-        its provider starts none."""
+        """Raises InvalidInput for what Harbor cannot do, and Unavailable if its provider starts none."""
         super().__init__(limits)
         if composed := [path for path in task.context if path.startswith("docker-compose.")]:
             what = f"has {composed[0]}, which may reach this machine; a runtime of Harbor's takes a Dockerfile alone"
             raise InvalidInput("task.environment", what)
         self.name = f"trinity-{secrets.token_hex(8)}"
         self._worker = worker()
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{self.name}-"))
+        self._folder = self._worker.folder / self.name
         for path, file in task.context.items():
             place = self._folder / "environment" / path
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(file.data)
             place.chmod(0o755 if file.executable else 0o644)
-        (self._folder / "environment").mkdir(exist_ok=True)
+        (self._folder / "environment").mkdir(parents=True, exist_ok=True)
         machine = {name: task.machine[name] for name in _OF_TASKS if name in task.machine}
         machine["memory_mb"] = limits.memory_mib
         if task.disk_mib is not None:
@@ -91,10 +91,14 @@ class HarborSandbox(Sandbox):
                 config=machine,
                 network=limits.network,
                 ttl_seconds=limits.ttl_seconds,
+                start_seconds=_START_SECONDS,
             )
-        except (Conflict, Unavailable) as error:
+        except (InvalidInput, Unavailable) as error:
             self.close()
-            raise type(error)(f"{runtime} starts no sandbox: {error}") from None
+            what = f"{runtime} starts no sandbox: "
+            if isinstance(error, InvalidInput):
+                raise InvalidInput(error.field, what + str(error).removeprefix(f"{error.field}: ")) from None
+            raise Unavailable(f"{what}{error}") from None
 
     def _run(self, argv: list[str], seconds: float, stdin: bytes, cwd: str, env: dict[str, str], alone: bool) -> Output:
         """An empty `cwd` is the image's folder."""
@@ -132,7 +136,8 @@ class Worker:
     """The process that holds all sandboxes, and who waits for its answers."""
 
     def __init__(self, python: str) -> None:
-        line = [python, "-P", "-u", str(_WORKER)]  # -P: our harbor.py is not to be Harbor
+        self.folder = Path(tempfile.mkdtemp(prefix="trinity-harbor-"))  # of its sandboxes; it removes it when it ends
+        line = [python, "-P", "-u", str(_WORKER), str(self.folder)]  # -P: our harbor.py is not to be Harbor
         self._process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._waiting: dict[int, Future[dict[str, Any]]] = {}
         self._ids, self._lock = count(), threading.Lock()
@@ -147,7 +152,7 @@ class Worker:
         return self._process.poll() is None
 
     def ask(self, wait_seconds: float, **request: Any) -> dict[str, Any]:
-        """The answer to a request. Raises Conflict where it can never be done, else Unavailable."""
+        """The answer to a request. Raises InvalidInput where it can never be done, else Unavailable."""
         answer: Future[dict[str, Any]] = Future()
         number = next(self._ids)
         line = json.dumps({"id": number, **request}).encode() + b"\n"
@@ -165,20 +170,21 @@ class Worker:
         finally:
             self._waiting.pop(number, None)
         if "problem" in said:
-            raise (Conflict if said["lasting"] else Unavailable)(said["problem"])
+            raise InvalidInput(said["field"], said["problem"]) if said["field"] else Unavailable(said["problem"])
         done: dict[str, Any] = said["done"]
         return done
 
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            said = json.loads(line)
-            if (answer := self._waiting.get(said["id"])) is not None:
-                answer.set_result(said)
+            if line.endswith(b"\n"):  # else it was killed while it wrote
+                said = json.loads(line)
+                if (answer := self._waiting.get(said["id"])) is not None:
+                    answer.set_result(said)
         self._process.wait()
-        gone = {"problem": _GONE, "lasting": False}
+        shutil.rmtree(self.folder, ignore_errors=True)
         for answer in list(self._waiting.values()):
-            answer.set_result(gone)
+            answer.set_result({"problem": _GONE, "field": ""})
 
 
 _GONE = "the process that runs Harbor ended, and its sandboxes with it"
@@ -187,7 +193,7 @@ _running: list[Worker] = []
 
 
 def worker() -> Worker:
-    """The process of this service, started where there is none. Raises Conflict where no interpreter has Harbor."""
+    """The process of this service, started where there is none. Raises InvalidInput where no interpreter has Harbor."""
     with _lock:
         if not _running or not _running[0].is_running:
             python = os.environ.get(PYTHON_VARIABLE) or sys.executable
@@ -201,7 +207,9 @@ def _require_harbor(python: str) -> None:
     try:
         has_harbor = not subprocess.run([python, "-P", "-c", _HAS_HARBOR], capture_output=True, timeout=60).returncode
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Conflict(f"{PYTHON_VARIABLE} is {python}, which does not start: {error}") from None
+        raise InvalidInput("args.backend", f"{PYTHON_VARIABLE} is {python}, which does not start: {error}") from None
     if not has_harbor:
         how = "python3.12 -m venv harbor && harbor/bin/pip install 'harbor[e2b]'"
-        raise Conflict(f"{python} has no Harbor: {how}, and {PYTHON_VARIABLE}=$PWD/harbor/bin/python")
+        raise InvalidInput(
+            "args.backend", f"{python} has no Harbor: {how}, and {PYTHON_VARIABLE}=$PWD/harbor/bin/python"
+        )
