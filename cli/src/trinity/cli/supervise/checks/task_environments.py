@@ -45,6 +45,7 @@ def check_environments(
         workflow, reward = names_for(plan, key, taskset)
         for name, place, args in _episodes(workflow, taskset.workflow_args):
             yield from _environment(plan, key, name, place, args, dict(rows[0]), job)
+            yield from _other_rows(plan, key, name, f"workflow_args.{place}", args, rows)
             yield from _players(key, workflow, name, taskset.workflow_args)
         column = taskset.format.reward_fn_key
         firsts: dict[str, list[int]] = {}  # of the rows that a reward function scores
@@ -124,6 +125,21 @@ def _environment(
         yield f"{there}: no episode of {name!r} began within {seconds:g} s"
         return
     yield from _problems(key, f"workflow_args.{place}", there, name, f"no episode of {name!r} could begin", error)
+
+
+def _other_rows(
+    plan: Plan, key: str, name: str, place: str, args: dict[str, Any], rows: Sequence[Row]
+) -> Iterator[Problem]:
+    """Yields the first row that an environment of this process refuses, where it can tell without an episode."""
+    read = getattr(_here().get(name), "read_row", None)
+    if read is None or name in {one.name for one in plan.config.explorer.environments}:
+        return
+    for number, row in enumerate(rows[1:], 1):
+        try:
+            read(dict(row), args)
+        except InvalidInput as error:
+            yield _wrong(key, place, name, error, number)
+            return
 
 
 def _players(key: str, workflow: str, name: str, given: dict[str, Any]) -> Iterator[Problem]:

@@ -61,6 +61,11 @@ class Shell(ToolGame):
     defaults = TurnRules(max_steps=20, list_actions=False)
     tools = TOOLS
 
+    @staticmethod
+    def read_row(task: dict[str, Any], args: dict[str, Any]) -> None:
+        """Raises InvalidInput for a row that cannot be played, as `trinity check` asks for each."""
+        Harbor.read(Arguments(task, "task"), builds=args.get("backend", "bubblewrap") != "bubblewrap")
+
     def reset(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> Observation:
         self._given = task, args, seed
         return super().reset(task, args, seed)
