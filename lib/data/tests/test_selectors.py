@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trinity.buffer.tasks.source import Mixture
 from trinity.config.schema.buffer import SelectorConfig
 from trinity.data.datasets import DatasetError
 from trinity.data.selectors import DifficultyBased, Selector, make_selector
+from trinity.data.task_source import TaskMixture
 
 pytestmark = pytest.mark.core
 
@@ -88,7 +88,7 @@ class FakeSource:
 @given(sizes=st.lists(st.integers(1, 30), min_size=1, max_size=4), cycles=st.integers(1, 3))
 @example(sizes=[1, 2, 16, 30], cycles=1)
 def test_several_tasksets_give_every_row_once_a_cycle_evenly(sizes: list[int], cycles: int) -> None:
-    mixture = Mixture([FakeSource(str(i), size, 1.0) for i, size in enumerate(sizes)])  # type: ignore[arg-type]
+    mixture = TaskMixture([FakeSource(str(i), size, 1.0) for i, size in enumerate(sizes)])  # type: ignore[arg-type]
     total = sum(sizes)
     assert mixture.rows == total
     for cycle in range(cycles):
@@ -101,6 +101,6 @@ def test_several_tasksets_give_every_row_once_a_cycle_evenly(sizes: list[int], c
 
 
 def test_a_weight_gives_a_taskset_more_turns() -> None:
-    mixture = Mixture([FakeSource("a", 30, 3.0), FakeSource("b", 30, 1.0)])  # type: ignore[list-item]
+    mixture = TaskMixture([FakeSource("a", 30, 3.0), FakeSource("b", 30, 1.0)])  # type: ignore[list-item]
     turns = Counter(mixture.train_task_later(i, 1, 0)[0] for i in range(mixture.rows))  # type: ignore[index]
     assert turns == {"a": 45, "b": 15}

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from trinity.buffer.tasks.joined import JoinedTasksets, why_not_joined
-from trinity.buffer.tasks.source import Mixture
 from trinity.config import Config, make_plan
 from trinity.data.experience import Task, TaskKind
-from trinity.data.task_source import TaskSource
+from trinity.data.task_source import TaskMixture, TaskSource
 
 pytestmark = pytest.mark.core
 
@@ -20,7 +19,7 @@ def tasks(tmp_path: Path) -> list[Task]:
     (tmp_path / "train.jsonl").write_text("".join(f'{{"question": "{i}+1"}}\n' for i in range(30)))
     plan = make_plan(config(tmp_path))
     source = TaskSource.open("run", plan, plan.tasksets[0], TaskKind.TRAIN)
-    assert Mixture([source]).weight == 60
+    assert TaskMixture([source]).weight == 60
     return [source.train_task(position, 1, 0) for position in range(30)]
 
 

@@ -21,10 +21,9 @@ from support.servers.buffer_run import BufferRun
 from support.servers.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import task_pb2
-from trinity.buffer.tasks.source import Mixture
 from trinity.config import Plan, load, make_plan
 from trinity.data.experience import Group, Task, TaskKind
-from trinity.data.task_source import TaskSource
+from trinity.data.task_source import TaskMixture, TaskSource
 from trinity.data.wire import task_from_proto
 from trinity.explorer.rollout import attempt
 from trinity.runtime import names
@@ -41,9 +40,9 @@ class Live:
     trainer: FakeTrainer
     plan: Plan
 
-    def mixture(self) -> Mixture:
+    def mixture(self) -> TaskMixture:
         """The tasks of the run as a buffer that was never killed would take them."""
-        return Mixture([TaskSource.open(self.run.run, self.plan, t, TaskKind.TRAIN) for t in self.plan.tasksets])
+        return TaskMixture([TaskSource.open(self.run.run, self.plan, t, TaskKind.TRAIN) for t in self.plan.tasksets])
 
     async def train(self, first: int, last: int) -> None:
         for step in range(first, last + 1):
@@ -153,7 +152,7 @@ async def test_tasks_of_both_come_in_the_mixtures_order_whenever_the_buffer_is_k
         assert (stats.fed, stats.stored, stats.dead_letters, stats.outstanding) == (total, total, 0, 0)
 
 
-def simulated(mixture: Mixture, steps: int, groups: int, told: Callable[[Task], float | None]) -> list[str]:
+def simulated(mixture: TaskMixture, steps: int, groups: int, told: Callable[[Task], float | None]) -> list[str]:
     """Task ids of a synchronous run: each batch is chosen when all rewards before it are known."""
     found: list[str] = []
     for step in range(steps):

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from trinity.buffer.evaluation.tally import Tally
 from trinity.buffer.ledger.wire import Entry
 from trinity.buffer.operators.pipeline import Pipeline
-from trinity.buffer.tasks.source import Mixture
 from trinity.buffer.window.groups import StoredGroup
 from trinity.config import Plan
+from trinity.data.task_source import TaskMixture
 from trinity.runtime.monitor import Monitor
 
 # Metrics of one group's rollouts, by name.
@@ -19,7 +19,7 @@ _Values = dict[str, list[float]]
 class Reporter:
     """Hears of every group, every ledger entry and every evaluation. Nothing of the run depends on it."""
 
-    def __init__(self, plan: Plan, tasks: Mixture | None) -> None:
+    def __init__(self, plan: Plan, tasks: TaskMixture | None) -> None:
         self._plan = plan
         self.monitor: Monitor | None = None  # set once it is known where the run continues
         self._tasks = tasks

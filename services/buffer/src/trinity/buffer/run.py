@@ -29,14 +29,13 @@ from trinity.buffer.state.context import LiveVersions, Origin, RunContext
 from trinity.buffer.state.streams import StoreCut
 from trinity.buffer.tasks.feeder import Feeder
 from trinity.buffer.tasks.rewarded import RewardedCalls
-from trinity.buffer.tasks.source import Mixture
 from trinity.buffer.window.window import Window
 from trinity.config.parents import parent_of
 from trinity.config.plan import Plan
 from trinity.config.service import monitor_fields
 from trinity.data.experience import TaskKind
 from trinity.data.selectors import DifficultyBased
-from trinity.data.task_source import TaskSource
+from trinity.data.task_source import TaskMixture, TaskSource
 from trinity.runtime import files
 from trinity.runtime.broker import Bucket, PublishRefused, return_undelivered
 from trinity.runtime.errors import Conflict, DataLoss, Full, NotFound, Unavailable
@@ -71,7 +70,7 @@ class Run:
         self.evaluator: Evaluator | None = None
         self.offline: OfflineSource | None = None
         self.retention: Retention | None = None
-        self._tasks: Mixture | None = None
+        self._tasks: TaskMixture | None = None
         auxiliary = Auxiliary(plan)
         trains = plan.config.mode in ("both", "train")
         if plan.offline:
@@ -79,7 +78,7 @@ class Run:
             context.last_step = plan.steps_for(len(self.offline))
         elif trains:
             sources = [TaskSource.open(context.run, plan, t, TaskKind.TRAIN) for t in plan.tasksets]
-            self._tasks = Mixture(sources)
+            self._tasks = TaskMixture(sources)
             context.last_step = plan.steps_for(self._tasks.rows)
         self._reporter = reporter = Reporter(plan, self._tasks)
         if not plan.offline:
@@ -91,7 +90,7 @@ class Run:
                                    lambda: self.feeder.left() if self.feeder is not None else 0)  # fmt: skip
         self.batches = BatchServer(context, self.ledger, self.reader, self.writer, self.offline, auxiliary)
 
-    def _build_writer(self, tasks: Mixture, auxiliary: Auxiliary, settings: BufferSettings) -> None:
+    def _build_writer(self, tasks: TaskMixture, auxiliary: Auxiliary, settings: BufferSettings) -> None:
         """Builds the parts of a run with explorers, which read and write the same log."""
         context, operators = self.context, self.context.plan.config.data_processor.experience_pipeline.operators
         learns_from_calls = context.plan.config.explorer.traffic is not None
@@ -111,7 +110,7 @@ class Run:
         )  # fmt: skip
 
     async def open(self) -> None:
-        """Find out how far the run came."""
+        """Reads how far the run came."""
         await self.ledger.open()
         kept = await self._fork(await self._record.read())
         fields = monitor_fields(self.context.plan, "explorer")
@@ -163,7 +162,7 @@ class Run:
             )
 
     async def _remind_selectors(self) -> None:
-        """Tell selectors that learn what earlier groups were worth, and which tasks are still out."""
+        """Tells selectors that learn the rewards of earlier groups, and which tasks have no result yet."""
         assert self._tasks is not None and self.writer is not None and self.feeder is not None
         if not any(isinstance(source.selector, DifficultyBased) for source in self._tasks.sources):
             return
@@ -181,7 +180,7 @@ class Run:
                 self._tasks.observe((await self.feeder.task(ordinal)).task_id, None)
 
     async def run(self) -> None:
-        """Until something fails; what ends by itself is a failure too."""
+        """Runs until a part fails; a part that merely ends has failed, too."""
         loops = [self._versions.follow()]
         if self.offline is not None:
             loops.append(self.offline.run())
@@ -266,7 +265,7 @@ class Run:
         return await self.fences.fence(versions) if self.fences is not None else 0
 
     def _write_meta(self, step: int) -> None:
-        """explorer_meta.json, for people: where exploration is at a checkpoint. The truth is in the streams."""
+        """Writes explorer_meta.json, for people only: the progress of exploration at a checkpoint."""
         if self.feeder is not None and self._tasks is not None:
             epoch, position = divmod(self.feeder.position, self._tasks.rows or 1)
             names = [source.taskset.name for source in self._tasks.sources]

@@ -1,9 +1,9 @@
-"""A run that goes on from a step of another one: what the parent gives, and how a new buffer begins with it.
+"""A fork continues from a step of its parent run: what the parent gives, and how the new buffer begins with it.
 
-The parts lie in <job>/fork/parts.bin, where `trinity fork` puts them. The new run gets the ledger entries up to the
-step, with the parent's sequence numbers. Its log continues behind these numbers: first the groups that waited for a
-batch, then those that the parent stored later and that no newer weights than the step's sampled. The buffer feeds the
-tasks from there on again, in the same order.
+`trinity fork` writes the parts into <job>/fork/parts.bin. The new run gets the ledger entries up to the
+step, with the parent's sequence numbers. Its log continues behind these numbers: first groups that waited for a batch,
+then groups that the parent stored later, sampled by no newer weights than the step's. The buffer feeds later tasks
+again, in the same order.
 
 A regrade is such a run that also has the parent's later groups, whichever weights sampled them, with rewards that
 `trinity regrade` has replaced.
@@ -24,13 +24,13 @@ from trinity.buffer.log.reader import LogReader, judged
 from trinity.buffer.log.wire import LogEntry
 from trinity.buffer.operators.pipeline import Pipeline
 from trinity.buffer.state.context import Origin, RunContext
-from trinity.buffer.tasks.source import Mixture
 from trinity.buffer.window.groups import CUT, EVICTED, FENCED, STALE, StoredGroup
 from trinity.buffer.window.policy import policy_of
 from trinity.buffer.window.window import Window
 from trinity.config import Plan
 from trinity.config.parents import FORK, ForkDamaged, Parent
 from trinity.data.experience import UNLIMITED, Limits
+from trinity.data.task_source import TaskMixture
 from trinity.data.wire import encode_reference
 from trinity.runtime import headers
 from trinity.runtime.broker import blobs
@@ -95,7 +95,7 @@ def read_parts(path: Path) -> Iterator[Entry | BatchGroup]:
 
 
 class _Regrading:
-    """Judges regraded groups as those that explorers send: fields, rewards, operators."""
+    """Validates regraded groups like groups of explorers: fields, rewards, operators."""
 
     def __init__(self, plan: Plan, step: int, limits: Limits) -> None:
         self._pipeline = Pipeline(plan.config.data_processor.experience_pipeline.operators)
@@ -189,7 +189,7 @@ class Beginning:
         """Tasks that count as fed. Those among them that have not ended are fed again."""
         return max(self.window.ended, default=self.window.ended_through)
 
-    def position(self, tasks: Mixture) -> int:
+    def position(self, tasks: TaskMixture) -> int:
         """How far the tasksets were read for the tasks up to `fed`: requeued and callers' tasks are not read there.
 
         The newest tasks tell how many of these there were, as far as the tasksets have the same names and sizes.
@@ -203,13 +203,13 @@ class Beginning:
         return max(0, self.fed - min(found, default=others))
 
 
-def _passed(tasks: Mixture, group: StoredGroup, most: int) -> int | None:
+def _passed(tasks: TaskMixture, group: StoredGroup, most: int) -> int | None:
     """Returns how many tasks of others came before a group's task; None if the tasksets have not got it there."""
     known = range(min(most, group.ordinal - 1) + 1)
     return next((passed for passed in known if tasks.is_at(group.ordinal - 1 - passed, group.task_id)), None)
 
 
-async def begin(context: RunContext, ledger: Ledger, tasks: Mixture | None, parent: Parent) -> Origin:
+async def begin(context: RunContext, ledger: Ledger, tasks: TaskMixture | None, parent: Parent) -> Origin:
     """Writes log and ledger of a fork, whose ledger ends before its step. May be repeated after a crash."""
     plan, broker, names, step = context.plan, context.broker, context.names, parent.step
     path = plan.job_dir / "fork" / "parts.bin"

@@ -20,9 +20,9 @@ from trinity.buffer.state.streams import append_past_others, newest_of_ours
 from trinity.buffer.tasks.given import GivenIds
 from trinity.buffer.tasks.joined import JoinedTasksets, Waiting
 from trinity.buffer.tasks.rewarded import RewardedCalls
-from trinity.buffer.tasks.source import Mixture
 from trinity.buffer.window.window import Window
 from trinity.data.experience import Task
+from trinity.data.task_source import TaskMixture
 from trinity.data.traffic import TASKSET
 from trinity.runtime import headers, tracing
 from trinity.runtime.broker import SequenceConflict, StoredMessage, on_subject
@@ -47,7 +47,7 @@ class Feeder:
     def __init__(
         self,
         context: RunContext,
-        source: Mixture,
+        source: TaskMixture,
         window: Callable[[], Window],
         ids_in_ledger: Callable[[], Awaitable[set[str]]],
         rewarded: RewardedCalls | None = None,
