@@ -86,7 +86,7 @@ async def measure(model: str, args: argparse.Namespace) -> tuple[dict[str, list[
     from trinity.config.schema.model import ModelConfig
     from trinity.data.experience import SamplingParams
     from trinity.explorer.chat import ChatTokenizer
-    from trinity.explorer.engine.engine import EnginePool
+    from trinity.explorer.engine.pool import EnginePool
     from trinity.explorer.sessions.server import AgentGateway, OpenTo
     from trinity.explorer.types import EngineOptions
     from trinity.runtime.process import free_port

@@ -39,7 +39,7 @@ async def measure(folder: Path, args: argparse.Namespace) -> dict[str, list[floa
     from trinity.data.experience import Group, Limits, SamplingParams
     from trinity.explorer.chat import ChatTokenizer
     from trinity.explorer.engine.auxiliary import AuxiliaryModels
-    from trinity.explorer.engine.engine import EnginePool
+    from trinity.explorer.engine.pool import EnginePool
     from trinity.explorer.environments.client import EnvironmentClient
     from trinity.explorer.journal.journal import EpisodeJournal, Journals, TaskJournal
     from trinity.explorer.rollout import attempt

@@ -93,7 +93,7 @@ async def ours(model: str, args: argparse.Namespace) -> dict[str, float]:
     from trinity.data.wire import encode_outcome
     from trinity.explorer.chat import ChatTokenizer
     from trinity.explorer.engine.auxiliary import AuxiliaryModels
-    from trinity.explorer.engine.engine import EnginePool
+    from trinity.explorer.engine.pool import EnginePool
     from trinity.explorer.environments.client import EnvironmentClient
     from trinity.explorer.rollout import attempt
     from trinity.explorer.rollout.toolbox import ExplorerTools

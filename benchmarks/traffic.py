@@ -46,7 +46,7 @@ async def measure(model: str, folder: Path, args: argparse.Namespace) -> tuple[R
     from trinity.config.schema.model import ModelConfig
     from trinity.data.experience import Limits, SamplingParams
     from trinity.explorer.chat import ChatTokenizer
-    from trinity.explorer.engine.engine import EnginePool
+    from trinity.explorer.engine.pool import EnginePool
     from trinity.explorer.journal.calls import Calls
     from trinity.explorer.sessions.server import AgentGateway, OpenTo
     from trinity.explorer.types import EngineOptions

@@ -21,8 +21,8 @@ from buffer_table import Table
 from rollout import make_model
 
 from trinity.data.experience import SamplingParams
-from trinity.explorer.engine.engine import CACHED, PROMPTS, EnginePool
-from trinity.explorer.engine.homes import Homes
+from trinity.explorer.engine.engine import CACHED, PROMPTS
+from trinity.explorer.engine.pool import EnginePool, Homes
 from trinity.explorer.types import EngineOptions
 from trinity.runtime.metrics import Counter
 

@@ -22,7 +22,7 @@ from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import Experience, Group, Task
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.auxiliary import AuxiliaryModels, Judge
-from trinity.explorer.engine.engine import EnginePool
+from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.environments.client import EnvironmentClient
 from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.toolbox import ExplorerTools

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from support.servers.shared_engine import ENGINE_TESTS
 from trinity.config.schema.model import LoraConfig, ModelConfig
 from trinity.data.experience import SamplingParams
-from trinity.explorer.engine.engine import EnginePool
+from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.weights.loader import base_of, fetch
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data.batch import TrainSequence

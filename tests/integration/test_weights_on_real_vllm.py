@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from support.servers.shared_engine import ENGINE_TESTS, SEQUENCES, update_info
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine import start
-from trinity.explorer.engine.engine import EnginePool
+from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.types import Completion, EngineFailed, EngineOptions
 from trinity.explorer.weights.load_history import WeightsWithdrawn
 from trinity.explorer.weights.loader import fetch

@@ -59,7 +59,7 @@ MUTATIONS = [
         f"{_WEIGHTS}::test_a_canary_does_not_queue_behind_rollouts",
     ),
     Mutation(
-        f"{_ENGINE}/engine.py",
+        f"{_ENGINE}/pool.py",
         "        await self.loads.usable()\n        async with self.engine_for(prompt_token_ids, sampling.n)",
         "        async with self.engine_for(prompt_token_ids, sampling.n)",
         f"{_WEIGHTS}::test_responses_are_held_back_until_their_weights_are_known_to_be_good",

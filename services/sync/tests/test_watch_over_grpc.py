@@ -2,19 +2,17 @@
 
 import asyncio
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import grpc.aio
-import numpy as np
 import pytest
 
 from support.servers.sync_instances import RUN, base_manifest, make_manifest, served
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1.sync_pb2_grpc import SyncServiceStub
 from trinity.weights import CollectiveOffer, ExplorerState, Manifest, manifest_to_proto
-from trinity.weights.canary import compare
 
 pytestmark = pytest.mark.core
 
@@ -125,8 +123,8 @@ async def test_values_that_are_not_finite_reject_a_version(nats_url: str, tmp_pa
         await publish(stub, base_manifest())
         await publish(stub, make_manifest(tmp_path, 1, canary=True))
         await explorer.until(lambda: explorer.candidate == 1)
-        found = compare(np.full(3, -1.0, np.float32), np.array([-1.0, math.nan, -1.0], np.float32))
-        await explorer.report(1, canaries=[pb.CanaryReport(version=1, **asdict(found))])
+        found = pb.CanaryReport(version=1, mean_error=math.nan, max_error=math.inf, expected=-1.0, computed=math.nan)
+        await explorer.report(1, canaries=[found])
         await explorer.until(lambda: list(explorer.seen[-1].rejected) == [1])
 
 

@@ -21,6 +21,7 @@ from trinity.config.schema.model import LoraConfig, ModelConfig
 from trinity.data import images
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.engine import Engine
+from trinity.explorer.engine.pool import measure
 from trinity.explorer.types import EngineOptions
 from trinity.explorer.weights.loader import base_of
 from trinity.runtime.errors import InvalidInput
@@ -29,7 +30,6 @@ from trinity.trainer.data.images import ImageReader
 from trinity.trainer.data.microbatch import after_first_token, collate
 from trinity.trainer.model.policy import load_policy
 from trinity.trainer.weights.canary import make_canary, picture_probe, pseudo_random_probe
-from trinity.weights.canary import measure
 
 pytestmark = [
     pytest.mark.extended,

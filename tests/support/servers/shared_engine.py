@@ -15,7 +15,8 @@ import pytest
 import pytest_asyncio
 
 if TYPE_CHECKING:
-    from trinity.explorer.engine.engine import Engine, EnginePool
+    from trinity.explorer.engine.engine import Engine
+    from trinity.explorer.engine.pool import EnginePool
 
 MAX_LENGTH = 2048
 SEQUENCES = 2  # at a time, so that a test can have requests that wait in vLLM's queue
@@ -88,6 +89,6 @@ async def engine(shared_engine: SharedEngine) -> "Engine":
 @pytest_asyncio.fixture(loop_scope="session")
 async def pool(engine: "Engine") -> "EnginePool":
     """The worker's engine as the only one of an explorer that has loaded nothing yet."""
-    from trinity.explorer.engine.engine import EnginePool
+    from trinity.explorer.engine.pool import EnginePool
 
     return EnginePool([engine])

@@ -13,7 +13,7 @@ from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import SamplingParams
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.auxiliary import AuxiliaryModels, Judge
-from trinity.explorer.engine.engine import EnginePool
+from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.serving import endpoint
 from trinity.explorer.types import EngineOptions
 from trinity.runtime.errors import InvalidInput

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from support.servers.shared_engine import ENGINE_TESTS, MAX_LENGTH, SEQUENCES
 from trinity.data.experience import SamplingParams
-from trinity.explorer.engine.engine import Engine, EnginePool
+from trinity.explorer.engine.engine import Engine
+from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.engine.scheduler import WholeLogprobs
 from trinity.explorer.types import Completion, EngineFailed, EngineUsage
 from trinity.runtime.errors import InvalidInput

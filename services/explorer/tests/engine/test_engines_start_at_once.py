@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from trinity.data.experience import SamplingParams
-from trinity.explorer.engine.engine import CACHED, EnginePool
+from trinity.explorer.engine.engine import CACHED
+from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.types import EngineFailed, EngineOptions
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(300)]

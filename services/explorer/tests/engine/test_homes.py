@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from trinity.explorer.engine import homes
-from trinity.explorer.engine.homes import Homes
+from trinity.explorer.engine import pool
+from trinity.explorer.engine.pool import Homes
 
 pytestmark = pytest.mark.core
 
@@ -72,7 +72,7 @@ def test_prompts_of_one_system_prompt_are_spread_over_all_engines() -> None:
 def test_old_conversations_are_forgotten_and_short_prompts_go_to_the_least_busy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(homes, "_KEPT", 10)
+    monkeypatch.setattr(pool, "_KEPT", 10)
     found = Homes(2)
     home = found.enter(turns(1)[3], 1)
     for seed in range(10, 14):

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from trinity.data.experience import SamplingParams
-from trinity.explorer.engine.engine import EnginePool
+from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.types import EngineOptions
 from trinity.weights import Canary, Probe
 

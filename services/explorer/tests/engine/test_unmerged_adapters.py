@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM
 from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import SamplingParams
 from trinity.explorer.chat import ChatTokenizer
-from trinity.explorer.engine.engine import CACHED, Engine, EnginePool
+from trinity.explorer.engine.engine import CACHED, Engine
+from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.serving import endpoint
 from trinity.explorer.serving.bounds import Bounds
 from trinity.explorer.types import Completion, EngineFailed, EngineOptions

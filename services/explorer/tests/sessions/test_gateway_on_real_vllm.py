@@ -18,7 +18,7 @@ from support.servers.shared_engine import ENGINE_TESTS, update_info
 from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import Experience, SamplingParams
 from trinity.explorer.chat import ChatTokenizer
-from trinity.explorer.engine.engine import EnginePool
+from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.sessions.agents import AgentSession
 from trinity.explorer.sessions.server import AgentGateway
 

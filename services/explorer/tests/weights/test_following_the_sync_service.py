@@ -12,10 +12,10 @@ import pytest_asyncio
 from support.fakes.explorers.follower import WRONG, Explorer, FakeGroup
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.data.experience import VersionSpan
+from trinity.explorer.engine.pool import compare
 from trinity.explorer.weights.follower import WeightsWrong
 from trinity.explorer.weights.load_history import Verdict, WeightsWithdrawn
 from trinity.weights import Canary, CollectiveOffer, ExplorerState, Manifest, VersionState
-from trinity.weights.canary import compare
 
 pytestmark = pytest.mark.core
 

@@ -18,8 +18,16 @@ from trinity.explorer.weights.follower import WeightFollower
 from trinity.explorer.weights.load_history import LoadHistory, Verdict
 from trinity.explorer.weights.member import Activity
 from trinity.runtime.process import free_port
-from trinity.weights import Canary, ExplorerState, Manifest, Probe, VersionState, manifest_of_folder, manifest_to_proto
-from trinity.weights.canary import Measured
+from trinity.weights import (
+    Canary,
+    ExplorerState,
+    Manifest,
+    Measured,
+    Probe,
+    VersionState,
+    manifest_of_folder,
+    manifest_to_proto,
+)
 from trinity.weights.client import Membership
 from trinity.weights.pointer import Epoch
 from trinity.weights.stores.cache import WeightCache

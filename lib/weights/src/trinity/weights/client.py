@@ -19,8 +19,7 @@ from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.runtime import rpc
 from trinity.runtime.errors import TimedOut, Unavailable
 from trinity.runtime.messages import from_message, to_message
-from trinity.weights.canary import Measured
-from trinity.weights.manifest import Manifest
+from trinity.weights.manifest import Manifest, Measured
 from trinity.weights.pointer import Epoch, Rollback
 from trinity.weights.wire import VersionState, manifest_from_proto, manifest_to_proto
 

@@ -135,6 +135,27 @@ class Canary:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """An engine's distance from a canary, in nats. `expected` and `computed` are the values where it is largest."""
+
+    mean_error: float
+    max_error: float
+    expected: float
+    computed: float
+
+    def within(self, canary: Canary, precision: str = "") -> bool:
+        """Tells if an engine of this precision is sound; False also for values that are not finite."""
+        mean, most = canary.allowed(precision)
+        return self.mean_error <= mean and self.max_error <= most
+
+    def __str__(self) -> str:
+        return (
+            f"log-probability {self.expected:.5f} expected, {self.computed:.5f} computed where it differs most; "
+            f"mean difference {self.mean_error:.5f}"
+        )
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Everything needed to load and check one version. With `lora` its tensors are adapters on the base model."""
 

@@ -22,8 +22,8 @@ from trinity.data.vision import ImageRules, image_rules
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.devices import has_nccl, platform_of
-from trinity.explorer.engine.engine import EnginePool
 from trinity.explorer.engine.older import OlderVersions
+from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.engine.trial import Trial
 from trinity.explorer.environments.client import READS_NONE, EnvironmentClient
 from trinity.explorer.journal.calls import Calls

@@ -6,7 +6,7 @@ import structlog
 
 from trinity.data.experience import Limits
 from trinity.explorer.chat import ChatTokenizer
-from trinity.explorer.engine.engine import EnginePool
+from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.rollout.loop import Progress, RolloutLoop
 from trinity.explorer.rollout.toolbox import ExplorerTools
 from trinity.explorer.sessions.offers import OutsideSessions

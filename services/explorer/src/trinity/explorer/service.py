@@ -16,8 +16,8 @@ import structlog
 from trinity.config.service import load_plan
 from trinity.explorer.build import ExplorerBuilder
 from trinity.explorer.chat import ChatTokenizer
-from trinity.explorer.engine.engine import EnginePool
 from trinity.explorer.engine.folder import FolderFollower
+from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.rollout.account import keep
 from trinity.explorer.rollout.leases import Leases
 from trinity.explorer.rollout.loop import Progress, RolloutLoop

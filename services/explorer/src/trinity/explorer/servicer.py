@@ -12,7 +12,7 @@ from trinity.api.explorer.v1 import explorer_pb2_grpc
 from trinity.data.experience import Limits, SamplingParams
 from trinity.data.wire import sampling_from_proto, to_tensor
 from trinity.explorer.chat import ChatTokenizer
-from trinity.explorer.engine.engine import EnginePool
+from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.running import Running
 from trinity.explorer.sessions.front import told
 from trinity.explorer.sessions.offers import OutsideSessions

@@ -17,9 +17,9 @@ from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import SamplingParams
 from trinity.explorer.chat import ChatTokenizer, Message
-from trinity.explorer.engine.engine import EnginePool
 from trinity.explorer.engine.external import ExternalJudge
 from trinity.explorer.engine.folder import FolderFollower
+from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.engine.start import start_vllm
 from trinity.explorer.types import EngineFailed, EngineOptions, Taught
 from trinity.runtime.errors import InvalidInput

@@ -1,4 +1,4 @@
-"""vLLM engines, AsyncLLM in this process with its core in a child, and the pool of all engines of this explorer.
+"""A vLLM engine: AsyncLLM in this process, with its core in a child.
 
     start -> generate ... (load in between) -> close
 
@@ -15,7 +15,6 @@ import contextlib
 import tempfile
 import time
 import uuid
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import active_children
@@ -29,20 +28,15 @@ from trinity.data.experience import SamplingParams, VersionSpan
 from trinity.data.images import PlacedImage, collapsed, placed, size
 from trinity.data.vision import ImageRules
 from trinity.explorer.engine.adapters import HeldAdapters, lay_out
-from trinity.explorer.engine.homes import Homes
 from trinity.explorer.engine.images import DecodedImages
 from trinity.explorer.engine.start import start_vllm
-from trinity.explorer.engine.trial import BEFORE, POLICY, Trial
+from trinity.explorer.engine.trial import BEFORE, POLICY
 from trinity.explorer.types import Completion, EngineFailed, EngineOptions, EngineUsage, Taught
-from trinity.explorer.weights.load_history import LoadHistory
 from trinity.runtime.errors import Full, InvalidInput
 from trinity.runtime.metrics import Counter
-from trinity.weights import Canary
-from trinity.weights import canary as canaries
 
 log = structlog.get_logger(__name__)
 
-TOKENS = Counter("trinity_explorer_tokens_generated_total", "Tokens sampled, in complete responses")
 PROMPTS = Counter("trinity_explorer_prompt_tokens_total", "Tokens of workflows' prompts")
 CACHED = Counter("trinity_explorer_prompt_tokens_cached_total", "Those of them whose key-value blocks the engine had")
 
@@ -52,7 +46,6 @@ _CALL_SECONDS = 120.0
 _LOAD_SECONDS = 1800.0
 _KILL_SECONDS = 0.1
 _BEFORE_ALL_OTHERS = -1
-_RATE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -395,129 +388,3 @@ def spans_from(starts: Sequence[tuple[int, int]], length: int) -> tuple[VersionS
     return tuple(
         VersionSpan(serial, start, end) for (start, serial), end in zip(starts, ends, strict=True) if end > start
     )
-
-
-class EnginePool:
-    """All engines of this explorer, with the same weights except during an update.
-
-    A conversation stays with its engine (`Homes`); other requests go to the least busy one.
-    """
-
-    def __init__(self, engines: Sequence[Engine]) -> None:
-        self.engines = list(engines)
-        self.loads = LoadHistory(self.engines[0].options.precision)
-        self.trial: Trial | None = None
-        self._homes = Homes(len(self.engines))
-        self._recent: deque[tuple[float, int]] = deque()
-
-    @classmethod
-    async def start(cls, options: EngineOptions, devices: Sequence[str | None]) -> "EnginePool":
-        """Start an engine on each of these devices (values of CUDA_VISIBLE_DEVICES), all at once."""
-        return cls(await start_engines(options, devices))
-
-    @property
-    def tokens_generated(self) -> int:
-        return sum(engine.tokens_generated for engine in self.engines)
-
-    def tokens_per_second(self) -> float:
-        """Tokens per second over the last 30 seconds."""
-        now = time.monotonic()
-        while self._recent and self._recent[0][0] < now - _RATE_SECONDS:
-            self._recent.popleft()
-        return sum(tokens for _, tokens in self._recent) / _RATE_SECONDS
-
-    def usage(self) -> list[EngineUsage]:
-        """Each engine's usage, about a second old. An idle engine reports nothing."""
-        pairs = zip(self.engines, self._homes.running, strict=True)
-        return [engine.usage if running else EngineUsage() for engine, running in pairs]
-
-    @property
-    def tries(self) -> bool:
-        """True while calls are split between two versions."""
-        return self.trial is not None and any(self.trial.is_on(engine.adapters) for engine in self.engines)
-
-    def adapter_of_call(self, engine: Engine) -> str:
-        """Returns the name of the adapter that samples a call at the endpoint."""
-        return self.trial.choose(engine.adapters) if self.trial is not None else POLICY
-
-    @contextlib.asynccontextmanager
-    async def engine_for(self, tokens: Sequence[int], sequences: int = 1) -> AsyncIterator[Engine]:
-        """The engine for a prompt. `sequences` count as its load until the context ends."""
-        index = self._homes.enter(tokens, sequences)
-        try:
-            yield self.engines[index]
-        finally:
-            self._homes.leave(index, sequences)
-
-    async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[PlacedImage] = ()
-    ) -> list[Completion]:
-        """Sample on one engine, with spans of versions. Returns once all these versions are known to be
-        good; raises WeightsWithdrawn if one is not."""
-        await self.loads.usable()
-        async with self.engine_for(prompt_token_ids, sampling.n) as engine:
-            completions = await engine.generate(prompt_token_ids, sampling, images)
-        self._count(sum(len(c.token_ids) for c in completions))
-        return [replace(c, version_spans=await self.loads.settle(c.version_spans)) for c in completions]
-
-    async def logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
-        """Engine.logprobs by weights that are not known to be wrong. Loads wait for it."""
-        async with self._between_loads() as engine:
-            return await engine.logprobs(token_ids)
-
-    async def teach(self, token_ids: Sequence[int], prompt_length: int, top: int) -> Taught:
-        """Engine.teach by weights that are not known to be wrong. Loads wait for it."""
-        async with self._between_loads() as engine:
-            return await engine.teach(token_ids, prompt_length, top)
-
-    @contextlib.asynccontextmanager
-    async def _between_loads(self) -> AsyncIterator[Engine]:
-        while True:
-            await self.loads.usable()
-            async with self.engine_for(()) as engine, engine.no_load():
-                if self.loads.is_usable:  # a load that failed meanwhile leaves the engine paused
-                    yield engine
-                    return
-
-    def count(self, engine: Engine, tokens: int) -> None:
-        """Count tokens of complete responses that were not sampled by `generate`."""
-        engine.tokens_generated += tokens
-        self._count(tokens)
-
-    def _count(self, tokens: int) -> None:
-        TOKENS.inc(tokens)
-        self._recent.append((time.monotonic(), tokens))
-
-    async def load(self, version: int, update_info: dict[str, Any]) -> tuple[int, float]:
-        """Load a version into all engines. Returns the load's serial and the longest pause in seconds.
-
-        If one engine fails, it stays paused and the load is BAD. Only a full load repairs it.
-        """
-        serial = self.loads.begin(version)
-        loading = (engine.load(serial, update_info) for engine in self.engines)
-        results = await asyncio.gather(*loading, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                self.loads.mark_bad(serial, f"could not be loaded: {result}")
-                raise result
-        return serial, max(result for result in results if not isinstance(result, BaseException))
-
-    async def measure(self, canary: Canary) -> canaries.Measured:
-        """Compute the canary on all engines. Returns the worst result. Raises EngineFailed."""
-        limit = min(engine.options.max_model_len for engine in self.engines) - 1
-        return await canaries.measure(self.engines, canary, limit)
-
-    async def enter_group(self, init_info: dict[str, Any], first_rank: int) -> None:
-        """Make all engines enter a collective group. `init_info`: worker.InitInfo without `first_rank`."""
-        entering = [
-            engine.enter_group({**init_info, "first_rank": first_rank + index * engine.options.tensor_parallel_size})
-            for index, engine in enumerate(self.engines)
-        ]
-        await asyncio.gather(*entering)
-
-    async def check(self) -> None:
-        await asyncio.gather(*(engine.check() for engine in self.engines))
-
-    def close(self) -> None:
-        for engine in self.engines:
-            engine.close()

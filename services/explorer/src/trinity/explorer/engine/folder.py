@@ -5,7 +5,7 @@ from pathlib import Path
 
 import structlog
 
-from trinity.explorer.engine.engine import EnginePool
+from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.types import EngineFailed
 from trinity.runtime.errors import InvalidInput
 from trinity.weights import manifest_of_folder

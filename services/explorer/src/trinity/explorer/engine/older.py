@@ -15,7 +15,8 @@ from trinity.config.schema.explorer import OlderVersionsConfig
 from trinity.data.experience import SamplingParams
 from trinity.data.images import PlacedImage
 from trinity.explorer.engine.adapters import lay_out
-from trinity.explorer.engine.engine import Engine, EnginePool
+from trinity.explorer.engine.engine import Engine
+from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.engine.versions import Versions
 from trinity.explorer.types import Completion
 from trinity.explorer.weights.loader import fetch_seconds, run_in_daemon_thread

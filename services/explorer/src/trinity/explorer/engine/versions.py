@@ -16,10 +16,10 @@ import numpy as np
 import structlog
 
 from trinity.explorer.engine.engine import Engine, Using
+from trinity.explorer.engine.pool import measure
 from trinity.runtime.errors import DataLoss
 from trinity.runtime.metrics import Counter
 from trinity.weights import Canary
-from trinity.weights import canary as canaries
 
 log = structlog.get_logger(__name__)
 
@@ -164,7 +164,7 @@ class Versions:
     async def _check(self, version: int, canary: Canary) -> None:
         """Raises DataLoss if the engine computes other log-probabilities than the trainer."""
         limit = self.engine.options.max_model_len - 1
-        measured = await canaries.measure([_Named(self.engine, str(version))], canary, limit)
+        measured = await measure([_Named(self.engine, str(version))], canary, limit)
         sound = measured.within(canary, self.engine.options.precision)
         LOADS.labels("sound" if sound else "wrong").inc()
         log.info("sampler.adapters.loaded", position=version, sound=sound, mean_error=measured.mean_error)

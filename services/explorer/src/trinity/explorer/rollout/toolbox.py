@@ -14,8 +14,8 @@ from trinity.data.experience import Experience, SamplingParams, Task
 from trinity.data.images import PlacedImage
 from trinity.explorer.chat import ChatTokenizer, Message
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
-from trinity.explorer.engine.engine import EnginePool
 from trinity.explorer.engine.older import OlderVersions
+from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.environments.client import Answer, EnvironmentClient, Score
 from trinity.explorer.journal.calls import Calls
 from trinity.explorer.journal.journal import EpisodeJournal, current_episode

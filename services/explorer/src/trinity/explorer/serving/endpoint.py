@@ -13,7 +13,8 @@ from typing import Any
 
 import structlog
 
-from trinity.explorer.engine.engine import Engine, EnginePool
+from trinity.explorer.engine.engine import Engine
+from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.engine.trial import POLICY
 from trinity.explorer.serving.asgi import App, Refused, is_preflight, send_error
 from trinity.explorer.serving.bounds import Bounds, bounded

@@ -7,7 +7,8 @@ from functools import cached_property
 from typing import Any
 
 from trinity.data.experience import SamplingParams
-from trinity.explorer.engine.engine import EnginePool, completion_of
+from trinity.explorer.engine.engine import completion_of
+from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.serving.endpoint import PooledClient
 from trinity.explorer.sessions.samples import Turn
 from trinity.explorer.sessions.session import CALL, Call

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import structlog
 
 from trinity.data.experience import SamplingParams
-from trinity.explorer.engine.engine import EnginePool
+from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.journal.calls import Calls
 from trinity.explorer.serving import endpoint
 from trinity.explorer.serving.asgi import App

@@ -23,8 +23,7 @@ from trinity.runtime import tracing
 from trinity.runtime.errors import InvalidInput, Unavailable
 from trinity.runtime.metrics import Gauge, Histogram
 from trinity.runtime.process import FileLock
-from trinity.weights import Canary, Lora, Manifest, manifest_of_folder
-from trinity.weights.canary import Measured
+from trinity.weights import Canary, Lora, Manifest, Measured, manifest_of_folder
 
 Result = TypeVar("Result")
 

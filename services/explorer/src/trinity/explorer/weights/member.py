@@ -13,9 +13,8 @@ from trinity.explorer.weights.choice import Choice
 from trinity.explorer.weights.loader import Loaded
 from trinity.runtime import waits
 from trinity.runtime.errors import AlreadyExists, Conflict, NotFound, TrinityError, Unavailable
-from trinity.weights import ExplorerState, Manifest
+from trinity.weights import ExplorerState, Manifest, Measured
 from trinity.weights import client as calls
-from trinity.weights.canary import Measured
 from trinity.weights.client import Epoch, Membership, Report, SyncClient, Version, View
 from trinity.weights.collective import GroupBroken, Store
 
