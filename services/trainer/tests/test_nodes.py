@@ -27,9 +27,9 @@ from trinity.trainer.process.nodes import (
     ToNode,
     Waiting,
     refusal,
+    shared_config,
     this_node,
 )
-from trinity.trainer.process.shared_config import shared_config
 
 pytestmark = pytest.mark.core
 

@@ -147,7 +147,7 @@ def main() -> None:
         elif verb == "recomputed":
             found["recomputed"] = [recomputed(model) for model in (engine.policy, engine._critic.model.module)]
         elif verb == "save":
-            engine.save(folder / arguments[0], {"step": 0})
+            engine.snapshot(folder / arguments[0], {"step": 0})()
         elif verb == "save as before":
             save_as_before(engine, folder / arguments[0], {"step": 0})
         elif verb in ("masters", "moments"):

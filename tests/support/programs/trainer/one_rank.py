@@ -64,7 +64,7 @@ def play(dtype: str, ways: list[str], folder: Path) -> dict[str, Any]:
             model.drop()
             backward(0, 100.0)
             model.abandon()
-            model.save(folder, {})
+            model.snapshot(folder, {})()
             if len(ways) > 1:
                 model = make(ways[1], dtype)
                 model.load(folder)

@@ -68,7 +68,7 @@ def play(job: dict[str, Any], folder: Path) -> dict[str, Any]:
             model.backward(model(gradient(step, rank * job["shares"] + share)))
         model.step(VALUES["lr"])
         if step == SAVED and not job["begin"]:
-            model.save(folder / "saved", {"step": step})
+            model.snapshot(folder / "saved", {"step": step})()
     parameters = list(model.module.parameters())
     with model.gathered(parameters, None) if job["zero"] == 3 else torch.no_grad():
         return {name: parameter.flatten().tolist() for name, parameter in model.module.named_parameters()}

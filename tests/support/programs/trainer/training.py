@@ -198,7 +198,7 @@ def main() -> None:
     for step in range(first, int(job.get("steps", 1)) + 1):
         metrics.append(engine.train(fixed_batch(step, rewards=job.get("rewards", "random")), 100))
         if job.get("save_at") == step:
-            engine.save(folder / "saved", {"step": step})
+            engine.snapshot(folder / "saved", {"step": step})()
             if job.get("as_before"):
                 save_as_before(engine, folder / "saved", {"step": step})
         if job.get("die_after") == step:

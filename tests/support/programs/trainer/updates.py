@@ -79,7 +79,7 @@ def resumed(model: str, folder: Path, algorithm: dict[str, Any], trainer: dict[s
         if step == 1:
             after_first = weights_of(through)
         if step == 2:
-            through.save(folder / "actor", {"step": 2})
+            through.snapshot(folder / "actor", {"step": 2})()
     again = engine_of(model, zero, algorithm, trainer)
     again.load(folder / "actor")
     later = [again.train(fixed_batch(step), 100) for step in (3, 4)]

@@ -137,10 +137,6 @@ class DeepSpeedModel:
             refresh()
         clear_state(self.optimizer)
 
-    def save(self, folder: Path, state: dict[str, Any]) -> None:
-        """Writes what `snapshot` copies."""
-        self.snapshot(folder, state)()
-
     def reserve(self) -> Callable[[], None]:
         """Returns a function that allocates the memory of `snapshot`, for another thread. A collective."""
         return self._state.reserve()
@@ -153,7 +149,7 @@ class DeepSpeedModel:
         return self._state.snapshot(folder / FOLDER, state)
 
     def load(self, folder: Path) -> dict[str, Any]:
-        """Loads what `save` wrote on ranks of any number and ZeRO stage; returns its state. A collective.
+        """Loads what `snapshot` wrote on ranks of any number and ZeRO stage; returns its state. A collective.
 
         Shards that DeepSpeed wrote, as former versions let it, need the same ranks and stage.
         """

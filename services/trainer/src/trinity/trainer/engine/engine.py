@@ -396,10 +396,6 @@ class TrainEngine:
         """The adapters with which the run begins, if they come from a folder; else an empty list."""
         return self._weights.given()
 
-    def save(self, folder: Path, state: dict[str, Any]) -> None:
-        """Writes what `snapshot` copies."""
-        self.snapshot(folder, state)()
-
     def reserve(self) -> list[Callable[[], None]]:
         """Returns functions that allocate the memory of `snapshot`, for another thread. A collective."""
         models = [self._model] if self._critic is None else [self._model, self._critic.model]
@@ -416,7 +412,7 @@ class TrainEngine:
         return lambda: [path for write in writes for path in write()]
 
     def load(self, folder: Path) -> dict[str, Any]:
-        """Loads what `save` wrote; returns its state."""
+        """Loads what `snapshot` wrote; returns its state."""
         if self._critic is not None:
             self._critic.model.load(folder.with_name("critic"))
         state = self._model.load(folder)

@@ -8,28 +8,35 @@ another group, which begins at the newest checkpoint.
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
-from trinity.config import Plan
+from trinity.config import Config, Plan, dump
 from trinity.config.schema.model import ClusterConfig
 from trinity.runtime.devices import detect_gpus
 from trinity.runtime.errors import Conflict, InvalidInput, TimedOut
 from trinity.runtime.trust import identity
 from trinity.runtime.version import installed_version
 from trinity.runtime.waits import START_SECONDS, text_of, waiting
-from trinity.trainer.process.shared_config import shared_config
 
 log = structlog.get_logger(__name__)
 
 BEAT_SECONDS = 1.0
 COMES_AGAIN_SECONDS = 3.0  # a group ends for a node that has come: it needs 1.4 s to be there again
 _PACKAGES = ("trinity-trainer", "torch", "deepspeed", "transformers")
+# Keys that only one machine reads: paths, devices and names of its own, and what only the first node's services do.
+_OWN = (
+    "mode", "checkpoint_root_dir", "cluster", "explorer", "monitor", "budget", "data_processor",
+    "buffer.explorer_input", "buffer.trainer_input", "synchronizer.storage",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -244,7 +251,7 @@ class Nodes:
     # The first node
 
     async def wait(self) -> None:
-        """Returns once all nodes are there, or those that may train without the others. Raises TimedOut."""
+        """Waits for all nodes, or for as many as may train without the others. Raises TimedOut."""
         begin = time.monotonic()
         while True:
             here = [self._first.name, *self._joined]
@@ -313,3 +320,21 @@ class Nodes:
         end = time.monotonic() + BEAT_SECONDS
         while self._joined and time.monotonic() < end:
             await asyncio.sleep(0.05)
+
+
+def shared_config(config: Config) -> dict[str, str]:
+    """Returns a digest of each value of the configuration that all nodes share, by its key: each rank acts on them."""
+    return {
+        key: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+        for key, value in _leaves("", dump(config))
+    }
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if key in _OWN:
+        return
+    if not isinstance(value, dict) or not value:
+        yield key, value
+        return
+    for name, part in value.items():
+        yield from _leaves(f"{key}.{name}" if key else name, part)

@@ -38,7 +38,7 @@ _spares: list[Spare] = []
 
 @dataclass(frozen=True)
 class Ranks:
-    """A rank among those that train together. local_*: on its machine; 0 as local_world_size: all are on this one.
+    """One rank of a training group. local_*: on its machine; 0 as local_world_size: all ranks are on this one.
 
     store_file: file with address and secret of the store in which ranks of several machines meet.
     """
@@ -126,7 +126,7 @@ def _set_launch(rank: int, here: int, world_size: int) -> None:
 
 
 def keep_spares(number: int) -> None:
-    """Starts processes that import everything, for the next `launch`; does nothing for those that are there."""
+    """Starts processes that import everything, for the next `launch`, until `number` of them wait."""
     while len(_spares) < number:
         _spares.append(Spare(_RANK, {**os.environ, **as_parent()}))
 
