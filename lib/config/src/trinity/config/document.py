@@ -270,7 +270,7 @@ def _resolved(values: dict[str, Any], lines: Lines, source: str, overrides: Sequ
 
 
 def _no_text(value: Any, path: str) -> Iterator[Problem]:
-    """Finds bytes of environment variables and of the command line that are not UTF-8, which no file takes."""
+    """Yields text that is not UTF-8, from environment variables or the command line: no file can hold it."""
     if isinstance(value, dict | list):
         for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _no_text(inner, f"{path}.{name}" if path else str(name))

@@ -31,13 +31,13 @@ def without_credentials(text: str) -> str:
 
 
 def _short(text: str, longest: int) -> str:
-    """Shortens a text that a huge key or value makes too long in its middle, and leaves out credentials."""
+    """Removes credentials, and the middle of a text of more than `longest` characters."""
     text, half = without_credentials(text), longest // 2
     return text if len(text) <= longest else f"{text[:half]} ... {text[-half:]}"
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
-    """The known names that are like an unknown one; `otherwise` where none is, by default all of them."""
+    """Suggests known names that are similar to `name`; returns `otherwise` without one, by default all known names."""
     options = sorted(known)
     if near := difflib.get_close_matches(name, options, n=3):
         return f"did you mean {' or '.join(map(repr, near))}?"

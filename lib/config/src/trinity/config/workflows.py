@@ -34,9 +34,11 @@ class Policy(StrEnum):
 
 @dataclass(frozen=True)
 class Branches:
-    """Where the episodes of a group branch: before the replies numbered `turns` (from 0), or at replies whose tokens
-    have a mean surprisal (-log p) of at least `entropy` nats, at most `most` times on a path. `width`: branches of one
-    branching, as far as the group has rollouts."""
+    """Places at which the episodes of a group branch.
+
+    These are the replies numbered `turns` (from 0), or replies whose tokens have a mean surprisal (-log p) of at least
+    `entropy` nats, at most `most` times on a path. `width`: branches of one branching, if enough rollouts are left.
+    """
 
     turns: tuple[int, ...] = ()
     entropy: float | None = None

@@ -1,4 +1,4 @@
-"""Plugin files that changed, imported again by a process that has the former ones."""
+"""Imports changed plugin files again, in a process that has loaded their former versions."""
 
 import sys
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from trinity.plugins.declarations import REGISTRIES
 
 
 def reload(folders: Sequence[str | Path]) -> None:
-    """Loads folders of plugins after it removed the names that their files registered before. Raises PluginError."""
+    """Removes the names that files of these folders registered, and loads the folders again. Raises PluginError."""
     for folder in folders:
         _forget(Path(folder).expanduser().resolve())
     plugins.load(folders)

@@ -62,7 +62,7 @@ def check_new(member: Member) -> None:
 
 
 class Members:
-    """The members of one run. `changed` is rung when a member joins, leaves or changes its state."""
+    """The members of one run. `changed` is notified when a member joins, leaves or changes its state."""
 
     def __init__(self, bucket: Bucket, run: str, lease_seconds: float) -> None:
         self._names = RunNames(run)

@@ -107,7 +107,7 @@ async def numbered(sync: Sync, name: str) -> int:
 async def take_snapshot(sync: Sync, number: int) -> RunSnapshot:
     """Returns the effect of a rollback to a version.
 
-    Raises RunError if the version does not exist or cannot be LIVE again, naming those that can.
+    Raises RunError if the version does not exist or cannot be LIVE again; the error lists versions that can.
     """
     wanted = await sync.version(number)
     if wanted["state"] not in ("LIVE", "RETIRED"):

@@ -44,22 +44,22 @@ class MonitorOptions:
 
     @property
     def digest(self) -> str:
-        """40 hexadecimal characters that are the same after every restart, and of no other run."""
+        """Returns 40 hexadecimal characters that only this run has, equal after every restart."""
         return hashlib.sha1("\n".join((self.project, self.group, self.name)).encode()).hexdigest()
 
     def hide(self, text: str) -> str:
-        """A text without this run's keys and passwords, for a log."""
+        """Returns the text without this run's keys and passwords, for a log."""
         for name, value in self.args.items():
             if value and _is_secret(name):
                 text = text.replace(str(value), _HIDDEN)
         return without_credentials(text)
 
     def public_config(self) -> dict[str, Any]:
-        """The configuration as plain JSON values, what looks like a secret replaced by ***."""
+        """Returns the configuration as plain JSON values, with *** in place of secrets."""
         return {str(name): self._public(str(name), value) for name, value in self.config.items()}
 
     def flat_config(self) -> dict[str, str]:
-        """The same as `a.b.0.c: text`."""
+        """Returns the public configuration as `a.b.0.c: text`."""
         return dict(_flat("", self.public_config()))
 
     def _public(self, name: str, value: Any, secret: bool = False) -> Any:

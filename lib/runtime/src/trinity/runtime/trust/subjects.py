@@ -64,7 +64,7 @@ def imports(role: Role) -> tuple[str, ...]:
 
 
 def outermost(patterns: Iterable[str]) -> tuple[str, ...]:
-    """The patterns without those that another one contains: NATS sends a request to every import that matches."""
+    """Drops patterns that another pattern contains: NATS sends a request to every import that matches."""
     found = sorted(set(patterns))
     return tuple(one for one in found if not any(other != one and matches(other, one) for other in found))
 

@@ -24,7 +24,7 @@ _SHOWN = 80
 
 
 class LogReader:
-    """Payloads by sequence, checked. Those that the trainer has not got yet stay in memory, up to `cache_bytes`."""
+    """Reads payloads by sequence, and checks them. Up to `cache_bytes` that the trainer still needs stay in memory."""
 
     def __init__(self, context: RunContext, cache_bytes: int) -> None:
         self._context = context

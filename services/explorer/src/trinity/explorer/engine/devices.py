@@ -60,7 +60,7 @@ def memory_arguments(options: EngineOptions, cards: Sequence[Gpu]) -> dict[str, 
 
 
 def check_cards(options: EngineOptions, cards: Sequence[Gpu], devices: str | None, part: float) -> None:
-    """vLLM takes its part of each GPU's memory at once, and refuses to start if less is free."""
+    """Raises InvalidInput for too few GPUs, EngineFailed if less memory is free than vLLM takes when it starts."""
     if not cards:  # no nvidia-smi, or MIG slices: vLLM checks them itself
         return
     wanted = options.tensor_parallel_size

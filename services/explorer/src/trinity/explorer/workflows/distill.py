@@ -15,7 +15,7 @@ class DistillWorkflow(SimpleWorkflow):
     """Extends simple_workflow by a teacher's log-probabilities of the sampled tokens, for algorithms that read them.
 
     The teacher is an auxiliary model with the policy's tokenizer: workflow_args.teacher, or the first model that
-    writes. `policy` is the policy itself, by the newest weights: those that sampled the reply, unless a version came
+    writes. `policy` is the policy itself, by the newest weights, which sampled the reply too unless a version came
     meanwhile. With workflow_args.privileged the teacher reads this text after the question, which the policy does not;
     {column} stands for a column of the row. Rows without a reference answer get the reward 0, which these algorithms do
     not read.

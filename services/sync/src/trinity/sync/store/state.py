@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 
 class RunState:
-    """The values of one run. `changed` is rung after every change, and `changes` counts them."""
+    """The values of one run. `changed` is notified of every change, and `changes` counts them."""
 
     def __init__(self, bucket: Bucket, run: str) -> None:
         self.names = RunNames(run)
@@ -33,9 +33,6 @@ class RunState:
             self.names.epoch_key: partial(records.decode_or_new, Epoch),
             self.names.platform_key: partial(records.decode_or_new, Platform),
         }
-        self._forget_all()
-
-    def _forget_all(self) -> None:
         self.live, self.claim, self.candidate, self.epoch = Live(), Claim(), Candidate(), Epoch()
         self.platform = Platform()
         self.records: dict[int, Record] = {}
@@ -127,13 +124,13 @@ class RunState:
 
 
 class ChangeEvent:
-    """An event that can be rung many times; each wait is for the next ring."""
+    """An event that happens many times; each wait is for the next time."""
 
     def __init__(self) -> None:
         self._next: asyncio.Future[None] | None = None
 
     def next(self) -> "asyncio.Future[None]":
-        """Returns a future of the next ring. Wait with asyncio.wait, which does not cancel it."""
+        """Returns a future of the next time. Wait with asyncio.wait, which does not cancel it."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
         return self._next

@@ -190,9 +190,9 @@ def row_of(sequences: Sequence[TrainSequence], units: Sequence[int] = ()) -> Row
 def lay_out(
     roots: Iterable[Segment],
 ) -> tuple[tuple[int, ...], SharedPrefixes | None, dict[int, np.ndarray]]:
-    """Returns the segments' lengths and trees, and for the sequences of leaves the places of their tokens.
+    """Returns the segments' lengths and trees, and for each leaf's sequence the places of its tokens.
 
-    Siblings are end to end, those that no segment continues first; then what is below each of the others.
+    Siblings are adjacent: first segments without children, then the others; the children of each of these follow.
     """
     lengths: list[int] = []
     parents: list[int | None] = []

@@ -78,7 +78,7 @@ def four_bit_layers(model: nn.Module) -> list[str]:
 
 
 def hold_in_four_bits(model: nn.Module, names: list[str], device: torch.device) -> None:
-    """Replaces these linear layers, or those that adapters have wrapped, one after the other."""
+    """Replaces the named linear layers one by one; inside an adapter, the layer that it wraps."""
     for name in names:
         layer = model.get_submodule(name)
         parent, kind = (layer, "base_layer") if hasattr(layer, "base_layer") else _place(model, name)
