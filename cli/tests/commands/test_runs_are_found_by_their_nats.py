@@ -22,10 +22,11 @@ from trinity.cli.commands.weights import versions as weights
 from trinity.config import Config, ConfigError
 from trinity.config.run_record import Addresses, RunRecord, announcement
 from trinity.lineage import replay, replay_step
+from trinity.lineage.replay import find_trained
 from trinity.reading import find, run_record
 from trinity.reading.errors import RunError
 from trinity.reading.find import AnnouncedRun, find_run
-from trinity.reading.reader import JobStage, find_job_stage, find_trained
+from trinity.reading.reader import JobStage, find_job_stage
 from trinity.reading.status import collect_announced
 from trinity.runtime import names
 from trinity.runtime.broker import Bucket, connect

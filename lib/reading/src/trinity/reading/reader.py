@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from trinity.config import Config, expand, load
+from trinity.config import Config, load
 from trinity.config.run_record import Addresses, RunRecord
 from trinity.reading import job as jobs
 from trinity.reading import processes
@@ -126,33 +126,6 @@ def find_job_stage(
 
 def announced_stage(place: AnnouncedRun) -> JobStage:
     return JobStage(place.about.stage, place.about.config, None, place.about, place.nats_url)
-
-
-def find_trained(
-    config: Path | None = None, job: Path | None = None, stage: str = "", nats: str = "", run: str = ""
-) -> JobStage:
-    """Like `find_job_stage`, for training steps again.
-
-    For a run on NATS, --config adds the YAML and --job the job folder, by default the one below its
-    checkpoint_root_dir.
-    """
-    if not (config and (nats or run)):
-        return find_job_stage(config, job, stage, nats, run)
-    found = find_job_stage(stage=stage, nats=nats, run=run)
-    loaded = load(config, plugins_loaded=False)
-    own = named_stage(loaded, found.stage)
-    theirs = names.run_id(own.project, own.name, own.group)
-    if theirs != found.run:
-        raise RunError(f"--config {config} is of run {theirs}, and NATS says {found.run}: give the run's YAML", 2)
-    whole = job.absolute() if job is not None else jobs.make_folder(loaded)
-    folder = whole if own is loaded else whole / found.stage
-    return replace(found, config=own, folders=(whole, folder), yaml=config)
-
-
-def named_stage(config: Config, name: str) -> Config:
-    """Returns the stage of that name, or the configuration itself if it has no such stage."""
-    by_name = {one.stage_name: stage for one, stage in zip(config.stages, expand(config), strict=False)}
-    return by_name.get(name, config)
 
 
 def stage_configs(folder: Path) -> list[Path]:

@@ -14,7 +14,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +26,7 @@ from trinity.cli.supervise.checks.preflight import check_model_folder
 from trinity.cli.supervise.processes import services
 from trinity.cli.supervise.processes.devices import Placement
 from trinity.commands import AsJson, Overrides, command, group
-from trinity.config import Config, ConfigError, dump, load, make_plan
+from trinity.config import Config, ConfigError, dump, expand, load, make_plan
 from trinity.config.run_record import Addresses
 from trinity.lineage.bisect import bisect
 from trinity.lineage.replay_report import Report, Step, Weights, circumstances, render
@@ -34,9 +34,10 @@ from trinity.reading.bisect import metrics_by_step
 from trinity.reading.children import Child, stop_all
 from trinity.reading.client import Buffer
 from trinity.reading.errors import RunError
-from trinity.reading.reader import JobStage, any_buffer, ask, find_trained, named_stage, read_only_buffer
+from trinity.reading.job import make_folder
+from trinity.reading.reader import JobStage, any_buffer, ask, find_job_stage, read_only_buffer
 from trinity.reading.render import to_json
-from trinity.runtime import files
+from trinity.runtime import files, names
 from trinity.runtime.devices import visible_gpus
 from trinity.weights.checkpoints import checkpoint_folder, complete_steps
 
@@ -58,6 +59,33 @@ class Wanted:
     def steps(self) -> range:
         """The steps that are trained."""
         return range(self.begin + 1, self.last + 1)
+
+
+def find_trained(
+    config: Path | None = None, job: Path | None = None, stage: str = "", nats: str = "", run: str = ""
+) -> JobStage:
+    """Like `find_job_stage`, for training steps again.
+
+    For a run on NATS, --config adds the YAML and --job the job folder, by default the one below its
+    checkpoint_root_dir.
+    """
+    if not (config and (nats or run)):
+        return find_job_stage(config, job, stage, nats, run)
+    found = find_job_stage(stage=stage, nats=nats, run=run)
+    loaded = load(config, plugins_loaded=False)
+    own = named_stage(loaded, found.stage)
+    theirs = names.run_id(own.project, own.name, own.group)
+    if theirs != found.run:
+        raise RunError(f"--config {config} is of run {theirs}, and NATS says {found.run}: give the run's YAML", 2)
+    whole = job.absolute() if job is not None else make_folder(loaded)
+    folder = whole if own is loaded else whole / found.stage
+    return replace(found, config=own, folders=(whole, folder), yaml=config)
+
+
+def named_stage(config: Config, name: str) -> Config:
+    """Returns the stage of that name, or the configuration itself if it has no such stage."""
+    by_name = {one.stage_name: stage for one, stage in zip(config.stages, expand(config), strict=False)}
+    return by_name.get(name, config)
 
 
 @command(app, "replay", find_trained)

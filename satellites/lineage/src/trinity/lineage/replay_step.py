@@ -21,13 +21,14 @@ from trinity.lineage.replay import (
     Wanted,
     check_given,
     check_model,
+    find_trained,
     new_folder,
     placement_of,
     run_to_end,
     trainer_config,
 )
 from trinity.reading.errors import RunError
-from trinity.reading.reader import JobStage, find_trained, has_own_tokens
+from trinity.reading.reader import JobStage, has_own_tokens
 from trinity.reading.render import table, to_json
 from trinity.runtime import files
 from trinity.weights.checkpoints import complete_steps
