@@ -7,6 +7,7 @@ import pytest
 
 from trinity.cli.commands.cost import cost, find_account
 from trinity.config import Config
+from trinity.plugins import satellites
 from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage
 from trinity.tinker.commands.account import SAMPLE, Account, path_of
@@ -58,3 +59,10 @@ def test_a_run_has_no_tenants() -> None:
     stage = JobStage("", Config.model_construct(project="p", name="run"), None)
     with pytest.raises(RunError, match="--tenant bob: p/run is a run, without tenants"):
         cost(stage, "bob")
+
+
+def test_without_the_satellite_a_folder_of_tenants_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _use(tmp_path / "tinker/hub")
+    monkeypatch.setattr(satellites, "find", lambda hook: None)
+    with pytest.raises(RunError, match="tinker/hub"):
+        find_account(job=tmp_path / "tinker/hub")

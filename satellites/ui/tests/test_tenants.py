@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from trinity.plugins import satellites
 from trinity.tinker.commands.account import SAMPLE, Account, path_of
 from trinity.ui.app import make_app
 from trinity.ui.places import Places
@@ -21,7 +22,7 @@ def _cells(page: str) -> list[list[str]]:
     return [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in rows]
 
 
-def test_tenants_of_each_service_are_shown_to_the_operator(tmp_path: Path) -> None:
+def test_tenants_of_each_service_are_shown_to_the_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = make_app(Places(None, tmp_path), KEY)
     with TestClient(app, base_url="http://127.0.0.1") as client:
         assert client.get("/tenants").status_code == 403
@@ -42,6 +43,8 @@ def test_tenants_of_each_service_are_shown_to_the_operator(tmp_path: Path) -> No
             ["alice", "0", "1.5", "0.5", "2.0", "25.0 %"],
         ]
         assert 'href="/tenants"' in client.get("/").text
+        monkeypatch.setattr(satellites, "find", lambda hook: None)
+        assert "No tenant has used a device here" in client.get("/tenants").text, "trinity-tinker is not installed"
     with TestClient(make_app(Places(tmp_path / "run", tmp_path), KEY), base_url="http://127.0.0.1") as client:
         client.get(f"/?key={KEY}")
         assert "alice" not in client.get("/tenants").text, "pages of one run show no other folder"
