@@ -17,8 +17,8 @@ from trinity.data.experience import Task
 from trinity.data.wire import task_to_proto
 from trinity.explorer.rollout.loop import Progress, RolloutLoop
 from trinity.explorer.rollout.task_queue import TaskQueue
-from trinity.explorer.weights import follower, gates, loader
-from trinity.explorer.weights.gates import Gates
+from trinity.explorer.weights import choice, follower, loader
+from trinity.explorer.weights.choice import Gates
 from trinity.runtime.broker import StreamSpec, connect, ensure_consumer, ensure_streams
 from trinity.runtime.errors import Unavailable
 from trinity.runtime.names import TASK_LEASE_SECONDS, TASKS_CONSUMER, RunNames
@@ -49,7 +49,7 @@ class Storage:
 @pytest_asyncio.fixture
 async def explorer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Explorer]:
     monkeypatch.setattr(follower, "_RETRY_SECONDS", 0.2)
-    monkeypatch.setattr(gates, "_OUT_OF_REACH_SECONDS", 0.0)
+    monkeypatch.setattr(choice, "_OUT_OF_REACH_SECONDS", 0.0)
     made = Explorer(tmp_path)
     await made.start()
     yield made
@@ -92,7 +92,7 @@ async def test_it_leases_tasks_until_one_was_returned(explorer: Explorer) -> Non
 
 
 async def test_a_short_failure_returns_no_task(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gates, "_OUT_OF_REACH_SECONDS", _LONG_SECONDS)
+    monkeypatch.setattr(choice, "_OUT_OF_REACH_SECONDS", _LONG_SECONDS)
     storage = Storage(explorer)
     storage.silent = {1}
     waiting = asyncio.create_task(explorer.follower.gates.reaches_step(1))

@@ -37,7 +37,7 @@ NoteReturn = Callable[[Task, int], Awaitable[None]]
 
 
 class Gates(Protocol):
-    """The part of weights.gates.Gates that the loop needs."""
+    """The part of weights.choice.Gates that the loop needs."""
 
     @property
     def falls_short(self) -> bool: ...

@@ -1,6 +1,6 @@
 """Keeps the engines at the version that the sync service wants, and reports the result.
 
-    the service's view -> Choice (choice.py) -> Loader (loader.py) -> Gates (gates.py), Reports (member.py)
+    the service's view -> Choice (choice.py) -> Loader (loader.py) -> Gates (choice.py), Reports (member.py)
 
 The follower loads the LIVE version; the run's canary explorer also loads candidates. Samples count once their load is
 known to be good (load_history.py). When weights turn out wrong, or a rollback withdraws them, the engines load the LIVE
@@ -17,8 +17,7 @@ import structlog
 
 from trinity.explorer.types import EngineFailed
 from trinity.explorer.weights import loader
-from trinity.explorer.weights.choice import Choice, ExactGates
-from trinity.explorer.weights.gates import Gates
+from trinity.explorer.weights.choice import Choice, ExactGates, Gates
 from trinity.explorer.weights.loader import Cache, Engines, Loaded, Loader
 from trinity.explorer.weights.member import Activity, Reports, SyncMember
 from trinity.runtime.errors import InvalidInput, TrinityError, Unavailable
