@@ -12,9 +12,9 @@ from support.fakes.explorers.toolbox import Toolbox, make_episode_task
 from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS
 from trinity.data.experience import Group, TaskKind
 from trinity.environments import ENVIRONMENTS
-from trinity.explorer.environments.client import Score
 from trinity.explorer.rollout import attempt
 from trinity.explorer.workflows.player import seed_of
+from trinity.sdk.contract import Score
 
 pytestmark = pytest.mark.core
 

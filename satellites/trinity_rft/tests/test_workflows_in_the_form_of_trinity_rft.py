@@ -15,8 +15,9 @@ from trinity import plugins
 from trinity.common.experience import Experience as Made
 from trinity.common.workflows import WORKFLOWS, Workflow, WorkflowWithRecording
 from trinity.data.experience import AttemptFailure, Experience, Group, TaskKind, Truncation
-from trinity.explorer.environments.client import Answer, Score
+from trinity.explorer.environments.client import Answer
 from trinity.explorer.rollout import attempt
+from trinity.sdk.contract import Score
 
 pytestmark = pytest.mark.core
 

@@ -25,10 +25,11 @@ from trinity.data.experience import AttemptFailure, Experience, Group
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.pool import EnginePool
-from trinity.explorer.environments.client import EnvironmentClient, Score
+from trinity.explorer.environments.client import EnvironmentClient
 from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.toolbox import ExplorerTools
 from trinity.explorer.sessions.server import AgentGateway
+from trinity.sdk.contract import Score
 
 pytestmark = [pytest.mark.extended, *ENGINE_TESTS]
 

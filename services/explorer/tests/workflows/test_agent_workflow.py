@@ -20,7 +20,7 @@ from trinity.data.experience import AttemptFailure, Group, Outcome, TaskKind
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.pool import EnginePool
-from trinity.explorer.environments.client import EnvironmentClient, Score
+from trinity.explorer.environments.client import EnvironmentClient
 from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.toolbox import ExplorerTools
 from trinity.explorer.serving.endpoint import PooledClient
@@ -28,6 +28,7 @@ from trinity.explorer.sessions.server import AgentGateway
 from trinity.explorer.weights.load_history import WeightsWithdrawn
 from trinity.explorer.workflows.agents import AgentWorkflow
 from trinity.runtime.errors import FailureCause
+from trinity.sdk.contract import Score
 
 pytestmark = [pytest.mark.core, *ENGINE_TESTS]
 

@@ -11,9 +11,10 @@ from support.fakes.explorers.toolbox import Corridor, Step, Toolbox, make_episod
 from trinity.config import make_plan
 from trinity.config.load import parse
 from trinity.data.templates import refuse_rewritten_history
-from trinity.explorer.environments.client import Answer, Score
+from trinity.explorer.environments.client import Answer
 from trinity.explorer.workflows.single_turn import SimpleWorkflow
 from trinity.runtime.errors import InvalidInput
+from trinity.sdk.contract import Score
 
 pytestmark = pytest.mark.core
 

@@ -11,10 +11,11 @@ import pytest
 from support.fakes.explorers.toolbox import Toolbox, make_episode_task
 from trinity.data.experience import UNLIMITED, AttemptFailure, Experience, Group, Task, TaskKind, Truncation
 from trinity.data.wire import decode_outcome, encode_outcome
-from trinity.explorer.environments.client import Answer, Score, ScorerFailed
+from trinity.explorer.environments.client import Answer, ScorerFailed
 from trinity.explorer.rollout import attempt
 from trinity.explorer.workflows import WORKFLOWS
 from trinity.runtime.errors import FailureCause, InvalidInput
+from trinity.sdk.contract import Score
 
 pytestmark = pytest.mark.core
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from support.fakes.explorers.toolbox import Toolbox, make_episode_task
-from trinity.explorer.environments.client import Score
 from trinity.explorer.workflows import WORKFLOWS
 from trinity.explorer.workflows.single_turn import SimpleWorkflow
 from trinity.runtime.errors import InvalidInput
+from trinity.sdk.contract import Score
 
 pytestmark = pytest.mark.core
 

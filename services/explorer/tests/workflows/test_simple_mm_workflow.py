@@ -14,9 +14,9 @@ from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import Limits, Task
 from trinity.data.images import PlacedImage
 from trinity.explorer.chat import ChatTokenizer
-from trinity.explorer.environments.client import Score
 from trinity.explorer.workflows import WORKFLOWS
 from trinity.runtime.errors import InvalidInput
+from trinity.sdk.contract import Score
 
 pytestmark = pytest.mark.core
 

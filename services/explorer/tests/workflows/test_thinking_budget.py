@@ -9,9 +9,10 @@ import pytest
 from support.fakes.explorers.toolbox import END, Toolbox, encode, make_episode_task
 from trinity.config.workflows import workflow_problems
 from trinity.data.experience import Experience, Truncation
-from trinity.explorer.environments.client import Answer, Score
+from trinity.explorer.environments.client import Answer
 from trinity.explorer.workflows.thinking import ThinkingBudgetWorkflow
 from trinity.runtime.errors import InvalidInput
+from trinity.sdk.contract import Score
 
 pytestmark = pytest.mark.core
 

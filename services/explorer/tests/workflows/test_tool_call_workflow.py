@@ -13,10 +13,11 @@ import pytest
 from support.fakes.explorers.toolbox import Corridor, Step, Toolbox, make_episode_task, turns
 from trinity import plugins
 from trinity.data.experience import Experience
-from trinity.explorer.environments.client import Answer, Score
+from trinity.explorer.environments.client import Answer
 from trinity.explorer.workflows import tool_calls
 from trinity.explorer.workflows.tool_calls import ToolCallWorkflow, read_calls
 from trinity.runtime.errors import InvalidInput
+from trinity.sdk.contract import Score
 
 pytestmark = pytest.mark.core
 

@@ -15,9 +15,10 @@ from support.fakes.data.experience import make_task
 from trinity.config.schema.buffer import FormatConfig
 from trinity.data.experience import Experience, SamplingParams, Task, VersionSpan
 from trinity.data.images import PlacedImage
-from trinity.explorer.environments.client import Answer, Score
+from trinity.explorer.environments.client import Answer
 from trinity.explorer.types import Completion, Taught
 from trinity.explorer.workflows.environments import EnvironmentWorkflow
+from trinity.sdk.contract import Score
 
 ROLES = ("system", "user", "assistant", "tool")
 END, IMAGE, PLACES, SAMPLED = 5, 6, 4, "\ue000"

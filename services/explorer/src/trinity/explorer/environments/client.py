@@ -26,7 +26,7 @@ from trinity.explorer.environments.providers import Backoff, Providers
 from trinity.explorer.environments.types import EnvironmentCause, EnvironmentFailed, ScorerFailed
 from trinity.runtime.messages import to_message
 from trinity.sdk import contract
-from trinity.sdk.contract import Reset
+from trinity.sdk.contract import Reset, Score
 from trinity.sdk.wire import scores_from_proto
 
 _SCORE_SECONDS = 60.0
@@ -43,12 +43,6 @@ class Answer:
     truncated: bool
     response_tokens: int
     token_ids: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Score:
-    reward: float
-    metrics: dict[str, float]
 
 
 class EnvironmentClient:
@@ -107,9 +101,9 @@ class EnvironmentClient:
         for score in scores:
             if score.error:
                 raise ScorerFailed(f"{scorer}: {score.error}")
-        return [Score(score.reward, dict(score.metrics)) for score in scores]
+        return scores
 
-    async def _score(self, request: pb.ScoreRequest) -> Sequence[contract.Score]:
+    async def _score(self, request: pb.ScoreRequest) -> list[Score]:
         backoff = Backoff(self._wait_seconds)
         while True:
             provider = self._providers.choose(request.scorer)

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from trinity.data.experience import Experience, TaskKind
-from trinity.explorer.environments.client import Answer, Score
+from trinity.explorer.environments.client import Answer
 from trinity.explorer.workflows.base import as_text, gather_rollouts
 from trinity.explorer.workflows.single_turn import SimpleWorkflow
+from trinity.sdk.contract import Score
 
 
 class AgentWorkflow(SimpleWorkflow):

@@ -18,10 +18,11 @@ from trinity.data.experience import Experience, SamplingParams, Task
 from trinity.data.images import PlacedImage
 from trinity.data.prompts import prompt_text
 from trinity.explorer.chat import Message
-from trinity.explorer.environments.client import Answer, EnvironmentFailed, Score
+from trinity.explorer.environments.client import Answer, EnvironmentFailed
 from trinity.explorer.types import Completion, EngineFailed, Taught
 from trinity.explorer.workflows.seeds import numbered
 from trinity.runtime.errors import InvalidInput
+from trinity.sdk.contract import Score
 
 Result = TypeVar("Result")
 

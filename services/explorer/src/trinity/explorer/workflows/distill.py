@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from trinity.data.experience import Experience
-from trinity.explorer.environments.client import Answer, Score
+from trinity.explorer.environments.client import Answer
 from trinity.explorer.workflows.base import gather_rollouts
 from trinity.explorer.workflows.single_turn import MathWorkflow, SimpleWorkflow
+from trinity.sdk.contract import Score
 
 
 class DistillWorkflow(SimpleWorkflow):

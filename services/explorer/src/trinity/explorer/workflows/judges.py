@@ -8,10 +8,11 @@ from typing import Any
 from trinity.config.workflows import criterion_problem
 from trinity.data.experience import Experience, SamplingParams, TaskKind, Truncation
 from trinity.explorer.chat import Message
-from trinity.explorer.environments.client import Answer, Score, ScorerFailed
+from trinity.explorer.environments.client import Answer, ScorerFailed
 from trinity.explorer.workflows.base import gather_rollouts
 from trinity.explorer.workflows.single_turn import MathWorkflow, SimpleWorkflow
 from trinity.runtime.errors import InvalidInput
+from trinity.sdk.contract import Score
 
 _ATTEMPTS = 3
 _MAX_TOKENS = 1024

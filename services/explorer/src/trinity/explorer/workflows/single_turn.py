@@ -10,10 +10,11 @@ from trinity.data.experience import Experience, SamplingParams, Truncation
 from trinity.data.images import MARKER, parts
 from trinity.data.prompts import prompt_messages, reference_answers
 from trinity.explorer.chat import Message
-from trinity.explorer.environments.client import Answer, Score
+from trinity.explorer.environments.client import Answer
 from trinity.explorer.workflows.base import Workflow
 from trinity.explorer.workflows.conversation import Conversation
 from trinity.runtime.errors import InvalidInput
+from trinity.sdk.contract import Score
 
 _MATH_SYSTEM_PROMPT = (
     "You solve mathematical problems. First reason inside <think> and </think>, then give only the final answer inside "
