@@ -255,7 +255,8 @@ async def examine(manifest: Manifest, state: RunState, manifests: Manifests) -> 
     if manifest.delta is not None:
         await _check_base(manifest.delta.base_version, state)
     folder = manifest.folder
-    if manifest.canary is None and folder is not None and not folder.is_dir() and _only_folders(manifest):
+    only_folders = all(isinstance(offer, FolderOffer) for offer in manifest.offers)
+    if manifest.canary is None and only_folders and folder is not None and not folder.is_dir():
         raise InvalidInput(
             "manifest.offers",
             f"{folder} is no folder that the sync service sees, so the files would stay unchecked; "
@@ -282,10 +283,6 @@ async def compare(manifest: Manifest) -> InvalidInput | None:
         except InvalidInput as error:
             return error
     return None
-
-
-def _only_folders(manifest: Manifest) -> bool:
-    return all(isinstance(offer, FolderOffer) for offer in manifest.offers)
 
 
 async def _check_tensors(manifest: Manifest, state: RunState, manifests: Manifests) -> None:

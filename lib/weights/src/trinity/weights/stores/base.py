@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound
 from trinity.weights.manifest import FileInfo, Manifest, Offer
-from trinity.weights.wire import decode_manifest, manifest_to_proto
+from trinity.weights.wire import decode_manifest, encode_manifest
 
 MANIFEST = "manifest.pb"
 
@@ -53,7 +53,7 @@ class Store(ABC):
             if size != info.size_bytes:
                 found = "is not there" if size is None else f"has {size} bytes, not {info.size_bytes}"
                 raise InvalidInput(info.name, f"of version {manifest.version} {found} in {self.where}")
-        content = manifest_to_proto(manifest).SerializeToString(deterministic=True)
+        content = encode_manifest(manifest)
         if not self._create(manifest.version, content) and self._read_manifest(manifest.version) != content:
             raise AlreadyExists(f"version {manifest.version} is in {self.where}, with another manifest")
 

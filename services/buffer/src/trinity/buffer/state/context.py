@@ -228,7 +228,9 @@ class LiveVersions:
             return True
 
         async def is_known() -> bool:
-            return version <= (await self._looked()).newest_live_step or await self._is_verified(version)
+            await self.look()
+            known = version <= self._context.newest_live_step
+            return known or await self._verdict(version) is VersionState.VERIFIED
 
         return await self._is_soon(is_known)
 
@@ -254,10 +256,6 @@ class LiveVersions:
             return True
         finally:
             self._context.holds = ""
-
-    async def _looked(self) -> RunContext:
-        await self.look()
-        return self._context
 
     async def meets(self, version: int, gate_step: int) -> bool:
         """Returns True if a version may start a task with this gate.
@@ -300,9 +298,6 @@ class LiveVersions:
         if version not in self._rejected and await self._verdict(version) is VersionState.REJECTED:
             self._rejected.add(version)
         return version in self._rejected
-
-    async def _is_verified(self, version: int) -> bool:
-        return await self._verdict(version) is VersionState.VERIFIED
 
     async def _verdict(self, version: int) -> VersionState | None:
         """Returns the verdict in the record of a version; None without a readable one."""

@@ -50,7 +50,10 @@ def find(paths: Sequence[str], tensors: Sequence[Sequence[Any]]) -> list[Found]:
     Raises InvalidInput naming a file that is missing or damaged, or lacks a tensor.
     """
     headers = [safetensors_header(Path(path)) for path in paths]
-    begins = [_data_begins(path, header) for path, header in zip(paths, headers, strict=True)]
+    begins = [  # of the data, which ends with the file
+        os.stat(path).st_size - max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        for path, header in zip(paths, headers, strict=True)
+    ]
     found = []
     for name, index in tensors:
         entry = headers[index].get(name)
@@ -62,10 +65,6 @@ def find(paths: Sequence[str], tensors: Sequence[Sequence[Any]]) -> list[Found]:
         info = TensorInfo(name, entry["dtype"], tuple(entry["shape"]), end - begin, "")
         found.append(Found(info, paths[index], begins[index] + begin))
     return found
-
-
-def _data_begins(path: str, header: dict[str, Any]) -> int:
-    return os.stat(path).st_size - max((entry["data_offsets"][1] for entry in header.values()), default=0)
 
 
 class Staging:
