@@ -9,14 +9,13 @@ import pytest
 
 from support.fakes.environments.in_process import InProcess
 from support.fakes.explorers.toolbox import Toolbox, make_episode_task
-from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.ledger.wire import Entry
-from trinity.buffer.log.wire import rollout_values, summarise
+from trinity.buffer.log.wire import LogEntry
 from trinity.buffer.report import Reporter
 from trinity.config import make_plan
 from trinity.config.load import parse
 from trinity.data.experience import Experience, Group, Task, TaskKind
-from trinity.data.wire import fill_group
+from trinity.data.wire import encode_outcome
 from trinity.environments import ENVIRONMENTS
 from trinity.environments.game import replies as written
 from trinity.explorer.rollout import attempt
@@ -165,10 +164,9 @@ async def test_r3ls_second_attempts_are_measured_up_to_the_results_table(tmp_pat
     }
     reporter = Reporter(make_plan(parse(RUN)), None)
     reporter.monitor = MonitorFile(tmp_path / "job")
-    message = experience_pb2.Group()
-    fill_group(message, group)
-    stored = summarise(task.ordinal, message)
-    reporter.stored(stored, rollout_values(message))
+    entry = LogEntry.parse(encode_outcome(group))
+    stored = entry.summary(task.ordinal)
+    reporter.stored(stored, entry.rollout_values())
     reporter.written(Entry("run", 1, "fifo", 0.0, groups=(stored,)))
     found = {(curve.taskset, curve.metric): curve.points for curve in collect([tmp_path / "job"], [])}
     assert found == {("rollout", "second_improve"): ((1, 0.5),), ("rollout", "second_success"): ((1, 0.5),)}

@@ -14,7 +14,7 @@ from trinity.api.buffer.v1.buffer_pb2 import LedgerCursor
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.ledger.wire import cursor_of
 from trinity.buffer.log.reader import MOST_FENCED, check_fence
-from trinity.buffer.log.wire import _plausible, summarise, without_check
+from trinity.buffer.log.wire import LogEntry, _plausible
 from trinity.buffer.window.groups import CUT
 from trinity.buffer.window.policy import Policy
 from trinity.buffer.window.window import Verdict, Window
@@ -32,6 +32,10 @@ Change = Callable[[experience_pb2.Group], Any]
 
 def sound() -> experience_pb2.Group:
     return experience_pb2.Outcome.FromString(encode_outcome(make_group(make_task(), response=12))).group
+
+
+def entry_of(group: experience_pb2.Group) -> LogEntry:
+    return LogEntry.parse(experience_pb2.Outcome(group=group).SerializeToString())
 
 
 def put(field: str, value: Any) -> Change:
@@ -141,10 +145,10 @@ WRONG: list[tuple[str, Change]] = [
 @pytest.mark.parametrize(("field", "change"), WRONG, ids=[f"{i}-{field}" for i, (field, _) in enumerate(WRONG)])
 def test_what_the_trainer_could_not_use_is_refused_by_field(field: str, change: Change) -> None:
     group = sound()
-    summarise(1, group, LIMITS)
+    entry_of(group).summary(1, LIMITS)
     change(group)
     with pytest.raises(InvalidInput) as refused:
-        summarise(1, group, LIMITS)
+        entry_of(group).summary(1, LIMITS)
     assert refused.value.field == field
 
 
@@ -155,20 +159,20 @@ def test_two_rollouts_that_are_certain_of_different_tokens_in_one_place_are_refu
         other.prompt_length, other.token_ids.shape[:] = 1, [1 + sampled]
         other.token_ids.data = np.array([5, *[value] * sampled], np.int32).tobytes()
         other.logprobs.data = np.full(sampled, -0.7, np.float32).tobytes()
-    summarise(1, group, LIMITS)
+    entry_of(group).summary(1, LIMITS)
     for other in group.experiences[:2]:
         other.logprobs.data = bytes(len(other.logprobs.data))
     with pytest.raises(InvalidInput, match="both cannot be certain"):
-        summarise(1, group, LIMITS)
+        entry_of(group).summary(1, LIMITS)
 
 
 def test_ids_that_no_model_has_are_refused_where_the_vocabulary_is_not_known() -> None:
     group = sound()
     token(200_000)(group)
-    summarise(1, group)
+    entry_of(group).summary(1)
     token(2**31 - 1)(group)
     with pytest.raises(InvalidInput, match="ids of any model are below 16777216"):
-        summarise(1, group)
+        entry_of(group).summary(1)
 
 
 @pytest.mark.parametrize("field", ["token_ids", "logprobs", "action_mask", "teacher_logprobs"])
@@ -232,41 +236,41 @@ def test_what_the_advantage_calculates_with_is_a_number(value: str) -> None:
     group, limits = sound(), replace(LIMITS, numbers=("step_reward",))
     put("e.info_json", f'{{"step_reward": {value}}}')(group)
     with pytest.raises(InvalidInput, match=r"experiences\[0\]\.info_json: has .* for 'step_reward', must be a finite"):
-        summarise(1, group, limits)
-    summarise(1, group, LIMITS)
+        entry_of(group).summary(1, limits)
+    entry_of(group).summary(1, LIMITS)
     for good in ("null", "true", "-2.5", "3"):
         put("e.info_json", f'{{"step_reward": {good}}}')(group)
-        summarise(1, group, limits)
+        entry_of(group).summary(1, limits)
 
 
 def test_what_an_advantage_compares_with_a_teacher_has_one() -> None:
     group, limits = sound(), replace(LIMITS, teacher=True)
     with pytest.raises(InvalidInput, match=r"experiences\[0\]\.teacher_logprobs: is missing"):
-        summarise(1, group, limits)
+        entry_of(group).summary(1, limits)
     for experience in group.experiences:
         experience.teacher_logprobs.CopyFrom(experience.logprobs)
     group.experiences[1].ClearField("teacher_logprobs")  # a prompt that was cut: nothing of it is trained
     group.experiences[1].action_mask.data = bytes(12)
-    assert summarise(1, group, limits).num_experiences == 4
+    assert entry_of(group).summary(1, limits).num_experiences == 4
 
 
 def test_a_sound_group_with_a_teacher_is_taken() -> None:
     group = sound()
     logprob(-0.5, "teacher_logprobs")(group)
-    assert summarise(1, group, LIMITS).num_experiences == 4
+    assert entry_of(group).summary(1, LIMITS).num_experiences == 4
 
 
 def test_a_teachers_likeliest_tokens_are_read_where_the_loss_reads_them_and_checked_wherever_they_are() -> None:
     group = sound()
     with pytest.raises(InvalidInput, match=r"experiences\[0\]\.teacher_top: has 0 tokens"):
-        summarise(1, group, replace(LIMITS, teacher_top=1))
+        entry_of(group).summary(1, replace(LIMITS, teacher_top=1))
     for experience in group.experiences:
         fill_tensor(experience.teacher_top.ids, np.full((12, 1), 99, np.int32))
         fill_tensor(experience.teacher_top.logprobs, np.full((12, 1), -0.5, np.float32))
-    assert summarise(1, group, replace(LIMITS, teacher_top=1)).num_experiences == 4
+    assert entry_of(group).summary(1, replace(LIMITS, teacher_top=1)).num_experiences == 4
     put("e.teacher_top.ids.data", np.full(12, 100, np.int32).tobytes())(group)
     with pytest.raises(InvalidInput, match=r"experiences\[0\]\.teacher_top\.ids: has 100 to 100; ids are below 100"):
-        summarise(1, group, LIMITS)
+        entry_of(group).summary(1, LIMITS)
 
 
 def test_tokens_that_the_policy_did_not_sample_are_not_counted_as_generated() -> None:
@@ -275,7 +279,7 @@ def test_tokens_that_the_policy_did_not_sample_are_not_counted_as_generated() ->
     experiences = tuple(replace(e, action_mask=observed) for e in group.experiences)
     group, message = replace(group, experiences=experiences), experience_pb2.Group()
     fill_group(message, group)
-    stored = summarise(1, message)
+    stored = entry_of(message).summary(1)
     assert (stored.num_response_tokens, stored.num_sampled_tokens) == (48, 32)
     assert (group.response_tokens, group.sampled_tokens) == (48, 32)
     window = Window(Policy(1))
@@ -286,13 +290,13 @@ def test_tokens_that_the_policy_did_not_sample_are_not_counted_as_generated() ->
 def test_a_late_group_of_a_cut_task_may_say_anything_and_is_counted_by_what_it_has() -> None:
     """It is not checked, and its tokens are part of the next ledger entry."""
     window, group = Window(Policy(2, fewest_groups=1)), sound()
-    window.group(replace(without_check(1, group), ordinal=2))
+    window.group(replace(entry_of(group).unchecked_summary(1), ordinal=2))
     window.short_batch(fed=2)
     for experience in group.experiences:
         experience.token_ids.shape[:] = [2**62, 2**62]
         experience.prompt_length = -(2**31)
         experience.reward = float("nan")
-    assert window.group(without_check(2, group)) is Verdict.LATE
+    assert window.group(entry_of(group).unchecked_summary(2)) is Verdict.LATE
     (drop,) = LedgerCursor.FromString(cursor_of(window)).fresh_drops
     assert (drop.reason, drop.num_response_tokens) == (CUT, 48)
 
@@ -309,7 +313,7 @@ def test_episodes_that_moved_are_counted() -> None:
     texts = {'{"moved": [{"turn": 1, "from": "a", "to": "b"}]}': 1, '{"moved": []}': 0, '{"moved"': 0, '["moved"]': 0}
     for text, count in texts.items():
         group.experiences[0].info_json = text
-        assert without_check(1, group).moved_episodes == count
+        assert entry_of(group).unchecked_summary(1).moved_episodes == count
     window = Window(Policy(1))
-    window.group(replace(without_check(1, group), moved_episodes=2))
+    window.group(replace(entry_of(group).unchecked_summary(1), moved_episodes=2))
     assert window.moved_episodes == 2

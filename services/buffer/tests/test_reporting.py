@@ -7,16 +7,15 @@ from typing import Any
 import pytest
 
 from support.fakes.data.experience import make_group, make_task
-from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.evaluation.tally import Tally
 from trinity.buffer.ledger.wire import CutTask, Entry
-from trinity.buffer.log.wire import rollout_values, without_check
+from trinity.buffer.log.wire import LogEntry
 from trinity.buffer.report import Reporter
 from trinity.buffer.window.groups import StoredGroup
 from trinity.config import make_plan
 from trinity.config.load import parse
 from trinity.data.experience import Group
-from trinity.data.wire import fill_group
+from trinity.data.wire import encode_outcome
 
 pytestmark = pytest.mark.core
 
@@ -64,11 +63,10 @@ def entry(step: int, groups: Sequence[StoredGroup], **fields: Any) -> Entry:
 
 def store(reporter: Reporter | None, group: Group) -> StoredGroup:
     """The group is in the log; the member its ledger entry will have. None: it was stored before a restart."""
-    message = experience_pb2.Group()
-    fill_group(message, group)
-    stored = without_check(group.task.ordinal, message)
+    entry = LogEntry.parse(encode_outcome(group))
+    stored = entry.unchecked_summary(group.task.ordinal)
     if reporter is not None:
-        reporter.stored(stored, rollout_values(message))
+        reporter.stored(stored, entry.rollout_values())
     return dataclasses.replace(stored, staleness_steps=stored.staleness(5))
 
 

@@ -175,15 +175,41 @@ class LogEntry:
         return group_from_proto(self._outcome.group)
 
     def summary(self, sequence: int, limits: Limits = UNLIMITED, task_is_sound: bool = False) -> StoredGroup:
-        """Validates and summarises the group: see `summarise`."""
-        return self._signed(summarise(sequence, self._outcome.group, limits, task_is_sound))
+        """Validates and summarises the group for the ledger: a few numpy calls for all rollouts together.
+
+        Raises InvalidInput naming the first field that cannot be right (see Group.check). `task_is_sound`: the task
+        equals the fed one.
+        """
+        message = self._outcome.group
+        if not task_is_sound:
+            task_from_proto(message.task)
+        check_header(message)
+        check_rollouts(message.task.repeat_times, message.experiences)
+        if _plausible(message, limits):
+            check_certainties(message.task.sampling, [_sampled(experience) for experience in message.experiences])
+        else:
+            group_from_proto(message).check(limits)
+        return self.unchecked_summary(sequence)
 
     def unchecked_summary(self, sequence: int) -> StoredGroup:
-        """Summarises the group without validation: see `without_check`."""
-        return self._signed(without_check(sequence, self._outcome.group))
-
-    def _signed(self, group: StoredGroup) -> StoredGroup:
-        return replace(group, outcome_sha256=hashlib.sha256(self._data).digest())
+        """Summarises a group with any content, validated or not."""
+        message = self._outcome.group
+        experiences = message.experiences
+        versions = [span.version for experience in experiences for span in experience.version_spans] or [0]
+        return StoredGroup(
+            log_sequence=sequence,
+            task_id=message.task.task_id,
+            ordinal=message.task.ordinal,
+            num_experiences=len(experiences),
+            oldest_version=min(versions),
+            newest_version=max(versions),
+            num_response_tokens=sum(len(e.action_mask.data) for e in experiences),  # shapes may be anything
+            num_sampled_tokens=sum(e.action_mask.data.count(1) for e in experiences),
+            prompt_cut=any(e.truncation == experience_pb2.TRUNCATION_PROMPT for e in experiences),
+            moved_episodes=sum(_moved(experience.info_json) for experience in experiences),
+            reward_mean=sum(experience.reward for experience in experiences) / max(1, len(experiences)),
+            outcome_sha256=hashlib.sha256(self._data).digest(),
+        )
 
     def of_run(self, run: str) -> bytes:
         """The entry of a group, encoded as one of another run."""
@@ -193,8 +219,16 @@ class LogEntry:
         return changed.SerializeToString()
 
     def rollout_values(self) -> dict[str, list[float]]:
-        """Rewards and metrics of the rollouts: see `rollout_values`."""
-        return rollout_values(self._outcome.group)
+        """Reward and metrics of each rollout by name, and how long the group took."""
+        group, values = self._outcome.group, defaultdict[str, list[float]](list)
+        everything = list(group.experiences)
+        for experience in [e for e in everything if _is_rollout(e.info_json)] or everything:
+            values["reward"].append(experience.reward)
+            for name, value in experience.metrics.items():
+                if name != "reward":  # a part of the reward may have the name of the whole
+                    values[name].append(value)
+        values["time/task_execution"] = [group.finished_at_seconds - group.started_at_seconds]
+        return values
 
 
 class Letter:
@@ -269,58 +303,6 @@ class Letter:
 
     def to_proto(self) -> experience_pb2.AttemptFailure:
         return self._message
-
-
-def summarise(
-    sequence: int, message: experience_pb2.Group, limits: Limits = UNLIMITED, task_is_sound: bool = False
-) -> StoredGroup:
-    """Summarises a group for the ledger, read in place: a few numpy calls for all rollouts together.
-
-    Raises InvalidInput naming the first field that cannot be right (see Group.check).
-
-    `task_is_sound`: the task equals the fed one.
-    """
-    if not task_is_sound:
-        task_from_proto(message.task)
-    check_header(message)
-    check_rollouts(message.task.repeat_times, message.experiences)
-    if _plausible(message, limits):
-        check_certainties(message.task.sampling, [_sampled(experience) for experience in message.experiences])
-    else:
-        group_from_proto(message).check(limits)
-    return without_check(sequence, message)
-
-
-def without_check(sequence: int, message: experience_pb2.Group) -> StoredGroup:
-    """Summarises a group with any content, validated or not."""
-    experiences = message.experiences
-    versions = [span.version for experience in experiences for span in experience.version_spans] or [0]
-    return StoredGroup(
-        log_sequence=sequence,
-        task_id=message.task.task_id,
-        ordinal=message.task.ordinal,
-        num_experiences=len(experiences),
-        oldest_version=min(versions),
-        newest_version=max(versions),
-        num_response_tokens=sum(len(e.action_mask.data) for e in experiences),  # not by shapes, which may be anything
-        num_sampled_tokens=sum(e.action_mask.data.count(1) for e in experiences),
-        prompt_cut=any(e.truncation == experience_pb2.TRUNCATION_PROMPT for e in experiences),
-        moved_episodes=sum(_moved(experience.info_json) for experience in experiences),
-        reward_mean=sum(experience.reward for experience in experiences) / max(1, len(experiences)),
-    )
-
-
-def rollout_values(message: experience_pb2.Group) -> dict[str, list[float]]:
-    """Reward and metrics of each rollout by name, and how long the group took."""
-    values: dict[str, list[float]] = defaultdict(list)
-    everything = list(message.experiences)
-    for experience in [e for e in everything if _is_rollout(e.info_json)] or everything:
-        values["reward"].append(experience.reward)
-        for name, value in experience.metrics.items():
-            if name != "reward":  # a part of the reward may have the name of the whole
-                values[name].append(value)
-    values["time/task_execution"] = [message.finished_at_seconds - message.started_at_seconds]
-    return values
 
 
 def _is_rollout(info_json: str) -> bool:
