@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from trinity.environments.sandbox import docker
 from trinity.environments.sandbox.environment import Shell
 from trinity.runtime import leases
 from trinity.runtime.errors import Conflict, InvalidInput, Unavailable
@@ -23,7 +25,7 @@ case "$1" in
   image) exit 1;;
   build) cat > "$0.tar"; echo sha256:1;;
   rm) if [[ "$*" == *stuck* ]]; then echo "device or resource busy" >&2; exit 1; fi;;
-  run) [[ "$*" == *broken* ]] && { echo "no such image" >&2; exit 125; }; echo id;;
+  run) [[ "$*" == *broken* ]] && { echo "no such image" >&2; exit 125; }; [[ "$*" == *late* ]] && sleep 9; echo id;;
   exec) case "$*" in
     *sleepy*) sleep 1; exit 137;;
     *"cat /logs/verifier/reward.txt"*) echo 0.5;;
@@ -90,10 +92,26 @@ def test_an_image_by_name_is_not_built(calls: Callable[[], list[list[str]]]) -> 
     assert "made/before:1" in calls()[0]
 
 
-def test_a_container_that_does_not_start_leaves_nothing(calls: Callable[[], list[list[str]]]) -> None:
+def test_a_container_that_does_not_start_leaves_nothing(
+    calls: Callable[[], list[list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker, "_PAUSES", (0.0, 0.0))
     with pytest.raises(Unavailable, match="starts no container of broken: no such image"):
         begin({**ROW, "config": {"environment": {"docker_image": "broken"}}})
-    assert leases.leases() == []
+    assert leases.leases() == [] and [line[0] for line in calls()] == 3 * ["run", "rm"]
+
+
+def test_a_start_without_an_answer_is_removed_now_and_by_the_reaper_again(
+    calls: Callable[[], list[list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker, "_START_SECONDS", 0.5)
+    with pytest.raises(Unavailable, match=r"docker run took longer than 0\.5 s"):
+        begin({**ROW, "config": {"environment": {"docker_image": "late"}}})
+    (lease,) = leases.leases()
+    removed = ["rm", "--force", "--volumes", lease.container]
+    assert calls()[-1] == removed
+    time.sleep(max(lease.expires - time.time(), 0))
+    assert leases.reap() == 1 and calls()[-2:] == [removed, removed]
 
 
 def test_the_reaper_removes_containers_of_dead_owners(calls: Callable[[], list[list[str]]]) -> None:
@@ -134,8 +152,10 @@ def test_containers_need_the_operator_and_docker(
     calls: Callable[[], list[list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(Conflict, match="docker is not on PATH"):
-        begin(ROW)
+    for row in (ROW, {**ROW, "config": {"environment": {"docker_image": "made/before:1"}}}):
+        with pytest.raises(Conflict, match="docker is not on PATH"):
+            begin(row)
+    assert leases.leases() == []
     monkeypatch.delenv(leases.CONTAINERS_VARIABLE)
     with pytest.raises(InvalidInput, match="TRINITY_ENVIRONMENT_SANDBOX_DOCKER=true"):
         begin(ROW)

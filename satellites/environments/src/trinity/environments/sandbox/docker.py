@@ -15,6 +15,8 @@ from trinity.runtime.leases import CONTAINERS_VARIABLE, Lease, containers_allowe
 _BUILD_SECONDS = 100.0
 _START_SECONDS = 100.0
 _GRACE_SECONDS = 5.0
+_PAUSES = (0.5, 2.0)  # between tries of a start
+_slots = threading.Semaphore(8)  # of starts at a time
 # Process 1 of the container: reaps processes, and ends the container after this many seconds.
 _WAIT = "i=0; while [ $i -lt {} ]; do sleep 1; i=$((i+1)); done"
 _KILLED = 137  # by `timeout`, or by the kernel for memory
@@ -61,12 +63,28 @@ class DockerSandbox(Sandbox):
 
     def __init__(self, limits: Limits, image: str) -> None:
         super().__init__(limits)
-        self.name = f"trinity-{secrets.token_hex(8)}"
-        self._lease = Lease.take(limits.ttl_seconds, container=self.name)
-        started = _docker(run_line(self.name, image, limits), _START_SECONDS)
-        if started.returncode:
+        for pause in (*_PAUSES, None):
+            self.name = f"trinity-{secrets.token_hex(8)}"
+            self._lease = Lease.take(limits.ttl_seconds, container=self.name)
+            started = self._start(image)
+            if not started.returncode:
+                return
             self.close()
-            raise Unavailable(f"docker starts no container of {image}: {_error_text(started)}")
+            if pause is None:
+                raise Unavailable(f"docker starts no container of {image}: {_error_text(started)}")
+            time.sleep(pause)
+
+    def _start(self, image: str) -> "subprocess.CompletedProcess[bytes]":
+        try:
+            with _slots:
+                return _docker(run_line(self.name, image, self.limits), _START_SECONDS)
+        except Conflict:
+            self._lease.release()
+            raise
+        except Unavailable:
+            self.close()
+            Lease.take(_START_SECONDS, container=self.name)  # for the reaper: the daemon may create it yet
+            raise
 
     def _run(self, argv: list[str], seconds: float, stdin: bytes, cwd: str, env: dict[str, str], alone: bool) -> Output:
         """An empty `cwd` is the image's folder."""
