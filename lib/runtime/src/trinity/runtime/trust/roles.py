@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """The role of a process. Services have the role of their name."""
+    """The role of a process. A service has the role of its name, unless its settings give another."""
 
     BUFFER = "buffer"
     EXPLORER = "explorer"

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from trinity.runtime import headers
 from trinity.runtime.broker import Broker, PublishRefused, StoredMessage, StreamSpec, ensure_streams, tail
 from trinity.runtime.broker import Message as Delivered
 from trinity.runtime.errors import DataLoss, NotFound
 from trinity.runtime.names import RunNames
+from trinity.tinker.commands import headers
 
 _RETRIED_SECONDS = 1800.0
 _APPEND_SECONDS = 20.0  # below a client's limit for a request
