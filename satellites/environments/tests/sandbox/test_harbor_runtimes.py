@@ -453,7 +453,7 @@ def test_agent_sandbox_plays_a_task_whose_image_is_there(elsewhere: Elsewhere) -
         game.step(call("run", command="(sleep 60 &); echo $(( $(cat forty.txt) + 2 )) > answer"))
         assert game.step(call("submit")).reward == 1.0
     until_empty(elsewhere.folder, LEASE_SECONDS)
-    with pytest.raises(InvalidInput, match=r"args\.backend: .*builds no image of a Dockerfile"):
+    with pytest.raises(InvalidInput, match=r"docker_image: is not there, and agent-sandbox"):
         begun(ROW, backend="agent-sandbox").__enter__()
 
 

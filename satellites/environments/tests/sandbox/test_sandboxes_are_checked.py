@@ -9,7 +9,9 @@ import pytest
 
 from support.checks.deep_check import check, play
 from trinity.environments.sandbox import runtimes
+from trinity.environments.sandbox.environment import Shell
 from trinity.environments.sandbox.sandbox import problem
+from trinity.runtime.errors import InvalidInput
 
 pytestmark = [pytest.mark.core, pytest.mark.skipif(bool(problem()), reason=f"no sandbox: {problem()}")]
 
@@ -34,6 +36,23 @@ def test_run_lines_of_any_row_are_refused_where_no_image_is_built(tmp_path: Path
     code, text = checked(tmp_path, ["FROM debian", "FROM debian\nRUN apt-get install jq"])
     said = "row 1, as sandbox reads it: task.environment: the Dockerfile has RUN apt-get install jq, which bubblewrap"
     assert (code, said in " ".join(text.split())) == (2, True), text
+
+
+def test_a_backend_decides_which_rows_can_be_played() -> None:
+    row = {
+        "instruction": "Write 42 to answer.",
+        "environment": [{"path": "Dockerfile", "text": "FROM debian\nRUN true"}],
+        "tests": [{"path": "test.sh", "text": "true"}],
+        "solution": [{"path": "solve.sh", "text": "true"}],
+    }
+    for play_row in (Shell.read_row, lambda *given: Shell.oracle(*given, seed=0)):
+        for backend in ("docker", "e2b"):
+            play_row(row, {"backend": backend})
+        with pytest.raises(InvalidInput, match="RUN true, which bubblewrap cannot do"):
+            play_row(row, {})
+        with pytest.raises(InvalidInput, match=r"task\.config\.environment\.docker_image: is not there"):
+            play_row(row, {"backend": "agent-sandbox"})
+        play_row({**row, "config": {"environment": {"docker_image": "debian"}}}, {"backend": "agent-sandbox"})
 
 
 def test_a_runtime_without_credentials_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,9 +57,7 @@ class AgentSandbox(BaseEnvironment):
     def capabilities(self) -> EnvironmentCapabilities:
         return EnvironmentCapabilities(disable_internet=True)
 
-    def _validate_definition(self) -> None:
-        if not self.task_env_config.docker_image:
-            raise ValueError("builds no image of a Dockerfile; name environment.docker_image in task.toml")
+    def _validate_definition(self) -> None: ...  # runtimes.py has read the task
 
     def _body(self) -> dict[str, Any]:
         task = self.task_env_config

@@ -64,7 +64,7 @@ class Shell(ToolGame):
     @staticmethod
     def read_row(task: dict[str, Any], args: dict[str, Any]) -> None:
         """Raises InvalidInput for a row that cannot be played, as `trinity check` asks for each."""
-        Harbor.read(Arguments(task, "task"), builds=args.get("backend", "bubblewrap") != "bubblewrap")
+        _task_of(Arguments(task, "task"), args.get("backend", "bubblewrap"))
 
     def reset(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> Observation:
         self._given = task, args, seed
@@ -90,7 +90,7 @@ class Shell(ToolGame):
         self._on_limit = args.choice("on_limit", "end", ("end", "continue"))
         backend = args.text("backend", "bubblewrap")
         here = backend == "bubblewrap"
-        self._task = Harbor.read(task, builds=not here)
+        self._task = _task_of(task, backend)
         self._limits = limits_of(self._task, args)
         self.goal = self._task.instruction
         self._sandbox = self.held.enter_context(closing(self._start(backend)))
@@ -206,7 +206,7 @@ class Shell(ToolGame):
     @classmethod
     def oracle(cls, task: dict[str, Any], args: dict[str, Any], seed: int) -> list[str]:
         """Write solution/ to /solution and run it."""
-        solution = Harbor.read(Arguments(task, "task")).solution
+        solution = _task_of(Arguments(task, "task"), args.get("backend", "bubblewrap")).solution
         if "/solution/solve.sh" not in solution:
             raise Unsolvable("the task has no solution/solve.sh")
         calls: list[tuple[str, dict[str, str]]] = []
@@ -214,6 +214,14 @@ class Shell(ToolGame):
             calls.append(("write_file", {"path": path, "content": _text(file)}))
         calls += [("run", {"command": "bash /solution/solve.sh"}), ("submit", {})]
         return [f"<tool_call>{json.dumps({'name': name, 'arguments': given})}</tool_call>" for name, given in calls]
+
+
+def _task_of(row: Arguments, backend: str) -> Harbor:
+    """Raises InvalidInput naming the part of a row that this backend cannot play."""
+    task = Harbor.read(row, builds=backend != "bubblewrap")
+    if backend not in ("bubblewrap", "docker"):
+        runtimes.check_task(backend, task)
+    return task
 
 
 def limits_of(task: Harbor, args: Arguments) -> Limits:

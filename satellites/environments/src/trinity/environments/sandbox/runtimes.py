@@ -59,15 +59,22 @@ def options_of(runtime: str) -> dict[str, Any]:
     return found[runtime]
 
 
+def check_task(runtime: str, task: Harbor) -> None:
+    """Raises InvalidInput for a task that a runtime does not play."""
+    if composed := [path for path in task.context if path.startswith("docker-compose.")]:
+        what = f"has {composed[0]}, which may reach this machine; a runtime of Harbor's takes a Dockerfile alone"
+        raise InvalidInput("task.environment", what)
+    if runtime == "agent-sandbox" and not task.image:
+        what = "is not there, and agent-sandbox builds no image of a Dockerfile"
+        raise InvalidInput("task.config.environment.docker_image", what)
+
+
 class HarborSandbox(Sandbox):
     """A sandbox of a runtime of Harbor's. Its provider builds the task's image, or takes it from where it is."""
 
     def __init__(self, limits: Limits, runtime: str, options: dict[str, Any], task: Harbor) -> None:
         """Raises InvalidInput for what Harbor cannot do, and Unavailable if its provider starts none."""
         super().__init__(limits)
-        if composed := [path for path in task.context if path.startswith("docker-compose.")]:
-            what = f"has {composed[0]}, which may reach this machine; a runtime of Harbor's takes a Dockerfile alone"
-            raise InvalidInput("task.environment", what)
         self.name = f"trinity-{secrets.token_hex(8)}"
         self._worker = worker()
         self._folder = self._worker.folder / self.name
