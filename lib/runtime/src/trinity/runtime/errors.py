@@ -41,11 +41,11 @@ __all__ = [
     "to_status",
 ]
 
-# A service process ends with it when starting it again would end the same way; with 1 after any other failure.
+# Exit code of a service process that would end the same way if it were started again; 1 after any other failure.
 EXIT_FOR_GOOD = 2
-# Ended by an error that nothing outside the process explains: the same one twice in a row would come a third time.
+# Exit code after an error that nothing outside the process explains: two equal ones in a row would be followed by more.
 EXIT_UNEXPECTED = 4
-# Ended to be started again, since machines have left or joined: no failure of the process itself.
+# Exit code of a process that is to be started again because machines have left or joined; it has not failed.
 EXIT_AGAIN = 5
 UNEXPECTED = (
     ValueError, TypeError, LookupError, AttributeError, ImportError, ArithmeticError, NotImplementedError,

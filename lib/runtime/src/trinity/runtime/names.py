@@ -13,12 +13,12 @@ MANIFESTS_BUCKET = "trinity_manifests"
 MEMBERS_BUCKET = "trinity_members"
 RUNS_BUCKET = "trinity_runs"
 ANNOUNCEMENTS_BUCKET = "trinity_announcements"  # of live runs: an entry ends unless its buffer renews it
-LIVE_RUNS = "live"  # what the keys of the announcements begin with
+LIVE_RUNS = "live"  # prefix of the announcements' keys
 
 TASKS_CONSUMER = "explorers"
 TASK_LEASE_SECONDS = 30.0
 
-IS_RUN = re.compile(r"[A-Za-z0-9_-]{1,200}")  # what a run id looks like
+IS_RUN = re.compile(r"[A-Za-z0-9_-]{1,200}")  # the form of a run id
 _NUMBER = "(0|[1-9][0-9]{0,18})"  # of 63 bits; an explorer writes any digits into its subjects
 _UNSAFE = re.compile(r"[^A-Za-z0-9_]+")
 
@@ -112,7 +112,7 @@ class RunNames:
     candidate_key = _OfRun("{run}.candidate")  # of the version whose canary an explorer computes
     epoch_key = _OfRun("{run}.epoch")  # of the newest collective group
     platform_key = _OfRun("{run}.platform")  # on which all explorers of a reproducible run sample
-    members = _OfRun("{run}.member")  # what every member's key begins with, before a dot
+    members = _OfRun("{run}.member")  # prefix of every member's key, before a dot
     commit_key = _OfRun("{run}.commit")
     announcement_key = _OfRun(f"{LIVE_RUNS}.{{run}}")
     job_key = _OfRun("{run}.job")  # of a job (a run, or the run of all its stages): what runs now, and where
@@ -152,7 +152,7 @@ class RunNames:
         return f"trinity.{self.run}.batches.{step}"
 
     def skip(self, step: int) -> str:
-        """Subject of an operator's word that a step is passed; in the stream of batches."""
+        """Subject of an operator's skip of a step, in the stream of batches."""
         return f"trinity.{self.run}.batches.skip.{step}"
 
     def dead_letter(self, ordinal: int) -> str:

@@ -30,7 +30,7 @@ class Manifest:
     """SHA-256 of the file."""
 
     def differs(self, pipeline: dict[str, Any], digests: Sequence[str]) -> str:
-        """The difference as text. Empty for an equal pipeline and equal inputs."""
+        """Returns the difference as text; empty for an equal pipeline and equal inputs."""
         keys = [key for key in pipeline if pipeline[key] != self.pipeline.get(key)]
         if keys:
             return f"made with other {', '.join(keys)}"

@@ -96,7 +96,7 @@ class TensorboardFiles:
 
 @contextmanager
 def _torch_hidden() -> Iterator[None]:
-    """tensorboardX imports torch wherever it is installed: 4 seconds and 200 MB that a buffer has no use for."""
+    """Hides torch from tensorboardX, which would import it: 4 seconds and 200 MB that a buffer does not need."""
     if "torch" in sys.modules:
         yield
         return

@@ -1,4 +1,4 @@
-"""The archives of a run: the log mirrored to files or a database, behind the log and never in its way."""
+"""Mirrors the log to archives, in files or a database. Archives lag behind the log and never delay it."""
 
 import asyncio
 from collections import OrderedDict

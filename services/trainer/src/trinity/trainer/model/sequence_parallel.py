@@ -81,7 +81,7 @@ def make_groups(ranks: Ranks, size: int) -> SequenceGroup | None:
 
 
 def check_ranks(ranks: int, size: int) -> None:
-    """Raises InvalidInput if groups of `size` ranks leave some over."""
+    """Raises InvalidInput if `size` does not divide the number of ranks."""
     if ranks % size:
         raise InvalidInput(KEY, f"is {size}, which does not divide the {ranks} ranks of the trainer")
 

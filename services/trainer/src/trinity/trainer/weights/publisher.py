@@ -248,7 +248,7 @@ class Publisher:
         self._stores.drop_fetched()
 
     def _remember_parent(self, version: int) -> None:
-        """The next version comes from this one. A manifest that the service cannot read has no digest."""
+        """Records the parent of the next version. A manifest that the service cannot read has no digest."""
         manifest = self._client.ask(calls.version(version)).manifest
         self._parent = digest_of(manifest) if manifest.tensors or manifest.base_model else b""
 
@@ -259,10 +259,10 @@ class Publisher:
             time.sleep(_BETWEEN_POLLS)
 
     def settle(self, seconds: float, stopping: Callable[[], bool], awaits_explorers: bool = False) -> None:
-        """Waits until the newest version is verified, and served if its files go.
+        """Waits until the newest version is verified and, if its files are removed, served.
 
-        Returns if there are no explorers. `awaits_explorers`: unless none has verified a version for this process.
-        A trainer that starts again may have nothing left to train before they have started.
+        Returns at once without explorers; with `awaits_explorers` only after one has verified a version for this
+        process. A trainer that starts again may have nothing left to train before explorers have started.
         """
         end = time.monotonic() + seconds
         while time.monotonic() < end and not stopping():
