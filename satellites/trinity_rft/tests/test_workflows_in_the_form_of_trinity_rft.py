@@ -15,9 +15,8 @@ from trinity import plugins
 from trinity.common.experience import Experience as Made
 from trinity.common.workflows import WORKFLOWS, Workflow, WorkflowWithRecording
 from trinity.data.experience import AttemptFailure, Experience, Group, TaskKind, Truncation
-from trinity.explorer.environments.client import Answer
 from trinity.explorer.rollout import attempt
-from trinity.sdk.contract import Score
+from trinity.sdk.contract import Response, Score
 
 pytestmark = pytest.mark.core
 
@@ -125,9 +124,9 @@ async def test_replies_that_a_workflow_puts_together_are_found_again() -> None:
 
 
 async def test_a_built_in_reward_function_is_asked_with_the_replys_tokens() -> None:
-    asked: list[tuple[str, Answer]] = []
+    asked: list[tuple[str, Response]] = []
 
-    def scored(name: str, answer: Answer) -> Score:
+    def scored(name: str, answer: Response) -> Score:
         asked.append((name, answer))
         return Score(0.75, {"accuracy": 1.0, "other": 5.0})
 
@@ -141,9 +140,9 @@ async def test_a_built_in_reward_function_is_asked_with_the_replys_tokens() -> N
 async def test_classes_of_built_in_reward_functions_score_in_workflows(registered: Any) -> None:
     from trinity.common.rewards import MathBoxedRewardFn
 
-    asked: list[Answer] = []
+    asked: list[Response] = []
 
-    def scored(name: str, answer: Answer) -> Score:
+    def scored(name: str, answer: Response) -> Score:
         asked.append(answer)
         found = {"accuracy": 1.5, "answered": 1.0, "format_score": 0.0}
         return Score(1.5, found) if name == "math_boxed_reward" else Score(0.0, {})

@@ -11,7 +11,6 @@ import pytest
 from support.fakes.environments.environment_provider import ScriptedProvider, serving
 from trinity.explorer.environments import providers as environment_providers
 from trinity.explorer.environments.client import (
-    Answer,
     EnvironmentCause,
     EnvironmentClient,
     EnvironmentFailed,
@@ -20,10 +19,11 @@ from trinity.explorer.environments.client import (
 )
 from trinity.explorer.environments.types import Step
 from trinity.runtime.process import free_port
+from trinity.sdk.contract import Response
 
 pytestmark = pytest.mark.core
 
-ANSWER = Answer("prompt", "response", "truth", False, 3)
+ANSWER = Response("prompt", "response", "truth", response_tokens=3)
 
 
 @pytest.fixture

@@ -11,10 +11,9 @@ from support.fakes.explorers.toolbox import Corridor, Step, Toolbox, make_episod
 from trinity.config import make_plan
 from trinity.config.load import parse
 from trinity.data.templates import refuse_rewritten_history
-from trinity.explorer.environments.client import Answer
 from trinity.explorer.workflows.single_turn import SimpleWorkflow
 from trinity.runtime.errors import InvalidInput
-from trinity.sdk.contract import Score
+from trinity.sdk.contract import Response, Score
 
 pytestmark = pytest.mark.core
 
@@ -36,7 +35,7 @@ async def test_environments_and_scorers_see_the_whole_reply_and_training_the_sam
             seen.append(action)
             return await super().step(action)
 
-    def scored(_: str, answer: Answer) -> Score:
+    def scored(_: str, answer: Response) -> Score:
         seen.append(answer.response)
         return Score(1.0, {})
 

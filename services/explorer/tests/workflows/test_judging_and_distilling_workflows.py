@@ -11,11 +11,11 @@ import pytest
 from support.fakes.explorers.toolbox import Toolbox, make_episode_task
 from trinity.data.experience import UNLIMITED, AttemptFailure, Experience, Group, Task, TaskKind, Truncation
 from trinity.data.wire import decode_outcome, encode_outcome
-from trinity.explorer.environments.client import Answer, ScorerFailed
+from trinity.explorer.environments.client import ScorerFailed
 from trinity.explorer.rollout import attempt
 from trinity.explorer.workflows import WORKFLOWS
 from trinity.runtime.errors import FailureCause, InvalidInput
-from trinity.sdk.contract import Score
+from trinity.sdk.contract import Response, Score
 
 pytestmark = pytest.mark.core
 
@@ -30,7 +30,7 @@ def task(n: int = 2, row_json: str = "", **args: Any) -> Task:
     return make_episode_task(json.dumps(args), n, row_json=row_json or row())
 
 
-def scored(scorer: str, answer: Answer) -> Score:
+def scored(scorer: str, answer: Response) -> Score:
     return Score(0.5, {"accuracy": float(answer.truth in answer.response), scorer: 1.0})
 
 
@@ -83,7 +83,7 @@ def own_judge(says: str) -> tuple[Toolbox, list[str]]:
         asked.append(text)
         return says if "Reply 1:" in text else ["it is 2", "it is 3"][sum("Reply" not in a for a in asked) % 2]
 
-    def truth(scorer: str, answer: Answer) -> Score:
+    def truth(scorer: str, answer: Response) -> Score:
         return Score(float(answer.truth in answer.response), {"accuracy": 1.0})
 
     return Toolbox(policy, scored=truth), asked

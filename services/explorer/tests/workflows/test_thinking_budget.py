@@ -9,20 +9,19 @@ import pytest
 from support.fakes.explorers.toolbox import END, Toolbox, encode, make_episode_task
 from trinity.config.workflows import workflow_problems
 from trinity.data.experience import Experience, Truncation
-from trinity.explorer.environments.client import Answer
 from trinity.explorer.workflows.thinking import ThinkingBudgetWorkflow
 from trinity.runtime.errors import InvalidInput
-from trinity.sdk.contract import Score
+from trinity.sdk.contract import Response, Score
 
 pytestmark = pytest.mark.core
 
 CLOSE = encode("</think>")
 
 
-async def reply(policy: Any, budget: int, max_tokens: int = 40, **args: Any) -> tuple[Experience, Answer]:
-    asked: list[Answer] = []
+async def reply(policy: Any, budget: int, max_tokens: int = 40, **args: Any) -> tuple[Experience, Response]:
+    asked: list[Response] = []
 
-    def scored(name: str, answer: Answer) -> Score:
+    def scored(name: str, answer: Response) -> Score:
         asked.append(answer)
         return Score(float("42" in answer.response), {})
 

@@ -13,11 +13,10 @@ import pytest
 from support.fakes.explorers.toolbox import Corridor, Step, Toolbox, make_episode_task, turns
 from trinity import plugins
 from trinity.data.experience import Experience
-from trinity.explorer.environments.client import Answer
 from trinity.explorer.workflows import tool_calls
 from trinity.explorer.workflows.tool_calls import ToolCallWorkflow, read_calls
 from trinity.runtime.errors import InvalidInput
-from trinity.sdk.contract import Score
+from trinity.sdk.contract import Response, Score
 
 pytestmark = pytest.mark.core
 
@@ -68,7 +67,7 @@ async def run(box: Toolbox, n: int = 1, **args: Any) -> list[Experience]:
     return made
 
 
-def right(scorer: str, answer: Answer) -> Score:
+def right(scorer: str, answer: Response) -> Score:
     return Score(float(answer.truth in answer.response), {})
 
 

@@ -15,10 +15,9 @@ from support.fakes.data.experience import make_task
 from trinity.config.schema.buffer import FormatConfig
 from trinity.data.experience import Experience, SamplingParams, Task, VersionSpan
 from trinity.data.images import PlacedImage
-from trinity.explorer.environments.client import Answer
 from trinity.explorer.types import Completion, Taught
 from trinity.explorer.workflows.environments import EnvironmentWorkflow
-from trinity.sdk.contract import Score
+from trinity.sdk.contract import Response, Score
 
 ROLES = ("system", "user", "assistant", "tool")
 END, IMAGE, PLACES, SAMPLED = 5, 6, 4, "\ue000"
@@ -110,7 +109,7 @@ class Toolbox:
         policy: Callable[[list[tuple[str, str]]], str],
         environments: dict[str, Any] | None = None,
         judged: Callable[[list[dict[str, Any]]], str] | None = None,
-        scored: Callable[[str, Answer], Score] | None = None,
+        scored: Callable[[str, Response], Score] | None = None,
         max_model_tokens: int = 4000,
         history_problem: str = "",
         opened: str = "",
@@ -199,7 +198,7 @@ class Toolbox:
         tokens = token_ids[prompt_length:]
         return Taught.of(tokens, [{token: -token / 1000, token + 1: -9.0} for token in tokens], self.teacher_top)
 
-    async def score(self, scorer: str, answers: Sequence[Answer], task: Any, args: Any) -> list[Score]:
+    async def score(self, scorer: str, answers: Sequence[Response], task: Any, args: Any) -> list[Score]:
         assert self._scored is not None
         return [self._scored(scorer, answer) for answer in answers]
 

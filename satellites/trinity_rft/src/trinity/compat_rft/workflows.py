@@ -29,9 +29,9 @@ from trinity.common.rewards.reward_fn import REWARD_FUNCTIONS, RewardFn
 from trinity.compat_rft.model import PolicySampler
 from trinity.compat_rft.trajectories import Reply, trajectory
 from trinity.data.experience import Experience, TaskKind
-from trinity.explorer.environments.client import Answer
 from trinity.explorer.workflows.base import Workflow, gather_rollouts
 from trinity.runtime.errors import TrinityError
+from trinity.sdk.contract import Response
 
 _Result = TypeVar("_Result")
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "repetition_penalty")
@@ -139,11 +139,18 @@ class RftWorkflow(Workflow):
         return found or f"{code.co_filename}:{code.co_firstlineno}"
 
 
-def _answer(response: str, truth: str, prompt: str, replies: Sequence[Reply]) -> Answer:
+def _answer(response: str, truth: str, prompt: str, replies: Sequence[Reply]) -> Response:
     """Makes an answer with tokens and length of the newest reply of that text, which other texts lack."""
     reply = next((reply for reply in reversed(replies) if reply.text == response), None)
     ids = tuple(reply.completion.token_ids.tolist()) if reply is not None else ()
-    return Answer(prompt, response, truth, reply is not None and reply.cut, len(ids), ids)
+    return Response(
+        prompt,
+        response,
+        truth,
+        truncated=reply is not None and reply.cut,
+        response_tokens=len(ids),
+        response_token_ids=ids,
+    )
 
 
 def numbered(made: Sequence[Experience], times: int = 0) -> Iterator[Experience]:

@@ -14,35 +14,21 @@ one has the name. If all providers of a name are away, the attempt waits for the
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
 
-from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.data.vision import ImageRules
 from trinity.explorer.environments.episode import Episode
 from trinity.explorer.environments.providers import Backoff, Providers
 from trinity.explorer.environments.types import EnvironmentCause, EnvironmentFailed, ScorerFailed
-from trinity.runtime.messages import to_message
 from trinity.sdk import contract
-from trinity.sdk.contract import Reset, Score
-from trinity.sdk.wire import scores_from_proto
+from trinity.sdk.contract import Reset, Response, Score, ScoreRequest
+from trinity.sdk.wire import score_request_to_proto, scores_from_proto
 
 _SCORE_SECONDS = 60.0
 READS_NONE = "the model reads none; give one that does (model.model_path)"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An answer to score."""
-
-    prompt: str
-    response: str
-    truth: str
-    truncated: bool
-    response_tokens: int
-    token_ids: tuple[int, ...] = ()
 
 
 class EnvironmentClient:
@@ -86,30 +72,24 @@ class EnvironmentClient:
         await self._providers.until_served(failure.environment, str(failure))
 
     async def score(
-        self, scorer: str, answers: Sequence[Answer], task: dict[str, Any], args: dict[str, Any]
+        self, scorer: str, answers: Sequence[Response], task: dict[str, Any], args: dict[str, Any]
     ) -> list[Score]:
-        """Score each answer. Raises ScorerFailed for the first that could not be scored."""
+        """Score each answer to a task (a dataset row). Raises ScorerFailed for the first that could not be scored."""
         task_json = json.dumps(task)
-        items = [
-            to_message(answer, pb.ScoreItem, task_json=task_json, token_ids=None, response_token_ids=answer.token_ids)
-            for answer in answers
-        ]
-        request = pb.ScoreRequest(
-            scorer=scorer, items=items, args_json=json.dumps(args), reward_bound=self._reward_bound
-        )
-        scores = await self._score(request)
+        items = [replace(answer, task_json=task_json) for answer in answers]
+        scores = await self._score(ScoreRequest(scorer, items, json.dumps(args), self._reward_bound))
         for score in scores:
             if score.error:
                 raise ScorerFailed(f"{scorer}: {score.error}")
         return scores
 
-    async def _score(self, request: pb.ScoreRequest) -> list[Score]:
-        backoff = Backoff(self._wait_seconds)
+    async def _score(self, request: ScoreRequest) -> list[Score]:
+        backoff, message = Backoff(self._wait_seconds), score_request_to_proto(request)
         while True:
             provider = self._providers.choose(request.scorer)
             with provider.busy(request.scorer):
                 try:
-                    response = await provider.stub.Score(request, timeout=_SCORE_SECONDS)
+                    response = await provider.stub.Score(message, timeout=_SCORE_SECONDS)
                 except grpc.aio.AioRpcError as error:
                     failure = provider.failure(request.scorer, error)
                     provider.record_failure(request.scorer, failure)

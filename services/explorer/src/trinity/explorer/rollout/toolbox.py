@@ -16,7 +16,7 @@ from trinity.explorer.chat import ChatTokenizer, Message
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.older import OlderVersions
 from trinity.explorer.engine.pool import EnginePool
-from trinity.explorer.environments.client import Answer, EnvironmentClient
+from trinity.explorer.environments.client import EnvironmentClient
 from trinity.explorer.journal.calls import Calls
 from trinity.explorer.journal.journal import EpisodeJournal, current_episode
 from trinity.explorer.sessions.agents import AgentSession
@@ -25,7 +25,7 @@ from trinity.explorer.types import Completion, Taught
 from trinity.explorer.workflows import seeds
 from trinity.runtime import tracing
 from trinity.runtime.errors import InvalidInput
-from trinity.sdk.contract import Score
+from trinity.sdk.contract import Response, Score
 
 
 class ExplorerTools:
@@ -146,7 +146,7 @@ class ExplorerTools:
         return current_episode(seeds.place())
 
     async def score(
-        self, scorer: str, answers: Sequence[Answer], task: dict[str, Any], args: dict[str, Any]
+        self, scorer: str, answers: Sequence[Response], task: dict[str, Any], args: dict[str, Any]
     ) -> list[Score]:
         with tracing.span("environment.score", scorer=scorer, answers=len(answers)):
             return await self._environment.score(scorer, answers, task, args)

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from trinity.data.experience import Experience, TaskKind
-from trinity.explorer.environments.client import Answer
 from trinity.explorer.workflows.base import as_text, gather_rollouts
 from trinity.explorer.workflows.single_turn import SimpleWorkflow
-from trinity.sdk.contract import Score
+from trinity.sdk.contract import Response, Score
 
 
 class AgentWorkflow(SimpleWorkflow):
@@ -40,7 +39,7 @@ class AgentWorkflow(SimpleWorkflow):
 
     async def score(self, answer: str) -> Score:
         """Score an agent's last reply by the taskset's reward function."""
-        (score,) = await self.scores([Answer(self.column("prompt_key"), answer, self.truth(), False, 0, ())])
+        (score,) = await self.scores([Response(self.column("prompt_key"), answer, self.truth())])
         return score
 
 

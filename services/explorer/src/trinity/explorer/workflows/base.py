@@ -18,11 +18,11 @@ from trinity.data.experience import Experience, SamplingParams, Task
 from trinity.data.images import PlacedImage
 from trinity.data.prompts import prompt_text
 from trinity.explorer.chat import Message
-from trinity.explorer.environments.client import Answer, EnvironmentFailed
+from trinity.explorer.environments.client import EnvironmentFailed
 from trinity.explorer.types import Completion, EngineFailed, Taught
 from trinity.explorer.workflows.seeds import numbered
 from trinity.runtime.errors import InvalidInput
-from trinity.sdk.contract import Score
+from trinity.sdk.contract import Response, Score
 
 Result = TypeVar("Result")
 
@@ -127,7 +127,7 @@ class Toolbox(Protocol):
         """Wait until the provider is back that this failure reported as AWAY."""
 
     async def score(
-        self, scorer: str, answers: Sequence[Answer], task: dict[str, Any], args: dict[str, Any]
+        self, scorer: str, answers: Sequence[Response], task: dict[str, Any], args: dict[str, Any]
     ) -> list[Score]:
         """Score each answer."""
 

@@ -6,10 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from trinity.data.experience import Experience
-from trinity.explorer.environments.client import Answer
 from trinity.explorer.workflows.base import gather_rollouts
 from trinity.explorer.workflows.single_turn import MathWorkflow, SimpleWorkflow
-from trinity.sdk.contract import Score
+from trinity.sdk.contract import Response, Score
 
 
 class DistillWorkflow(SimpleWorkflow):
@@ -26,7 +25,7 @@ class DistillWorkflow(SimpleWorkflow):
         made = await super().run()
         return await gather_rollouts(self._taught(experience) for experience in made)
 
-    async def scores(self, answers: list[Answer]) -> list[Score]:
+    async def scores(self, answers: list[Response]) -> list[Score]:
         return await self._by_function(answers) if self.truth() else [Score(0.0, {}) for _ in answers]
 
     async def _taught(self, experience: Experience) -> Experience:

@@ -8,11 +8,11 @@ from typing import Any
 from trinity.config.workflows import criterion_problem
 from trinity.data.experience import Experience, SamplingParams, TaskKind, Truncation
 from trinity.explorer.chat import Message
-from trinity.explorer.environments.client import Answer, ScorerFailed
+from trinity.explorer.environments.client import ScorerFailed
 from trinity.explorer.workflows.base import gather_rollouts
 from trinity.explorer.workflows.single_turn import MathWorkflow, SimpleWorkflow
 from trinity.runtime.errors import InvalidInput
-from trinity.sdk.contract import Score
+from trinity.sdk.contract import Response, Score
 
 _ATTEMPTS = 3
 _MAX_TOKENS = 1024
@@ -72,14 +72,14 @@ class RubricJudgeWorkflow(_Judged):
     workflow_args: rubric_key (column of the rubric, "rubric"), or rubric (one for all rows), and those of the judge.
     """
 
-    async def scores(self, answers: list[Answer]) -> list[Score]:
+    async def scores(self, answers: list[Response]) -> list[Score]:
         rubric = self._rubric()
         graded = await gather_rollouts(self._grade(answer, rubric) for answer in answers)
         total = sum(criterion.weight for criterion in rubric)
         rewards = [sum(c.weight * grade for c, grade in zip(rubric, g, strict=True)) / total for g in graded]
         return await self.checked(answers, rewards, "rubric")
 
-    async def _grade(self, answer: Answer, rubric: Sequence[Criterion]) -> list[float]:
+    async def _grade(self, answer: Response, rubric: Sequence[Criterion]) -> list[float]:
         criteria = "\n".join(f"{number}. {criterion.description}" for number, criterion in enumerate(rubric, 1))
         asked = self.column("prompt_key")[:_MAX_TEXT]
         text = f"Question:\n{asked}\n\nReply:\n{answer.response[:_MAX_TEXT]}\n\nRubric:\n{criteria}"
@@ -110,11 +110,11 @@ class MathRulerWorkflow(_Judged):
 
     default_system_prompt = MathWorkflow.default_system_prompt
 
-    async def scores(self, answers: list[Answer]) -> list[Score]:
+    async def scores(self, answers: list[Response]) -> list[Score]:
         found = await self.numbers(self.comparison(answers, _MAX_TEXT, self.truth()), len(answers))
         return await self.checked(answers, found, "ruler")
 
-    def comparison(self, answers: Sequence[Answer], most: int, truth: str = "") -> list[Message]:
+    def comparison(self, answers: Sequence[Response], most: int, truth: str = "") -> list[Message]:
         """The judge's prompt. Question and replies have at most about 2 * `most` characters together."""
         share = max(1, most // max(1, len(answers)))
         shown = [f"Reply {number}:\n{answer.response[-share:]}" for number, answer in enumerate(answers, 1)]
@@ -140,7 +140,7 @@ class MathTrainableRulerWorkflow(MathRulerWorkflow):
         made = await (self._judgements() if trains_judge else super().run())
         return [replace(e, metrics={**e.metrics, "trains_judge": float(trains_judge)}) for e in made]
 
-    async def scores(self, answers: list[Answer]) -> list[Score]:
+    async def scores(self, answers: list[Response]) -> list[Score]:
         if self.task.kind is not TaskKind.TRAIN:
             return await self._by_function(answers)
         found = await self.numbers(self._fitting(answers), len(answers))
@@ -170,7 +170,7 @@ class MathTrainableRulerWorkflow(MathRulerWorkflow):
             made.append(self.scored(judgement, answer, score))
         return made
 
-    def _fitting(self, answers: Sequence[Answer]) -> list[Message]:
+    def _fitting(self, answers: Sequence[Response]) -> list[Message]:
         """The judge's prompt, cut to the prompt's limit. Raises InvalidInput if not even an empty question fits."""
         most = _MAX_TEXT
         while most:

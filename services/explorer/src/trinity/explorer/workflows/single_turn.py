@@ -10,11 +10,10 @@ from trinity.data.experience import Experience, SamplingParams, Truncation
 from trinity.data.images import MARKER, parts
 from trinity.data.prompts import prompt_messages, reference_answers
 from trinity.explorer.chat import Message
-from trinity.explorer.environments.client import Answer
 from trinity.explorer.workflows.base import Workflow
 from trinity.explorer.workflows.conversation import Conversation
 from trinity.runtime.errors import InvalidInput
-from trinity.sdk.contract import Score
+from trinity.sdk.contract import Response, Score
 
 _MATH_SYSTEM_PROMPT = (
     "You solve mathematical problems. First reason inside <think> and </think>, then give only the final answer inside "
@@ -54,22 +53,29 @@ class SimpleWorkflow(Workflow):
         completions = await self.tools.generate(prompt, sampling, asked.images)
         return [asked.replied(completion).experience(index, 0.0) for index, completion in enumerate(completions)]
 
-    def answers(self, made: Sequence[Experience]) -> list[Answer]:
+    def answers(self, made: Sequence[Experience]) -> list[Response]:
         """Replies to one prompt in the form that reward functions read."""
         asked = self.tools.text(made[0].token_ids[: made[0].prompt_length])
         prefix = self.tools.reply([]) + (self.format["reply_prefix"] or "")
         replies = [(e.token_ids[e.prompt_length :], e.truncation is Truncation.RESPONSE) for e in made]
         return [self.answer(asked, prefix + self.tools.text(tokens), tokens, cut) for tokens, cut in replies]
 
-    def answer(self, prompt: str, reply: str, token_ids: np.ndarray, cut: bool) -> Answer:
+    def answer(self, prompt: str, reply: str, token_ids: np.ndarray, cut: bool) -> Response:
         """One reply to score, with its `token_ids`. `cut`: it reached its limit."""
-        return Answer(prompt, reply, self.truth(), cut, len(token_ids), tuple(token_ids.tolist()))
+        return Response(
+            prompt,
+            reply,
+            self.truth(),
+            truncated=cut,
+            response_tokens=len(token_ids),
+            response_token_ids=tuple(token_ids.tolist()),
+        )
 
     def asked(self) -> list[int]:
         """The prompt's tokens."""
         return self.tools.prompt(self.messages(), self.format["reply_prefix"], images=self.images)
 
-    def scored(self, made: Experience, answer: Answer, score: Score) -> Experience:
+    def scored(self, made: Experience, answer: Response, score: Score) -> Experience:
         return replace(
             made,
             reward=score.reward,
@@ -84,19 +90,19 @@ class SimpleWorkflow(Workflow):
         length = float(made.response_length)
         return {"response_tokens": length, "response_truncated": float(cut), "prompt_truncated": 0.0}
 
-    async def scores(self, answers: list[Answer]) -> list[Score]:
+    async def scores(self, answers: list[Response]) -> list[Score]:
         """Score each answer by the reward model that workflow_args name, or by the task's reward function."""
         if (name := self.task.workflow_args.get("reward_model")) is not None:
             return await self.rated(answers, str(name))
         return await self._by_function(answers)
 
-    async def rated(self, answers: Sequence[Answer], model: str) -> list[Score]:
+    async def rated(self, answers: Sequence[Response], model: str) -> list[Score]:
         """Score by an auxiliary reward model, which reads the messages and the reply; empty name: the first model."""
         asked = self.messages()
         conversations = [[*asked, {"role": "assistant", "content": answer.response}] for answer in answers]
         return await self.checked(answers, await self.tools.rate(conversations, model), "reward_model")
 
-    async def _by_function(self, answers: list[Answer]) -> list[Score]:
+    async def _by_function(self, answers: list[Response]) -> list[Score]:
         """Score by the reward function. With several reference answers, the best score of each answer counts."""
         name, args = self.reward_function or self.task.reward_function, json.loads(self.task.reward_args_json or "{}")
         if len(truths := self.truths()) < 2:
@@ -107,7 +113,7 @@ class SimpleWorkflow(Workflow):
         ]
         return [max(scores, key=lambda score: score.reward) for scores in zip(*found, strict=True)]
 
-    async def checked(self, answers: Sequence[Answer], rewards: Sequence[float], metric: str) -> list[Score]:
+    async def checked(self, answers: Sequence[Response], rewards: Sequence[float], metric: str) -> list[Score]:
         """Scores with given rewards, also as a metric, and the metrics of the reward function.
 
         The reward function only runs if the row has a reference answer.
@@ -186,7 +192,7 @@ class SimpleMMWorkflow(SimpleWorkflow):
             for one, number in zip(asked, markers, strict=True)
         ]
 
-    async def scores(self, answers: list[Answer]) -> list[Score]:
+    async def scores(self, answers: list[Response]) -> list[Score]:
         """Score by the task's reward function, since reward models only read text."""
         return await self._by_function(answers)
 
@@ -222,5 +228,5 @@ class MathRewardModelWorkflow(MathWorkflow):
     If the row has a reference answer, the reward function also runs, but only its metrics are used.
     """
 
-    async def scores(self, answers: list[Answer]) -> list[Score]:
+    async def scores(self, answers: list[Response]) -> list[Score]:
         return await self.rated(answers, str(self.task.workflow_args.get("reward_model") or ""))
