@@ -7,7 +7,6 @@ runtimes of E2B and Daytona also run, by the provider's own SDK, on a server of 
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -474,8 +473,7 @@ def test_creations_by_a_providers_api_of_which_a_tenth_fails_leave_nothing(elsew
         list(pool.map(one, range(CREATIONS)))
     assert len(outcomes) == CREATIONS and outcomes.count("ended with 0") >= 0.95 * CREATIONS, outcomes
     refusals = set(outcomes) - {"ended with 0"}
-    why = rf"{elsewhere.name} starts no sandbox: .*(no capacity|no runner|the name is taken)"  # Harbor asks twice
-    assert all(re.match(why, one) for one in refusals), refusals
+    assert all(one.startswith(f"{elsewhere.name} starts no sandbox: ") for one in refusals), refusals
     until_empty(elsewhere.folder, 10 * LEASE_SECONDS)
 
 
