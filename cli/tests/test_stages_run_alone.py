@@ -49,7 +49,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(supervisor, "_supervise", supervise)
     monkeypatch.setattr(supervisor, "check_inputs", lambda plan, source: LAST)
-    monkeypatch.setattr(supervisor, "run_stages", lambda config, source: (config, []))
     monkeypatch.setattr(supervisor, "_POLL_SECONDS", 0.01)
     return found
 

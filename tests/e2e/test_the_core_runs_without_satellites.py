@@ -1,4 +1,4 @@
-"""A fresh environment without ui, lineage, import_verl, convert, cluster, tinker and trinity_rft runs the quickstart.
+"""A fresh environment without ui, lineage, import_verl, convert, cluster, tinker, task_pipeline and trinity_rft learns.
 
 Third-party packages are links to the installed ones; parts of Trinity are installed from their wheels.
 """
@@ -15,7 +15,7 @@ import pytest
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(900)]
 
-SATELLITES = ("ui", "lineage", "import_verl", "convert", "cluster", "tinker", "trinity_rft")
+SATELLITES = ("ui", "lineage", "import_verl", "convert", "cluster", "tinker", "task_pipeline", "trinity_rft")
 SHORT = [
     "stages.0.buffer.total_steps=4",
     "buffer.total_steps=2",
@@ -107,6 +107,13 @@ def test_a_key_of_trinity_rft_names_its_distribution(core: SimpleNamespace) -> N
     assert done.returncode == 2
     assert "explorer.runner_num: unknown key; did you mean " in done.stderr
     assert "keys of Trinity-RFT need trinity-compat-rft, which is not installed" in done.stderr
+
+
+def test_a_task_pipeline_names_its_distribution(core: SimpleNamespace) -> None:
+    for command in ("check", "run"):
+        done = core.trinity(command, "--config", core.yaml, "data_processor.task_pipeline={top_k: 8}")
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert "data_processor.task_pipeline: needs trinity-task-pipeline, which is not installed" in done.stderr
 
 
 def test_a_plugin_of_trinity_rft_names_its_distribution(core: SimpleNamespace, tmp_path: Path) -> None:

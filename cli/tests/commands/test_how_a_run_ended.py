@@ -25,7 +25,6 @@ pytestmark = pytest.mark.core
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """Of a run whose stages need neither model nor data."""
     monkeypatch.setattr(supervisor, "_unfinished", lambda config, source: [config.name])
-    monkeypatch.setattr(supervisor, "run_stages", lambda config, source: (config, []))
     given = {"project": "p", "name": "n", "checkpoint_root_dir": str(tmp_path), "model": {"model_path": "m"}}
     return Config.model_validate(given)
 

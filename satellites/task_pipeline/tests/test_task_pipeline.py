@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from support.fakes.data.task_pipeline import CONTEXT, Rows, left, rows_of, scores
 from trinity.data.datasets import DatasetError
-from trinity.data.task_pipeline.base import Candidate, Context
-from trinity.data.task_pipeline.scores import SCORES
-from trinity.data.task_pipeline.texts import normalised, quality, repeated_share, symbol_share, text_of
+from trinity.task_pipeline.base import Candidate, Context
+from trinity.task_pipeline.scores import SCORES
+from trinity.task_pipeline.texts import normalised, quality, repeated_share, symbol_share, text_of
 
 pytestmark = pytest.mark.core
 
@@ -197,8 +197,8 @@ def test_diversity_is_a_farthest_first_traversal(texts: list[str], centers: int)
 
 def test_the_order_does_not_depend_on_the_number_of_threads() -> None:
     code = (
-        "import random\nfrom trinity.data.task_pipeline.base import Context, Candidate\n"
-        "from trinity.data.task_pipeline.scores import SCORES\nrng = random.Random(1)\n"
+        "import random\nfrom trinity.task_pipeline.base import Context, Candidate\n"
+        "from trinity.task_pipeline.scores import SCORES\nrng = random.Random(1)\n"
         "texts = [' '.join(str(rng.randrange(50)) for _ in range(rng.randrange(900))) for _ in range(60)]\n"
         "rows = [Candidate(number, {'q': text}) for number, text in enumerate(texts)]\n"
         "print(SCORES['diversity']().values(rows, Context(fields=('q',))))"

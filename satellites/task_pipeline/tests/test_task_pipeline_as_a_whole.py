@@ -22,7 +22,7 @@ from support.fakes.data.task_pipeline import (
 )
 from trinity.config import Config, ConfigError, make_plan, parse
 from trinity.data.datasets import read
-from trinity.data.task_pipeline import (
+from trinity.task_pipeline import (
     TaskPipelineResult,
     check_task_pipeline,
     describe,
@@ -30,7 +30,7 @@ from trinity.data.task_pipeline import (
     run_stages,
     with_outputs,
 )
-from trinity.data.task_pipeline import run as pipeline_run
+from trinity.task_pipeline import run as pipeline_run
 
 pytestmark = pytest.mark.core
 

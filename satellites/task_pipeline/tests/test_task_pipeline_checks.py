@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from support.fakes.data.task_pipeline import KEY, ROWS, checked, config_of, go, problems, write
-from trinity.data.task_pipeline import (
+from trinity.task_pipeline import (
     operator_args,
 )
-from trinity.data.task_pipeline import output as outputs
-from trinity.data.task_pipeline import run as pipeline_run
-from trinity.data.task_pipeline.names import OPERATORS, SCORE_OPERATORS
+from trinity.task_pipeline import output as outputs
+from trinity.task_pipeline import run as pipeline_run
+from trinity.task_pipeline.names import OPERATORS, SCORE_OPERATORS
 
 pytestmark = pytest.mark.core
 
@@ -123,9 +123,9 @@ JUICE = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 from trinity.data.datasets import DatasetError
-from trinity.data.task_pipeline import data_juicer
-from trinity.data.task_pipeline.base import Context, Candidate
-from trinity.data.task_pipeline.scores import SCORES
+from trinity.task_pipeline import data_juicer
+from trinity.task_pipeline.base import Context, Candidate
+from trinity.task_pipeline.scores import SCORES
 candidates = [Candidate(number, {"q": text, "a": number}) for number, text in enumerate(("a", "abcdefgh", "abcd"))]
 candidates[1].row["x"] = 1
 one, two = Context(fields=("q",)), Context(fields=("q", "a"))
@@ -185,7 +185,7 @@ def test_without_data_juicer_its_operators_are_refused_with_what_to_install(
 
 def test_importing_brings_nothing_heavy() -> None:
     code = (
-        "import sys, trinity.data.task_pipeline\n"
+        "import sys, trinity.task_pipeline\n"
         "assert not {'numpy', 'pyarrow', 'datasets', 'data_juicer', 'torch'} & set(sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

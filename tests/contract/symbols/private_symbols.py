@@ -257,7 +257,7 @@ OTHERS = (
         "Others: one private name each",
         (
             "trinity.runtime.broker.connection",
-            "trinity.data.task_pipeline.data_juicer",
+            "trinity.task_pipeline.data_juicer",
         ),
         "nats-py keeps what the server said at the connection (`cluster` says whether streams get replicas). "
         "data-juicer installs packages by itself, which is refused.",

@@ -9,15 +9,15 @@ import yaml
 
 from trinity.config import Config, ConfigError, make_plan, parse
 from trinity.data.datasets import read
-from trinity.data.task_pipeline import (
+from trinity.task_pipeline import (
     TaskPipelineResult,
     check_task_pipeline,
     run_pipeline,
     with_outputs,
 )
-from trinity.data.task_pipeline.base import Candidate, Context
-from trinity.data.task_pipeline.names import OPERATORS
-from trinity.data.task_pipeline.scores import SCORES
+from trinity.task_pipeline.base import Candidate, Context
+from trinity.task_pipeline.names import OPERATORS
+from trinity.task_pipeline.scores import SCORES
 
 Rows = list[dict[str, Any]]
 KEY = "data_processor.task_pipeline"

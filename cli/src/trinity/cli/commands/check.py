@@ -82,14 +82,13 @@ def _deep(loaded: Config, stages: list[Config], source: str) -> int:
     from trinity.cli.supervise.checks.disk import disk_advice, disk_problems
     from trinity.cli.supervise.checks.preflight import check_deeper, check_stages, machine_problems
     from trinity.cli.supervise.phases import phase
-    from trinity.data.task_pipeline import describe as describe_tasks
     from trinity.runtime import waits
 
     said = waits.on_screen(lambda text: print(f"trinity {text}", file=sys.stderr, flush=True))
     with phase("reads model and data"), said:
         checked = check_stages(loaded, source)
-    for name, (steps, tasks) in checked.items():
-        for line in describe_tasks(tasks, with_paths=False):
+    for name, (steps, report) in checked.items():
+        for line in report:
             print(f"{name}: {line}")
         print(f"{name}: {_what_is_there(loaded.mode, steps)}")
     for stage in stages:

@@ -17,6 +17,7 @@ DISTRIBUTIONS = {
     "foreign_keys": "trinity-compat-rft",
     "operators": "trinity-compat-rft",
     "plugin_names": "trinity-compat-rft",
+    "task_pipeline": "trinity-task-pipeline",
     "tenants": "trinity-tinker",
     "workflows": "trinity-compat-rft",
 }

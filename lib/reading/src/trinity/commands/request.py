@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -14,7 +14,7 @@ from trinity.config import Config, ConfigError, Problem, expand, parse
 from trinity.config.document import read_text
 from trinity.config.names import EXPERIENCE_OPERATORS, REWARD_FUNCTIONS, WORKFLOWS
 from trinity.data.data_files import is_data, kind_of
-from trinity.data.task_pipeline import check_task_pipeline
+from trinity.plugins import satellites
 from trinity.plugins.environments import built_in_environments, installed_environments
 from trinity.reading.errors import RunError
 from trinity.reading.job import make_folder
@@ -55,7 +55,7 @@ class Request:
                 file = sys.modules[own[name].__module__].__file__
                 raise RunError(f"{file}: {name!r} is the name of a built-in {kind}; choose another", code=2)
         text = self.text or read_text(self.config)
-        config = parse(text, str(self.config), self.overrides, checks=[check_task_pipeline])
+        config = parse(text, str(self.config), self.overrides, checks=[_check_task_pipeline])
         _check_folder(config, str(self.config))
         return config
 
@@ -108,6 +108,16 @@ def _check_folder(config: Config, source: str) -> None:
             )
     if problems:
         raise ConfigError(source, problems)
+
+
+def _check_task_pipeline(stage: Config) -> Iterable[Problem]:
+    if stage.data_processor.task_pipeline is None:
+        return []
+    if pipeline := satellites.find("task_pipeline"):
+        found: Iterable[Problem] = pipeline.check_task_pipeline(stage)
+        return found
+    what = f"needs {satellites.missing('task_pipeline')}; install it, or leave the section out"
+    return [Problem("data_processor.task_pipeline", what)]
 
 
 def _outputs(config: Config) -> Iterator[tuple[str, str, Path]]:

@@ -15,9 +15,9 @@ int64. `datasets` also takes 0.8 s to import, and filters 20,000 rows in 30 ms p
 docs/task_pipeline.md has the operators, the scores and their formulas. Importing this package loads no numpy.
 """
 
-from trinity.data.task_pipeline.checks import check_task_pipeline
-from trinity.data.task_pipeline.names import operator_args
-from trinity.data.task_pipeline.run import (
+from trinity.task_pipeline.checks import check_task_pipeline
+from trinity.task_pipeline.names import operator_args
+from trinity.task_pipeline.run import (
     PipelineStep,
     ProcessedTaskset,
     TaskPipelineResult,

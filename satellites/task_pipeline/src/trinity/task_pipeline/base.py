@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from trinity.config.schema.base import Section
 from trinity.data.tables import DatasetError, Row, column_value
-from trinity.data.task_pipeline import texts
+from trinity.task_pipeline import texts
 
 
 @dataclass

@@ -11,11 +11,11 @@ from trinity.config.schema import Config
 from trinity.config.schema.base import Section
 from trinity.config.schema.pipeline import TaskPipelineConfig
 from trinity.data.data_files import FORMS, is_data
-from trinity.data.task_pipeline import data_juicer
-from trinity.data.task_pipeline.names import SCORE_OPERATORS, known
-from trinity.data.task_pipeline.output import SUFFIXES
-from trinity.data.task_pipeline.scores import SCORES
 from trinity.plugins.declarations import ALGORITHMS
+from trinity.task_pipeline import data_juicer
+from trinity.task_pipeline.names import SCORE_OPERATORS, known
+from trinity.task_pipeline.output import SUFFIXES
+from trinity.task_pipeline.scores import SCORES
 
 KEY = "data_processor.task_pipeline"
 

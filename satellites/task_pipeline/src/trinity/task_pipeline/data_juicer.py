@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity.data.datasets import DatasetError, Row
-from trinity.data.task_pipeline.base import Candidate, Context
+from trinity.task_pipeline.base import Candidate, Context
 
 INSTALL = "an operator of data-juicer needs `pip install py-data-juicer ray`"
 

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, PositiveInt
 
-from trinity.data.task_pipeline import texts
-from trinity.data.task_pipeline.base import Candidate, Context, Operator
+from trinity.task_pipeline import texts
+from trinity.task_pipeline.base import Candidate, Context, Operator
 
 if TYPE_CHECKING:
     from numpy import int64

@@ -3,9 +3,9 @@
 from typing import Any
 
 from trinity.config.schema.base import Section
-from trinity.data.task_pipeline.base import Operator
-from trinity.data.task_pipeline.duplicates import ExactDedup, NearDedup
-from trinity.data.task_pipeline.operators import (
+from trinity.task_pipeline.base import Operator
+from trinity.task_pipeline.duplicates import ExactDedup, NearDedup
+from trinity.task_pipeline.operators import (
     AlphanumericFilter,
     FieldFilter,
     RepetitionFilter,
@@ -14,7 +14,7 @@ from trinity.data.task_pipeline.operators import (
     TextLengthFilter,
     WordsNumFilter,
 )
-from trinity.data.task_pipeline.scores import SCORES, Score
+from trinity.task_pipeline.scores import SCORES, Score
 
 OPERATORS: dict[str, type[Operator]] = {
     "text_length_filter": TextLengthFilter,

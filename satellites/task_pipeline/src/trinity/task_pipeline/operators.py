@@ -13,8 +13,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from trinity.data.datasets import DatasetError
 from trinity.data.tables import column_value
-from trinity.data.task_pipeline import texts
-from trinity.data.task_pipeline.base import Candidate, Context, Operator, TextFilter
+from trinity.task_pipeline import texts
+from trinity.task_pipeline.base import Candidate, Context, Operator, TextFilter
 
 Comparison = Literal["==", "!=", "<", "<=", ">", ">=", "in", "contains", "exists"]
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}

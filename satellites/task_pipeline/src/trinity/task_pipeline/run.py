@@ -17,12 +17,12 @@ from trinity.config.schema.pipeline import TaskPipelineConfig
 from trinity.data import datasets
 from trinity.data.data_files import FORMS, files_of_split
 from trinity.data.datasets import DatasetError, Row
-from trinity.data.task_pipeline import data_juicer, output
-from trinity.data.task_pipeline.base import Candidate, Context, Input
-from trinity.data.task_pipeline.checks import KEY, check_task_pipeline
-from trinity.data.task_pipeline.names import OPERATORS, SCORE_OPERATORS
-from trinity.data.task_pipeline.output import Manifest
-from trinity.data.task_pipeline.scores import SCORES
+from trinity.task_pipeline import data_juicer, output
+from trinity.task_pipeline.base import Candidate, Context, Input
+from trinity.task_pipeline.checks import KEY, check_task_pipeline
+from trinity.task_pipeline.names import OPERATORS, SCORE_OPERATORS
+from trinity.task_pipeline.output import Manifest
+from trinity.task_pipeline.scores import SCORES
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from pydantic import Field, PositiveInt, model_validator
 from trinity.config.schema.base import Section
 from trinity.data.datasets import DatasetError, finite
 from trinity.data.tables import column_value
-from trinity.data.task_pipeline import texts, usage
-from trinity.data.task_pipeline.base import Candidate, Context, Operator
+from trinity.task_pipeline import texts, usage
+from trinity.task_pipeline.base import Candidate, Context, Operator
 
 _BUCKETS, _MOST = 256, 255  # 256 * 255^2 < 2^24: dot products are exact in float32 in any order of summation
 

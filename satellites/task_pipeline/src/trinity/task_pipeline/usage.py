@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trinity.data.datasets import DatasetError
-from trinity.data.task_pipeline.base import Context, Input
-from trinity.data.task_pipeline.output import Manifest, read_manifest
+from trinity.task_pipeline.base import Context, Input
+from trinity.task_pipeline.output import Manifest, read_manifest
 
 _RECORDS = "experience_buffer.jsonl"
 _PRUNED = ("global_step_", "nats", "weights", "log", "monitor", "bench")

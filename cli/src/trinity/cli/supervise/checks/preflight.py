@@ -27,8 +27,8 @@ from trinity.config.names import auxiliary_name, rates
 from trinity.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.data.datasets import DatasetError, Row, check_columns, features, read_buffer, read_taskset, reader
-from trinity.data.task_pipeline import TaskPipelineResult, previewed
 from trinity.data.vision import image_rules, why_no_images
+from trinity.plugins import satellites
 from trinity.runtime import files, hub
 from trinity.runtime.devices import detect_gpus, host_memory, torch_build
 from trinity.runtime.errors import InvalidInput
@@ -52,16 +52,22 @@ class _Dataset:
     makes_steps: bool = False
 
 
-def check_stages(config: Config, source: str) -> dict[str, tuple[int, TaskPipelineResult]]:
-    """Checks model and data of every stage. Returns each stage's optimizer steps and the result of its task pipeline.
+def check_stages(config: Config, source: str) -> dict[str, tuple[int, list[str]]]:
+    """Checks model and data of every stage. Returns each stage's optimizer steps and the report of its task pipeline.
 
     The model of a later stage is made by the stage before it, so only its data is checked. Raises ConfigError.
     """
     found = {}
     for stage in expand(config):
-        with previewed(stage, make_plan(stage).job_dir, source) as (processed, result):
+        with contextlib.ExitStack() as stack:
+            processed, report = stage, list[str]()
+            if stage.data_processor.task_pipeline is not None:
+                pipeline = satellites.find("task_pipeline")
+                preview = pipeline.previewed(stage, make_plan(stage).job_dir, source)
+                processed, result = stack.enter_context(preview)
+                report = [*pipeline.describe(result, with_paths=False)]
             plan = make_plan(processed.model_copy(update={"model": config.model}))
-            found[stage.name] = (check_inputs(plan, source), result)
+            found[stage.name] = (check_inputs(plan, source), report)
     return found
 
 

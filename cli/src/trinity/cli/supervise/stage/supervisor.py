@@ -20,7 +20,7 @@ from trinity.cli.supervise.stage.outcome import closing, last_lines
 from trinity.cli.supervise.stage.stage import EXIT_SPENT, Stage
 from trinity.config import Config, ConfigError, Plan, Problem, expand, flat, load, make_plan
 from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS
-from trinity.data.task_pipeline import describe, run_stages
+from trinity.plugins import satellites
 from trinity.reading import job as jobs
 from trinity.reading import run_record
 from trinity.reading.accounts.budget import Budget
@@ -56,9 +56,11 @@ def run(config: Config, source: str, only: str = "", wait_seconds: float | None 
     config = jobs.fresh_name(config, time.strftime("%Y%m%d%H%M%S"))
     job = jobs.Job(config)
     run_record.check_folder(job.folder)
-    config, processed = run_stages(config, source)
-    for line in (line for result in processed for line in describe(result)):
-        print(line)
+    if any(stage.data_processor.task_pipeline is not None for stage in expand(config)):
+        pipeline = satellites.find("task_pipeline")
+        config, processed = pipeline.run_stages(config, source)
+        for line in (line for result in processed for line in pipeline.describe(result)):
+            print(line)
     todo = _unfinished(config, source)
     deadline = time.monotonic() + (config.synchronizer.sync_timeout if wait_seconds is None else wait_seconds)
     if only:
