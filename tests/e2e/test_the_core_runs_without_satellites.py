@@ -109,6 +109,13 @@ def test_a_key_of_trinity_rft_names_its_distribution(core: SimpleNamespace) -> N
     assert "keys of Trinity-RFT need trinity-compat-rft, which is not installed" in done.stderr
 
 
+def test_a_workflow_of_trinity_rft_names_its_distribution(core: SimpleNamespace) -> None:
+    name = "R3L_sokoban_workflow"
+    done = core.trinity("check", "--config", core.yaml, f"buffer.explorer_input.default_workflow_type={name}")
+    assert done.returncode == 2
+    assert f"{name!r}, which is in trinity-compat-rft, which is not installed" in done.stderr
+
+
 def test_a_task_pipeline_names_its_distribution(core: SimpleNamespace) -> None:
     for command in ("check", "run"):
         done = core.trinity(command, "--config", core.yaml, "data_processor.task_pipeline={top_k: 8}")

@@ -18,6 +18,8 @@ from support.fakes.explorers.toolbox import make_episode_task
 from support.programs.run import TrinityRun
 from support.servers.service import ServiceProcess
 from support.servers.shared_engine import MAX_LENGTH
+from trinity.compat_rft import r3l
+from trinity.compat_rft.reflection import Outcome, Report
 from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import Experience, Group, Task
 from trinity.explorer.chat import ChatTokenizer
@@ -26,8 +28,6 @@ from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.environments.client import EnvironmentClient
 from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.toolbox import ExplorerTools
-from trinity.explorer.workflows import r3l
-from trinity.explorer.workflows.reflection import Outcome, Report
 from trinity.reading.results import collect
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(500)]

@@ -12,6 +12,7 @@ from support.fakes.explorers.toolbox import Toolbox, make_episode_task
 from trinity.buffer.ledger.wire import Entry
 from trinity.buffer.log.wire import LogEntry
 from trinity.buffer.report import Reporter
+from trinity.compat_rft.workflows import WORKFLOWS as OF_TRINITY_RFT
 from trinity.config import make_plan
 from trinity.config.load import parse
 from trinity.data.experience import Experience, Group, Task, TaskKind
@@ -35,7 +36,7 @@ def make_task(workflow: str, row: dict[str, Any], n: int = 1, args: dict[str, An
 
 
 async def explored(task: Task, policy: Callable[[Seen], str]) -> Group:
-    name = WORKFLOWS[task.workflow].rules.environment  # type: ignore[attr-defined]
+    name = {**WORKFLOWS, **OF_TRINITY_RFT}[task.workflow].rules.environment  # type: ignore[attr-defined]
     tools = Toolbox(policy, {name: lambda *given: InProcess(name, *given)}, max_model_tokens=200_000)
     group = await attempt.explore(task, 1, "me", tools)
     assert isinstance(group, Group), group

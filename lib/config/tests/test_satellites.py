@@ -54,6 +54,16 @@ def test_a_key_of_trinity_rft_is_refused_by_the_name_of_its_distribution(documen
 
 
 @pytest.mark.usefixtures("_without_satellites")
+@pytest.mark.parametrize("name", ["R3L_workflow", "async_math_ruler_workflow", "rubric_judge_workflow"])
+def test_a_workflow_of_trinity_rft_is_refused_by_the_name_of_its_distribution(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(RUN, overrides=[f"buffer.explorer_input.default_workflow_type={name}"])
+    problem = caught.value.problems[0]
+    assert problem.path == "buffer.explorer_input.default_workflow_type"
+    assert problem.message == f"is '{name}', which is in trinity-compat-rft, which is not installed"
+
+
+@pytest.mark.usefixtures("_without_satellites")
 def test_a_plugin_of_trinity_rft_is_refused_by_the_name_of_its_distribution(tmp_path: Path) -> None:
     (tmp_path / "plugin_of_another.py").write_text("import json\nfrom trinity.common.of_nobody import WORKFLOWS\n")
     with pytest.raises(plugins.PluginError) as caught:

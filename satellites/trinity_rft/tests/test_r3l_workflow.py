@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from support.fakes.explorers.toolbox import Corridor, Step, Toolbox, make_episode_task, turns
+from trinity.compat_rft import r3l, reflection
+from trinity.compat_rft.r3l import R3L_WORKFLOWS, ReflectRetryWorkflow
 from trinity.config.workflows import EpisodeRules
 from trinity.data.experience import Experience, TaskKind
-from trinity.explorer.workflows import r3l, reflection
 from trinity.explorer.workflows.conversation import Conversation
 from trinity.explorer.workflows.episode import Episode, Turn
-from trinity.explorer.workflows.r3l import R3L_WORKFLOWS, ReflectRetryWorkflow
 from trinity.runtime.errors import InvalidInput
 
 pytestmark = pytest.mark.core

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from support.fakes.explorers.toolbox import Toolbox, make_episode_task, right
+from trinity.compat_rft.workflows import WORKFLOWS as OF_TRINITY_RFT
 from trinity.config import workflows as config_workflows
-from trinity.explorer.workflows import WORKFLOWS
+from trinity.explorer.workflows import WORKFLOWS, find_workflow
 from trinity.explorer.workflows.environments import ENVIRONMENT_WORKFLOWS, EnvironmentWorkflow
+from trinity.plugins import satellites
 from trinity.runtime.errors import InvalidInput
 
 pytestmark = pytest.mark.core
+ALL = {**WORKFLOWS, **OF_TRINITY_RFT}
 
 
 @pytest.mark.parametrize(
@@ -61,7 +64,7 @@ def test_names_of_trinity_rft_play_their_environments() -> None:
     ],
 )
 def test_trinity_rfts_limit_of_steps_is_the_environments_too(workflow: str, argument: str, name: str) -> None:
-    made = WORKFLOWS[workflow](make_episode_task(json.dumps({name: 50})), Toolbox(right))
+    made = ALL[workflow](make_episode_task(json.dumps({name: 50})), Toolbox(right))
     rules = made.player.rules  # type: ignore[attr-defined]
     assert (rules.max_turns, rules.environment_args[argument]) == (50, 50)
     others = {**config_workflows.EPISODE_WORKFLOWS, **config_workflows.R3L_WORKFLOWS}[workflow].environment_args
@@ -112,17 +115,24 @@ def test_names_of_trinity_rft_that_cannot_be_are_refused(workflow: str, args: di
 
 
 def test_the_yaml_knows_exactly_the_workflows_there_are() -> None:
-    assert sorted(config_workflows.WORKFLOWS) == sorted(WORKFLOWS)
+    assert sorted(config_workflows.WORKFLOWS) == sorted(ALL)
+    assert OF_TRINITY_RFT.keys() == config_workflows.OF_TRINITY_RFT
     for name, rules in config_workflows.EPISODE_WORKFLOWS.items():
-        assert WORKFLOWS[name].rules == rules  # type: ignore[attr-defined]
+        assert ALL[name].rules == rules  # type: ignore[attr-defined]
     for name, rules in config_workflows.R3L_WORKFLOWS.items():
-        assert WORKFLOWS[name].rules == rules  # type: ignore[attr-defined]
+        assert ALL[name].rules == rules  # type: ignore[attr-defined]
+
+
+def test_without_the_satellite_the_other_workflows_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {name: find_workflow(name) for name in ALL} == ALL
+    monkeypatch.setattr(satellites, "find", lambda hook: None)
+    assert {name: found for name in ALL if (found := find_workflow(name))} == WORKFLOWS
 
 
 def test_the_docs_have_every_workflow_and_every_rule(repository: Path) -> None:
     text = (repository / "docs/workflows.md").read_text()
     prefixes = ("async_", "grpo_baseline_", "R3L_")
-    named = [name for name in WORKFLOWS if not name.startswith(prefixes)]
+    named = [name for name in ALL if not name.startswith(prefixes)]
     rules = [field.name for field in dataclasses.fields(config_workflows.EpisodeRules)]
     missing = [name for name in (*named, *rules, *config_workflows.R3L_ARGS) if f"`{name}" not in text]
     assert not missing

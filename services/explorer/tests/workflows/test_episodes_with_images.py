@@ -10,6 +10,7 @@ import pytest
 from support.fakes.data.pictures import picture
 from support.fakes.data.vision import make_tokenizer
 from support.fakes.explorers.toolbox import IMAGE, PLACES, SAMPLED, Step, Toolbox, make_episode_task, play, turns
+from trinity.compat_rft.workflows import WORKFLOWS as OF_TRINITY_RFT
 from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import Experience, Limits
 from trinity.data.images import PlacedImage
@@ -177,4 +178,4 @@ async def test_workflows_that_read_text_alone_refuse_images(name: str) -> None:
     with pytest.raises(
         InvalidInput, match=r"only reads text, and pictures shows images|names an environment that shows images"
     ):
-        await WORKFLOWS[name](task, toolbox(environment=Tools)).run()
+        await {**WORKFLOWS, **OF_TRINITY_RFT}[name](task, toolbox(environment=Tools)).run()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from support.fakes.explorers.toolbox import Step, Toolbox, make_episode_task, turns
+from trinity.compat_rft.workflows import WORKFLOWS as OF_TRINITY_RFT
 from trinity.data.experience import Experience, Group, TaskKind
 from trinity.explorer.workflows import WORKFLOWS
 from trinity.explorer.workflows.players import NoTurn
@@ -237,4 +238,4 @@ async def test_branches_are_refused() -> None:
 async def test_other_workflows_refuse_games_of_several_players(workflow: str) -> None:
     task = make_episode_task(json.dumps({"environment": "count"}), 2)
     with pytest.raises(InvalidInput, match=r"use players_workflow"):
-        await WORKFLOWS[workflow](task, toolbox()).run()
+        await {**WORKFLOWS, **OF_TRINITY_RFT}[workflow](task, toolbox()).run()

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trinity.compat_rft import judges, reflection
 from trinity.config.workflows import ActionForm
-from trinity.explorer.workflows import judges, reflection
 from trinity.explorer.workflows.player import parse_action
 from trinity.explorer.workflows.tool_calls import Call, read_calls
 

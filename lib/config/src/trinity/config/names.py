@@ -8,7 +8,8 @@ from trinity import plugins
 from trinity.config.errors import Problem
 from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.config.schema.pipeline import OperatorConfig
-from trinity.config.workflows import WORKFLOWS
+from trinity.config.workflows import OF_TRINITY_RFT, WORKFLOWS
+from trinity.plugins import satellites
 
 REWARD_FUNCTIONS = (
     "accuracy_reward",
@@ -93,7 +94,8 @@ def is_archive(path: str) -> bool:
 
 
 def workflows() -> tuple[str, ...]:
-    return (*WORKFLOWS, *plugins.WORKFLOWS)
+    found = (*WORKFLOWS, *plugins.WORKFLOWS)
+    return found if satellites.find("foreign_keys") else tuple(name for name in found if name not in OF_TRINITY_RFT)
 
 
 def reward_functions() -> tuple[str, ...]:

@@ -346,6 +346,8 @@ _MAY_ASK: dict[str, dict[str, type]] = {
     for a in ("", "async_")
 }
 _ARGS = _ASKING | _OWN_JUDGE | _MAY_ASK
+# The satellite of Trinity-RFT implements them.
+OF_TRINITY_RFT = {*R3L_WORKFLOWS, *_OWN_JUDGE, *(name for name, args in _ASKING.items() if "judge" in args)}
 _ONE_TURN = (
     {f"{a}{name}_workflow" for name in _SINGLE_TURN for a in ("", "async_")} | _ASKING.keys() | _OWN_JUDGE.keys()
 )

@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from trinity.compat_rft.reflection import Outcome, Report, ask, read
 from trinity.config.workflows import LEAST_REFLECTION_TOKENS, R3L_ARGS, R3L_RULES, EpisodeRules, r3l_problems
 from trinity.data.experience import Experience, Task, TaskKind
 from trinity.explorer.chat import Message
@@ -18,7 +19,6 @@ from trinity.explorer.workflows.base import Toolbox, Workflow, gather_rollouts
 from trinity.explorer.workflows.conversation import Conversation
 from trinity.explorer.workflows.environments import EnvironmentWorkflow
 from trinity.explorer.workflows.episode import REWARD_TOLERANCE, Episode, texts, whole
-from trinity.explorer.workflows.reflection import Outcome, Report, ask, read
 from trinity.runtime.errors import InvalidInput
 
 

@@ -1,7 +1,9 @@
-"""Runs workflows in Trinity-RFT's form (trinity.common.workflows) as workflows of Trinity.
+"""Trinity-RFT's own workflows by name, and plugins in its form (trinity.common.workflows) as workflows of Trinity.
 
-Each instance has a thread, and an event loop if it is asynchronous, so that it may block. The explorer's loop answers
-the calls of its model. A thread that outlives its attempt ends at its next call.
+The explorer reaches WORKFLOWS and `adapted` by the hook `workflows` (trinity.plugins.satellites).
+
+Each instance of a plugin's class has a thread, and an event loop if it is asynchronous, so that it may block. The
+explorer's loop answers the calls of its model. A thread that outlives its attempt ends at its next call.
 """
 
 import asyncio
@@ -26,13 +28,23 @@ from trinity.common.models.model import ModelWrapper
 from trinity.common.refusals import NotMapped
 from trinity.common.rewards.built_in import SCORE, BuiltInReward, Score
 from trinity.common.rewards.reward_fn import REWARD_FUNCTIONS, RewardFn
+from trinity.compat_rft.judges import MathRulerWorkflow, MathTrainableRulerWorkflow, RubricJudgeWorkflow
 from trinity.compat_rft.model import PolicySampler
+from trinity.compat_rft.r3l import R3L_WORKFLOWS
 from trinity.compat_rft.trajectories import Reply, trajectory
 from trinity.data.experience import Experience, TaskKind
 from trinity.explorer.workflows.base import Workflow, gather_rollouts
 from trinity.runtime.errors import TrinityError
 from trinity.sdk.contract import Response
 
+WORKFLOWS: dict[str, type[Workflow]] = {
+    "math_ruler_workflow": MathRulerWorkflow,
+    "async_math_ruler_workflow": MathRulerWorkflow,
+    "math_trainable_ruler_workflow": MathTrainableRulerWorkflow,
+    "rubric_judge_workflow": RubricJudgeWorkflow,
+    "rubric_judge_openai_workflow": RubricJudgeWorkflow,
+    **R3L_WORKFLOWS,
+}
 _Result = TypeVar("_Result")
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "repetition_penalty")
 

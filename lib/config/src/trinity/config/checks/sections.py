@@ -33,7 +33,7 @@ from trinity.config.plan import expand, learns_from_disk, learns_from_pairs
 from trinity.config.schema import Config
 from trinity.config.schema.buffer import SelectorConfig, TasksetConfig
 from trinity.config.schema.trainer import TrainerConfig
-from trinity.config.workflows import asked_model, workflow_problems
+from trinity.config.workflows import OF_TRINITY_RFT, asked_model, workflow_problems
 from trinity.plugins import satellites
 from trinity.plugins.declarations import ALGORITHMS, SAMPLE_STRATEGIES, SELECTORS
 
@@ -397,6 +397,8 @@ def _check_gpus(config: Config) -> Iterator[Problem]:
 
 def _unknown(name: str, known: Iterable[str]) -> str:
     foreign_keys = satellites.find("foreign_keys")
+    if foreign_keys is None and name in OF_TRINITY_RFT:
+        return f"is {name!r}, which is in {satellites.missing('workflows')}"
     if foreign_keys and name in foreign_keys.NOT_HERE:
         return f"is {name!r}, which Trinity-RFT has and Trinity has not; {foreign_keys.NOT_HERE[name]}"
     return f"is {name!r:.100}, which is not registered; {did_you_mean(name, known)}"

@@ -7,9 +7,7 @@ from trinity.explorer.workflows.agents import ExternalAgentWorkflow
 from trinity.explorer.workflows.base import Toolbox, Workflow
 from trinity.explorer.workflows.distill import DistillMathWorkflow, DistillWorkflow
 from trinity.explorer.workflows.environments import ENVIRONMENT_WORKFLOWS
-from trinity.explorer.workflows.judges import MathRulerWorkflow, MathTrainableRulerWorkflow, RubricJudgeWorkflow
 from trinity.explorer.workflows.players import PlayersWorkflow
-from trinity.explorer.workflows.r3l import R3L_WORKFLOWS
 from trinity.explorer.workflows.single_turn import (
     MathBoxedWorkflow,
     MathEvalWorkflow,
@@ -31,15 +29,11 @@ _SINGLE_TURN: dict[str, type[Workflow]] = {
     "math_boxed_workflow": MathBoxedWorkflow,
     "math_eval_workflow": MathEvalWorkflow,
     "math_rm_workflow": MathRewardModelWorkflow,
-    "math_ruler_workflow": MathRulerWorkflow,
 }
 
 WORKFLOWS: dict[str, type[Workflow]] = {
     **_SINGLE_TURN,
     **{f"async_{name}": workflow for name, workflow in _SINGLE_TURN.items()},
-    "rubric_judge_workflow": RubricJudgeWorkflow,
-    "rubric_judge_openai_workflow": RubricJudgeWorkflow,
-    "math_trainable_ruler_workflow": MathTrainableRulerWorkflow,
     "on_policy_distill_workflow": DistillWorkflow,
     "on_policy_distill_math_workflow": DistillMathWorkflow,
     "tool_call_workflow": ToolCallWorkflow,
@@ -48,15 +42,15 @@ WORKFLOWS: dict[str, type[Workflow]] = {
     "traffic_workflow": TrafficWorkflow,
     **ENVIRONMENT_WORKFLOWS,
     "players_workflow": PlayersWorkflow,
-    **R3L_WORKFLOWS,
 }
 
 
 def find_workflow(name: str) -> type[Workflow] | None:
-    """Returns a built-in workflow, one of a plugin, or None. A satellite adapts those of plugins in another form."""
+    """Returns a built-in workflow, one of a plugin or of Trinity-RFT, or None for an unknown name."""
     found: Any = WORKFLOWS.get(name) or plugins.WORKFLOWS.get(name)
-    adapted = satellites.find("workflows") if name in plugins.WORKFLOWS else None
-    return adapted(found) if adapted is not None else found
+    if name in WORKFLOWS or (of_rft := satellites.find("workflows")) is None:
+        return found
+    return of_rft.adapted(found) if found else of_rft.WORKFLOWS.get(name)
 
 
 __all__ = ["WORKFLOWS", "Toolbox", "Workflow", "find_workflow"]
