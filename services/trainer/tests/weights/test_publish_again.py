@@ -431,11 +431,14 @@ def test_members_get_a_version_before_old_files_are_deleted(sync: ForkedService,
     assert {path.name for path in (tmp_path / "weights").glob("v*")} == {"v2", "v3", "v4"}
 
 
-def test_the_last_version_waits_for_explorers_that_are_still_to_come(sync: ForkedService, tmp_path: Path) -> None:
-    publisher = start(sync, tmp_path, base=CANARY)
+@pytest.mark.parametrize(("base", "live"), [(CANARY, -1), (None, 0)], ids=["a new run", "a fork"])
+def test_the_last_version_waits_for_explorers_that_are_still_to_come(
+    sync: ForkedService, tmp_path: Path, base: Canary | None, live: int
+) -> None:
+    publisher = start(sync, tmp_path, base=base)
     publish(publisher, 1, 1.0, CANARY)
     publisher.settle(60.0, lambda: False)
-    assert publisher.live_version == -1
+    assert publisher.live_version == live
     settle_as_an_explorer_comes(publisher, sync)
     assert publisher.live_version == 1
     publish(publisher, 2, 2.0, CANARY)

@@ -159,6 +159,8 @@ class Publisher:
             self._stores.seal(self._base)
         self._announce(self._base)
         self._parent = digest_of(self._base)
+        if canary is None:
+            self._opened_at = 0  # it is LIVE without an explorer
 
     def check_lost(self, step: int) -> None:
         """Raises VersionLost if explorers can load no version, and the weights of `step` cannot replace it."""
@@ -269,7 +271,7 @@ class Publisher:
             self.poll()
             served = self._client.ask(calls.served())
             behind = self._removes_files and min(served, default=-1) < self.live_version
-            to_come = awaits_explorers and self.live_version == self._opened_at
+            to_come = awaits_explorers and self.live_version in (-1, self._opened_at)
             if not (served or to_come) or not (self._results.pending or behind):
                 break
             time.sleep(_SETTLE_SECONDS)
