@@ -115,7 +115,7 @@ async def test_commands_are_answered_without_a_job_folder(live: BufferRun, monke
 
 
 async def test_experience_and_batches_are_shown_without_a_job_folder(live: BufferRun) -> None:
-    stage = await asyncio.to_thread(find_rows, None, None, live.nats.url, "")
+    stage = await asyncio.to_thread(find_rows, nats=live.nats.url)
     trainer = live.trainer()
     async with explorer(live.nats.url, live.run):
         await trainer.batch(STEPS)

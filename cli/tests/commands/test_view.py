@@ -15,7 +15,7 @@ from support.fakes.data.experience import make_group, make_task
 from support.fakes.data.files import Counting, write
 from support.fakes.pages.recorded_run import make_job
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.cli.commands.view import view
+from trinity.cli.commands.view import find_rows, view
 from trinity.reading import view as reading_view
 from trinity.reading.errors import RunError
 from trinity.trainer.data.batch import TrainBatch, TrainSequence
@@ -293,3 +293,14 @@ def test_the_answer_of_the_taskset_is_shown(tmp_path: Path) -> None:
     assert "right-" in view(folder, step=2, index=0)
     data.unlink()
     assert "reference" not in view(folder, step=2)
+
+
+def test_stage_chooses_one_of_a_job(tmp_path: Path) -> None:
+    for name, reward in (("early", 0.25), ("late", 0.75)):
+        make_job(tmp_path / "job" / name, lambda row, reward=reward: row.update(reward=reward))  # type: ignore[misc]
+    (tmp_path / "job" / "version.json").write_text("{}")
+    for name, reward in (("early", "0.250"), ("late", "0.750")):
+        text = view(find_rows(job=tmp_path / "job", stage=name), 2)
+        assert text.startswith(f"step 2: 8 experiences, mean reward {reward}")
+    with pytest.raises(RunError, match=r"--stage none: .* has 'early', 'late'"):
+        find_rows(job=tmp_path / "job", stage="none")

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from support.fakes.pages.recorded_run import STEPS, ledger, make_job, serve_ledger
+from support.fakes.pages.recorded_run import STEPS, Doctored, ledger, make_job, serve_ledger
+from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.ui.app import make_app
 from trinity.ui.places import Places
 
@@ -30,13 +31,20 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
         change: Callable[[dict[str, Any]], Any] = lambda row: None,
         writes: bool = False,
         taskset: dict[str, Any] | None = None,
+        dataset: bool = False,
     ) -> TestClient:
         file = make_job(tmp_path / "job", change) / "config.json"
+        config = json.loads(file.read_text())
         if taskset is not None:
-            config = json.loads(file.read_text())
             config["buffer"]["explorer_input"]["taskset"] = taskset
-            file.write_text(json.dumps(config))
-        serve_ledger(monkeypatch, ledger())
+        entries = ledger()
+        if dataset:
+            entries = Doctored([pb.LedgerEntry(step=1, policy="dataset", rows=[4, 7])])
+            read = {"name": "worked", "storage_type": "file", "path": str(tmp_path)}
+            config |= {"mode": "train", "algorithm": {"algorithm_type": "sft"}}
+            config["buffer"] = {"train_batch_size": 2, "total_steps": 9, "trainer_input": {"experience_buffer": read}}
+        file.write_text(json.dumps(config))
+        serve_ledger(monkeypatch, entries)
         clients.append(TestClient(make_app(Places(None), KEY, writes=writes), base_url="http://127.0.0.1"))
         clients[-1].__enter__()
         clients[-1].get(f"/?key={KEY}")
@@ -72,6 +80,14 @@ def test_without_samples_worst_is_a_sentence(opened: Open, tmp_path: Path) -> No
     assert answer.status_code == 404 and "no experience is kept" in answer.text
     assert client.get("/run/none/worst").status_code == 404
     assert "worst sample" not in client.get("/run/job/step/2").text
+
+
+def test_a_run_on_a_dataset_has_neither_samples_nor_versions(opened: Open) -> None:
+    client = opened(dataset=True)
+    run = client.get("/run/job")
+    assert run.status_code == 200 and "/worst" not in run.text, run.text
+    versions = client.get("/run/job/versions")
+    assert "tests/job learns from a dataset, without explorers: it publishes no versions" in versions.text
 
 
 def test_groups_show_their_prompt_and_the_spread_of_their_rewards(opened: Open) -> None:

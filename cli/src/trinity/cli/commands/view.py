@@ -22,8 +22,12 @@ _PREVIEW, _PROMPT = 80, 40  # characters
 _TEXTS = ("prompt", "response")
 
 
-def find_rows(config: Path | None = None, job: Path | None = None, nats: str = "", run: str = "") -> Path | JobStage:
-    """Returns the job folder that has the file, or the live run that --nats and --run name."""
+def find_rows(
+    config: Path | None = None, job: Path | None = None, stage: str = "", nats: str = "", run: str = ""
+) -> Path | JobStage:
+    """Returns the job folder that has the file, the named stage, or the live run that --nats and --run name."""
+    if stage:
+        return find_job_stage(config, job, stage, nats, run)
     place = find_run(config, job, nats, run)
     return announced_stage(place) if isinstance(place, AnnouncedRun) else place
 
@@ -47,7 +51,11 @@ def view(
         raise RunError(f"--index {index} shows one experience; leave --sort and --limit out", 2)
     if index is not None and task:
         raise RunError(f"--index {index} --task {task}: give one of them", 2)
-    rows = list(enumerate(read_step(place, step) if isinstance(place, Path) else read_log(place, step)))
+    if isinstance(place, JobStage) and place.folders is None:
+        found = read_log(place, step)
+    else:
+        found = read_step(place if isinstance(place, Path) else place.folder, step)
+    rows = list(enumerate(found))
     if index is not None:
         if not 0 <= index < len(rows):
             step = rows[0][1]["step"]

@@ -118,7 +118,7 @@ async def trace(source: Source, number: int, index: int) -> Facts:
             for name, about, span in spans
         ],
         "problems": problems,
-        "command": f"trinity view --step {number} --index {index} {source.option_of_view}",
+        "command": f"trinity view --step {number} --index {index} {source.option}",
     }
 
 

@@ -99,6 +99,7 @@ async def overview(source: Source) -> Facts:
         "problems": problems,
         "tiles": [tile for tile in _tiles(counts, now, trainer) if _has_tile(tile[0], offline)],
         "ledger": _ledger(source, counts) if not offline else None,
+        "is_offline": offline,
         "alarms": alarms(Known(counts, now, trainer, explorer, disk_of(source.folder))),
         "staleness": _staleness(source, counts),
         "times": _times(trainer[-_WAITED_STEPS:]),
@@ -322,7 +323,7 @@ async def group(source: Source, number: int, ordinal: int) -> Facts:
         "parts": sorted({name for _, row in rows for name in row.get("metrics") or {}}),
         "facts": next((one for one in entry["groups"] if one["ordinal"] == ordinal), None),
         "problems": problems,
-        "command": f"trinity view --step {number} --task {shlex.quote(task)} {source.option_of_view}",
+        "command": f"trinity view --step {number} --task {shlex.quote(task)} {source.option}",
     }
 
 
@@ -340,7 +341,7 @@ async def sample(source: Source, number: int, index: int, by: str) -> Facts:
         "parts": sorted((row.get("metrics") or {}).items()),
         "reference": await asyncio.to_thread(samples.reference, source, row),
         "turns": _turns(rows, row),
-        "command": f"trinity view --step {number} --index {index} {source.option_of_view}",
+        "command": f"trinity view --step {number} --index {index} {source.option}",
         "colourings": tokens.COLOURINGS,
         "recorded": tokens.recorded(row),
         **await sample_tokens(source, number, index, 0, by),

@@ -79,11 +79,6 @@ class Source:
         return shlex.join(["--job", str(self.job_stage.job), *stage])
 
     @property
-    def option_of_view(self) -> str:
-        """The option for `trinity view`, which has no --stage and takes the folder of a stage."""
-        return shlex.join(["--job", str(self.folder)]) if self.folder is not None else self.option
-
-    @property
     def option_of_status(self) -> str:
         """The option for `trinity status`, which shows the live stage."""
         return shlex.join(["--job", str(self._job)]) if self._job is not None else self.option
