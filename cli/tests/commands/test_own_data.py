@@ -223,7 +223,7 @@ def test_a_run_that_began_with_other_data_is_not_continued(started: list[tuple[C
         (("run", "--model", "small", "--data", "none.jsonl"), "--data 'none.jsonl' does not exist"),
         *(((command, "sums/train.jsonl"), "sums/train.jsonl: is data, which a YAML names; without one: trinity run "
            "--model MODEL --data sums/train.jsonl") for command in ("run", "check")),
-        (("run",), "no YAML; give it as --config FILE, or give --model and --data"),
+        (("run",), "no YAML; give it as --config FILE, or give `trinity run` --model and --data"),
     ],
 )  # fmt: skip
 def test_options_that_do_not_describe_a_run_are_refused(

@@ -177,6 +177,7 @@ def test_without_the_plugin_its_names_are_unknown(tmp_path: Path) -> None:
     done = check(tmp_path)
     assert done.returncode == 2
     assert "is 'short_reward', which is not registered" in done.stderr
+    assert "(one of a plugin needs its folder: --plugin-dir FOLDER)" in done.stderr
     assert "is 'two_turns', which is not registered" in done.stderr
 
 

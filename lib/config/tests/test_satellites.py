@@ -63,6 +63,17 @@ def test_a_workflow_of_trinity_rft_is_refused_by_the_name_of_its_distribution(na
     assert problem.message == f"is '{name}', which is in trinity-compat-rft, which is not installed"
 
 
+@pytest.mark.parametrize(
+    ("found", "command"), [(None, "; the command is in trinity-tinker, which is not installed"), (object(), "")]
+)
+def test_a_yaml_of_tinker_is_none_of_a_run(found: Any, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(satellites, "find", lambda hook: found if hook == "tenants" else None)
+    with pytest.raises(ConfigError) as caught:
+        load(ROOT / "examples/tinker/quickstart.yaml")
+    (problem,) = caught.value.problems
+    assert str(problem) == f"line 9: tenants: is a key of `trinity tinker`'s YAML, not of a run's{command}"
+
+
 @pytest.mark.usefixtures("_without_satellites")
 def test_a_plugin_of_trinity_rft_is_refused_by_the_name_of_its_distribution(tmp_path: Path) -> None:
     (tmp_path / "plugin_of_another.py").write_text("import json\nfrom trinity.common.of_nobody import WORKFLOWS\n")

@@ -130,6 +130,14 @@ def test_the_checkpoint_of_the_parent_stays_as_it_was(job: Path) -> None:
     assert (job.parent / "other/deeper/fork.json").exists()
 
 
+def test_the_replay_of_a_missing_checkpoint_is_of_its_stage(job: Path) -> None:
+    (job / "rft").mkdir()
+    for name in ("config.json", "monitor", "log", *(checkpoint_folder(job, step).name for step in KEPT)):
+        (job / name).rename(job / "rft" / name)
+    with pytest.raises(RunError, match=r"`trinity replay --job \S+ --stage rft --from-step 5 --to-step 5`"):
+        make(job, at=5)
+
+
 def test_names_are_found_and_given_ones_are_not_taken(job: Path) -> None:
     assert [make(job).name for _ in range(3)] == ["n-fork", "n-fork-2", "n-fork-3"]
     with pytest.raises(RunError, match=r"n-fork-2 exists; choose another name"):

@@ -103,8 +103,10 @@ def test_a_trainers_metric_has_an_interval_only_over_runs(tmp_path: Path) -> Non
     b = write_run(tmp_path / "b", {(1, "t"): [0.0]}, {2: 0.75, 3: 1.5, 4: 9.0})
     found = compare_runs([(a, b)], "actor/loss")
     assert [(step.first, step.difference, step.half) for step in found.steps] == [(2, 0.5, None), (3, 0.5, None)]
-    with pytest.raises(RunError, match="has no metric 'actor/nothing'"):
-        compare_runs([(a, b)], "actor/nothing")
+    with pytest.raises(RunError, match=r"has no metric 'actor/lss'; did you mean 'actor/loss'\?"):
+        compare_runs([(a, b)], "actor/lss")
+    with pytest.raises(RunError, match=r"no metric 'x'; its metrics are in .*jsonl, and reward and response_tokens of"):
+        compare_runs([(a, b)], "x")
 
 
 def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
@@ -116,8 +118,10 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
         compare_runs([(a, c)])
     with pytest.raises(RunError, match="3 folders are no pairs"):
         compare([a, b, c])
-    with pytest.raises(RunError, match="no step was trained in it"):
+    with pytest.raises(RunError, match=r"no folder .*/nothing; give the folder of a job or of a stage"):
         compare([tmp_path / "nothing", a])
+    with pytest.raises(RunError, match="no step was trained in it"):
+        compare([tmp_path, a / "monitor"])
     assert stage_folder(tmp_path / "a") == a
     two = tmp_path / "job"
     write_run(two / "rft", {(1, "t"): [0.0]})

@@ -104,6 +104,7 @@ def made(stage: JobStage, folder: Path) -> tuple[Path, Path]:
     """The folder, and the file of the public key."""
     text = command.provenance(stage, None, folder, folder.with_suffix(".pem"))
     assert f"{STEPS} steps, {2 * (STEPS - 1)} groups, signed" in text
+    assert text.endswith(f"verify.py {folder} --key {folder.with_suffix('.pem.pub')}")
     return folder, folder.with_suffix(".pem.pub")
 
 
@@ -340,6 +341,7 @@ def test_an_added_group_and_another_key_are_refused(stage: JobStage, tmp_path: P
         ("", "has 0 bytes, must be 32"),
         ("ab" * 33, "has 33 bytes"),
         ("no key", "cannot be read"),
+        ("-----BEGIN PRIVATE KEY-----", "is a private key; the public one is beside it, in a file whose name ends in"),
         (None, "No such file"),
     ],
 )
@@ -360,6 +362,8 @@ def test_the_usage_names_the_command(capsys: pytest.CaptureFixture[str], tmp_pat
 
 def test_rows_of_the_tasks_are_those_of_the_data(stage: JobStage, tmp_path: Path) -> None:
     folder, key = made(stage, tmp_path / "out")
+    code, text = check(folder, "--config", __file__)
+    assert (code, "is no JSON" in text, "give the config.json of the run's stage" in text) == (2, True, True)
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"question": f"q{row}"}) + "\n" for row in range(20)))
     assert check(folder, "--key", key, "--data", rows)[0] == 0

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.core
 
 
 def test_without_yaml_without_model_and_twice(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="name a YAML"):
+    with pytest.raises(RunError, match="no YAML; give it as --config FILE"):
         tinker([], None)
     path = tmp_path / "tinker.yaml"
     path.write_text(f"model_path: {tmp_path}/none\ntenants: [a]\ncheckpoint_root_dir: {tmp_path}\n")

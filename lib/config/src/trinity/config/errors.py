@@ -8,6 +8,7 @@ from dataclasses import dataclass
 _CREDENTIALS = re.compile(r"(\w://)[^/\s]*@")  # as in trinity.runtime.logs, which this library does not import
 _LONGEST_PATH, _LONGEST_MESSAGE = 200, 1_000
 _MOST_PROBLEMS = 50
+OF_PLUGINS = "(one of a plugin needs its folder: --plugin-dir FOLDER)"  # after the names of a registry
 OVERRIDE = -1  # in place of a line: the value is from the command line
 
 

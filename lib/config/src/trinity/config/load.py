@@ -91,6 +91,11 @@ def problems_of(error: ValidationError, lines: Lines, root: type[BaseModel] = Co
     found: dict[Location, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         found.setdefault(_key_path(detail, root), []).append(detail)
+    if root is Config and ("tenants",) in found:
+        command = "" if satellites.find("tenants") else f"; the command is in {satellites.missing('tenants')}"
+        found_in = f"is a key of `trinity tinker`'s YAML, not of a run's{command}"
+        yield Problem("tenants", found_in, line_of("tenants", lines))
+        return
     for number, (location, details) in enumerate(found.items()):
         path = ".".join(str(part) for part in location)
         what = sentence(location, details, root) if number < _MOST_SENTENCES else "is wrong"

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from trinity import plugins
-from trinity.config.errors import Problem
+from trinity.config.errors import OF_PLUGINS, Problem
 from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.config.schema.pipeline import OperatorConfig
 from trinity.config.workflows import OF_TRINITY_RFT, WORKFLOWS
@@ -120,7 +120,7 @@ def experience_operator_problems(operators: Sequence[OperatorConfig]) -> Iterato
     for index, operator in enumerate(operators):
         place = f"data_processor.experience_pipeline.operators.{index}"
         if operator.name not in known:
-            names = ", ".join(sorted(known))
+            names = f"{', '.join(sorted(known))} {OF_PLUGINS}"
             yield Problem(f"{place}.name", f"is {operator.name!r}, which is not registered; known: {names}")
             continue
         defaults = known[operator.name]

@@ -76,7 +76,7 @@ def request(
         what = "is data, which a YAML names"
         raise RunError(f"{config}: {what}; without one: trinity run --model MODEL --data {shlex.quote(str(config))}", 2)
     if config is None:
-        raise RunError("no YAML; give it as --config FILE, or give --model and --data", code=2)
+        raise RunError("no YAML; give it as --config FILE, or give `trinity run` --model and --data", code=2)
     return Request(config, overrides, plugin_folders(plugin_dirs), text)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
+from trinity.config.errors import did_you_mean
 from trinity.reading.bisect import lines_of_steps
 from trinity.reading.errors import RunError
 from trinity.reading.view import stretches
@@ -149,8 +150,10 @@ def _of_trainer(a: Path, b: Path, metric: str) -> tuple[dict[int, list[tuple[flo
     ones, others = (_metric(folder, metric) for folder in (a, b))
     for folder, values in ((a, ones), (b, others)):
         if not values:
-            raise RunError(f"{folder} has no metric {metric!r}; `trinity status --json` lists some, {OF_TASKS} are of "
-                           "tasks", 2)  # fmt: skip
+            file = folder / "monitor" / "trainer.jsonl"
+            names = {*OF_TASKS, *(name for line in lines_of_steps(file) for name in line)}
+            hint = did_you_mean(metric, names, f"its metrics are in {file}, and {' and '.join(OF_TASKS)} of tasks")
+            raise RunError(f"{folder} has no metric {metric!r}; {hint}", 2)
     common = ones.keys() & others.keys()
     if not common:
         raise RunError(f"{a} and {b} have no trained step in common", 2)

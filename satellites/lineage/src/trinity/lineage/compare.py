@@ -67,6 +67,8 @@ def stage_folder(given: Path) -> Path:
     if (given / "monitor" / "trainer.jsonl").exists():
         return given
     below = sorted(given.glob("*/monitor/trainer.jsonl"), key=lambda path: path.stat().st_mtime)
+    if not given.is_dir():
+        raise RunError(f"no folder {given}; give the folder of a job or of a stage", 2)
     if not below:
         raise RunError(f"{given}: no step was trained in it", 2)
     return below[-1].parent.parent

@@ -157,7 +157,8 @@ def _checkpoint(job_stage: JobStage, at: int) -> Path:
     if at > trained:
         raise RunError(f"step {at}: {job_stage.name} has trained {trained} steps; of checkpoints {there}", 2)
     before = max((step for step in kept if step < at), default=0)
-    again = f"`trinity replay --job {near(job_stage.job)} --from-step {before + 1} --to-step {at}`"
+    stage = f" --stage {job_stage.stage}" if job_stage.stage else ""
+    again = f"`trinity replay --job {near(job_stage.job)}{stage} --from-step {before + 1} --to-step {at}`"
     nearest = f"fork at {before}, or " if before else ""
     raise RunError(
         f"step {at}: there is no checkpoint of this step, {there}: {nearest}make one by {again}, while the log has "

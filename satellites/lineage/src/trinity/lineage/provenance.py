@@ -79,10 +79,8 @@ def provenance(
     finally:
         shutil.rmtree(making, ignore_errors=True)
     signed = f"signed; public key: {public}" if public else "not signed: give --key FILE"
-    return (
-        f"{near(folder)}: {step} steps, {groups} groups, {signed}\ncheck it by: python3 {near(folder / 'verify.py')} "
-        + (near(folder))
-    )
+    by = f"python3 {near(folder / 'verify.py')} {near(folder)}" + (f" --key {public}" if public else "")
+    return f"{near(folder)}: {step} steps, {groups} groups, {signed}\ncheck it by: {by}"
 
 
 @command(verify_app, "verify")

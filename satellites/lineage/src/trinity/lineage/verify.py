@@ -267,10 +267,19 @@ def rows_of(text: str) -> list:
 
 
 def key_of(text: str) -> bytes:
+    if "PRIVATE KEY" in text:
+        raise ValueError("is a private key; the public one is beside it, in a file whose name ends in .pub")
     key = bytes.fromhex(text)
     if len(key) != 32:
         raise ValueError(f"has {len(key)} bytes, must be 32 as 64 hexadecimal digits")
     return key
+
+
+def config_of(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"is no JSON ({error}); give the config.json of the run's stage") from None
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -292,7 +301,7 @@ def main(arguments: list[str] | None = None) -> int:
     key = read("key", given.key, key_of) if given.key is not None else None
     files = [("", "", text) if Path(text).exists() else text.rpartition("=") for text in given.data]
     data = {name: read("data", file, rows_of) for name, _, file in files}
-    config = read("config", given.config, json.loads) if given.config is not None else None
+    config = read("config", given.config, config_of) if given.config is not None else None
     try:
         said = check_statement(given.folder, key)
         entries, groups = check_ledger(given.folder)

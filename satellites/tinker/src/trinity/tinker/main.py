@@ -18,7 +18,7 @@ def tinker(arguments: Arguments = None, config: ConfigOption = None) -> int:
     if config is None and given and "=" not in given[0]:
         config = Path(given.pop(0))
     if config is None:
-        raise RunError("trinity tinker: name a YAML: trinity tinker --config examples/tinker/quickstart.yaml", 2)
+        raise RunError("no YAML; give it as --config FILE, as examples/tinker/quickstart.yaml", 2)
     loaded = load_tinker(config, given)
     logs.configure("run", level="ERROR")
     serve(loaded)

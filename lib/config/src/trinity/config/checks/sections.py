@@ -16,7 +16,7 @@ from trinity.config.checks.teacher import TEACHER_WORKFLOWS, check_teacher
 from trinity.config.checks.traffic import check_traffic
 from trinity.config.checks.vision import check_images
 from trinity.config.checks.weights import check_checkpoint_storage, check_synchronizer
-from trinity.config.errors import Problem, did_you_mean
+from trinity.config.errors import OF_PLUGINS, Problem, did_you_mean
 from trinity.config.memory import parameters_of
 from trinity.config.names import (
     ARCHIVES,
@@ -401,7 +401,7 @@ def _unknown(name: str, known: Iterable[str]) -> str:
         return f"is {name!r}, which is in {satellites.missing('workflows')}"
     if foreign_keys and name in foreign_keys.NOT_HERE:
         return f"is {name!r}, which Trinity-RFT has and Trinity has not; {foreign_keys.NOT_HERE[name]}"
-    return f"is {name!r:.100}, which is not registered; {did_you_mean(name, known)}"
+    return f"is {name!r:.100}, which is not registered; {did_you_mean(name, known)} {OF_PLUGINS}"
 
 
 def check_rope(config: Config) -> Iterator[Problem]:

@@ -94,7 +94,7 @@ def debug(
     signal.signal(signal.SIGTERM, _end)
     bench = Workbench(stage)
     try:
-        with phase("starts the environment service and an engine, which loads vLLM and the model", sys.stderr):
+        with phase("starts the environment service, loads vLLM and the model", sys.stderr):
             bench.start()
         seen = changes(options.plugin_dirs)
         show = _Show(given, as_json, file)
