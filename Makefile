@@ -56,10 +56,10 @@ chaos: $(BIN)/.installed build/quickstart/.made ## kill, stop and damage at rand
 fuzz: $(BIN)/.installed ## malformed messages at every RPC and every subject; a table of what did not hold
 	$(BIN)/python tests/security/fuzz.py $(FUZZ)
 
-# trinity-* are left to tests/contract; data-juicer and WebShop are installed by hand, as their error messages say;
+# trinity-* are left to tests/contract; data-juicer, WebShop, Harbor and its clients are installed by hand, as errors say;
 # vLLM comes by an extra of trinity-explorer.
 DEPTRY := $(abspath $(BIN))/deptry . --no-ansi --known-first-party trinity --extend-exclude '.*without_operators' --ignore DEP002 \
-  --per-rule-ignores 'DEP001=data_juicer|web_agent_site|harbor,DEP003=vllm' --package-module-name-map 'mlflow-skinny=mlflow,flash-attn-4=flash_attn'
+  --per-rule-ignores 'DEP001=data_juicer|web_agent_site|harbor|kubernetes,DEP003=vllm' --package-module-name-map 'mlflow-skinny=mlflow,flash-attn-4=flash_attn'
 PARTS := $(dir $(filter-out pyproject.toml,$(filter %pyproject.toml,$(PYPROJECTS))))
 
 lint: $(BIN)/.installed ## ruff, mypy, the directions of imports, and imports that a distribution does not declare

@@ -73,7 +73,7 @@ def measure_pairs(runs: Runs, pairs: int, steps: int, same_tasks: bool, table: T
                 f"buffer.total_steps={AT + steps}", "explorer.eval_interval=1000"]  # fmt: skip
         if not same_tasks:
             keys.append(f"buffer.explorer_input.taskset.data_selector.seed={seed}")
-        name = f"pair{seed}-{rate:g}-{steps}{'-same' if same_tasks else ''}"
+        name = f"pair{seed}-{rate:g}-{steps}{'' if same_tasks else '-order'}"
         return runs.derived(name, "fork", str(parent), "--at", str(AT), *keys)
 
     folders = runs.each(lambda of: fork(*of), [(seed, rate) for seed in range(1, pairs + 1) for rate in RATES])

@@ -314,6 +314,20 @@ def test_one_flipped_bit_of_the_envelope_is_found(
                 assert "BROKEN" in capsys.readouterr().err
 
 
+def test_other_content_of_the_envelope_is_found(stage: JobStage, tmp_path: Path) -> None:
+    folder, key = made(stage, tmp_path / "out")
+    path = folder / "statement.dsse.json"
+    envelope = json.loads(path.read_bytes())
+    signature = envelope["signatures"][0]
+    for more in (
+        {"note": "x"},
+        {"signatures": [{**signature, "note": "x"}]},
+        {"signatures": [signature, signature]},
+    ):
+        path.write_text(json.dumps({**envelope, **more}))
+        assert "more than a payload and its signatures" in check(folder, "--key", key)[1], more
+
+
 def test_the_configuration_is_the_run_s(stage: JobStage, tmp_path: Path) -> None:
     folder, key = made(stage, tmp_path / "out")
     given = tmp_path / "config.json"

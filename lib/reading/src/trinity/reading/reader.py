@@ -40,7 +40,7 @@ from trinity.runtime.trust.roles import Role
 from trinity.runtime.trust.tokens import make_tokens
 
 _START_SECONDS = 60.0
-_LOCK_SECONDS = 120.0  # a command of a run that does not live takes about five; several queue
+_LOCK_SECONDS = 10.0
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 3.0
 
@@ -175,20 +175,22 @@ def _lives_here(job_stage: JobStage) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def any_buffer(job_stage: JobStage) -> AsyncIterator[Reader]:
+async def any_buffer(job_stage: JobStage, wait_seconds: float | None = None) -> AsyncIterator[Reader]:
     """Yields the run's buffer if the stage is live, else a read-only one."""
     async with contextlib.AsyncExitStack() as stack:
         reader = await stack.enter_async_context(live_buffer(job_stage))
         if reader is None:
-            reader = await stack.enter_async_context(read_only_buffer(job_stage))
+            reader = await stack.enter_async_context(read_only_buffer(job_stage, wait_seconds=wait_seconds))
         yield reader
 
 
 @contextlib.asynccontextmanager
-async def read_only_buffer(job_stage: JobStage, log_dir: Path | None = None) -> AsyncIterator[Reader]:
+async def read_only_buffer(
+    job_stage: JobStage, log_dir: Path | None = None, wait_seconds: float | None = None
+) -> AsyncIterator[Reader]:
     """Yields a read-only buffer of this command, separate from the live one.
 
-    `log_dir`: folder of its logs; None discards them.
+    `log_dir`: folder of its logs; None discards them. `wait_seconds`: the longest wait for another command of the job.
     """
     async with contextlib.AsyncExitStack() as stack:
         folder = log_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trinity-")))
@@ -198,7 +200,7 @@ async def read_only_buffer(job_stage: JobStage, log_dir: Path | None = None) -> 
         stack.callback(lock.release)
         children: list[Child] = []
         stack.push_async_callback(stop_all, children, _STOP_SECONDS)
-        nats = await _nats(job_stage, lock, children)
+        nats = await _nats(job_stage, lock, children, wait_seconds or _LOCK_SECONDS)
         config_file = folder / "config.json" if job_stage.nats_url else job_stage.config_file
         if job_stage.nats_url:
             files.write_json(config_file, json.loads(job_stage.config.model_dump_json(exclude_unset=True)), mode=0o600)
@@ -316,17 +318,17 @@ async def _live_addresses(job_stage: JobStage) -> Addresses | None:
     return None
 
 
-async def _nats(job_stage: JobStage, lock: FileLock, children: list[Child]) -> NatsAccess:
+async def _nats(job_stage: JobStage, lock: FileLock, children: list[Child], wait_seconds: float) -> NatsAccess:
     """Returns the run's NATS. If no process runs it, starts it and locks the job."""
     if job_stage.nats_url:
         return NatsAccess(job_stage.nats_url)
     embedded = not os.environ.get("TRINITY_NATS_URL")
     with waits.waiting(
         f"another command that uses {job_stage.job}",
-        limit_seconds=_LOCK_SECONDS,
+        limit_seconds=wait_seconds,
         say=lambda text: print(text, file=sys.stderr, flush=True),
     ):
-        deadline = asyncio.get_running_loop().time() + _LOCK_SECONDS
+        deadline = asyncio.get_running_loop().time() + wait_seconds
         while (main := jobs.read_records(job_stage.job).get("main")) is None and embedded and not lock.acquire():
             if asyncio.get_running_loop().time() > deadline:
                 what = f"{job_stage.job} is in use by another command (process {lock.owner()})"

@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -40,6 +41,7 @@ app = group()
 
 PLUGINS = "plugins"  # folder of the file with a regrade's reward function
 _STATE = "trainer_state.json"
+_WAIT_SECONDS = 120.0  # for other forks of the run, which take about five each
 _LEFT_SECONDS = 24 * 3600.0  # no fork takes as long: a folder of one was left by a command that was killed
 
 
@@ -296,7 +298,7 @@ def _fetch_parts(job_stage: JobStage, step: int, path: Path, through: int) -> tu
         return int(newest)
 
     try:
-        newest = ask(any_buffer, job_stage, fetch)
+        newest = ask(partial(any_buffer, wait_seconds=_WAIT_SECONDS), job_stage, fetch)
     except RunError as error:
         kept = ", ".join(str(one) for one in complete_steps(job_stage.folder)) or "none"
         raise RunError(f"step {step}: {error}; checkpoints of the run: {kept}", error.code) from None

@@ -100,6 +100,9 @@ def check_statement(folder: Path, key: bytes | None) -> dict[str, Any]:
     name = hashlib.sha256(key or b"").hexdigest()
     if kind != PAYLOAD_TYPE:
         raise Broken(f"{path} has payloadType {kind!r}, must be {PAYLOAD_TYPE}")
+    said = [{"keyid": one, "sig": base64.b64encode(sig).decode()} for one, sig in signatures.items()]
+    if envelope != {"payloadType": kind, "payload": envelope["payload"], "signatures": said}:
+        raise Broken(f"{path} has more than a payload and its signatures")
     if key is not None and not (name in signatures and is_signed(key, signed, signatures[name])):
         raise Broken(f"{path} is not signed by the given key")
     statement = json.loads(payload)
