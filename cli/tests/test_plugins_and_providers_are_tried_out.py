@@ -1,5 +1,6 @@
 """`trinity check --deep` tries out rewards of plugins, environments of installed packages, and those of providers."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -181,6 +182,32 @@ def test_an_environment_of_an_installed_package_begins_an_episode(
     found, text = check(tmp_path, {**ROW, "question": question}, **play("die", **args))
     assert (found, said in text) == (code, True), text
     assert said or "episode" not in text, text
+
+
+def misread(task: dict[str, Any]) -> None:
+    """Lacks `args`."""
+
+
+def unread(task: dict[str, Any], args: dict[str, Any]) -> None:
+    raise InvalidInput("task.answer", "is '2', must be a word")
+
+
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [
+        (misread, f"{TASKSET}: 'die' cannot read row 1: TypeError: misread() takes 1 positional argument"),
+        (unread, f"{TASKSET}: row 1, as die reads it: task.answer: is '2', must be a word"),
+    ],
+)
+def test_an_environment_reads_every_row(
+    tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[..., None], said: str
+) -> None:
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.delitem(sys.modules, "die_games", raising=False)
+    die = importlib.import_module("die_games").Die
+    monkeypatch.setattr(die, "read_row", staticmethod(read))
+    code, text = check(tmp_path, ROW, **play("die"))
+    assert (code, said in text) == (2, True), text
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,10 @@ class _Declared:
     episodes_per_process: ClassVar[int] = 1
     memory_limit_mib: ClassVar[int | None] = None
 
+    @staticmethod
+    def read_row(task: dict[str, Any], args: dict[str, Any]) -> None:
+        """Raises InvalidInput if `reset` would refuse the row. `trinity check --deep` calls it for each row."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if not hasattr(cls, "description") and cls.__module__ != __name__:

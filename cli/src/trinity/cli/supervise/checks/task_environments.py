@@ -23,7 +23,7 @@ from trinity.reading.job import read_records
 from trinity.runtime.errors import UNEXPECTED, Conflict, InvalidInput, NotFound, Unavailable
 from trinity.runtime.trust.identity import Identity
 from trinity.runtime.trust.roles import Role
-from trinity.sdk.environment import AsyncEnvironment
+from trinity.sdk.environment import AsyncEnvironment, Environment
 from trinity.sdk.scoring import GroupScorer, ScoreItem, results
 
 _MOST_SECONDS = 60.0
@@ -129,16 +129,16 @@ def _environment(
 
 def _other_rows(
     plan: Plan, key: str, name: str, place: str, args: dict[str, Any], rows: Sequence[Row]
-) -> Iterator[Problem]:
+) -> Iterator[Problem | str]:
     """Yields the first row that an environment of this process refuses, where it can tell without an episode."""
-    read = getattr(_here().get(name), "read_row", None)
-    if read is None or name in {one.name for one in plan.config.explorer.environments}:
+    read = getattr(_here().get(name), "read_row", Environment.read_row)
+    if read is Environment.read_row or name in {one.name for one in plan.config.explorer.environments}:
         return
     for number, row in enumerate(rows[1:], 1):
         try:
             read(dict(row), args)
-        except InvalidInput as error:
-            yield _wrong(key, place, name, error, number)
+        except Exception as error:  # of another's code
+            yield from _problems(key, place, key, name, f"{name!r} cannot read row {number}", error, number)
             return
 
 
