@@ -99,7 +99,7 @@ while wait "$pid"; code=$?; kill -0 "$pid" 2>/dev/null; do :; done
 _ENDING = """\
 restarts=$(scontrol --oneliner show job "$SLURM_JOB_ID" | sed -n 's/.* Restarts=\\([0-9]*\\).*/\\1/p')
 if (( ${{restarts:-0}} <= ${{SLURM_RESTART_COUNT:-0}} )); then  # else Slurm requeues it, and explorers wait for it
-    waiting=(--state=PENDING)  # those that explore end with a finished run by themselves
+    waiting=(--state=PENDING)  # running explorers end with a finished run by themselves
     (( code )) && waiting=()
     scancel --quiet "${{waiting[@]}}" --user="$(id -un)" --name={arrays}
 fi

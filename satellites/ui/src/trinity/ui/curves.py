@@ -47,7 +47,7 @@ def opened(names: Sequence[str]) -> list[str]:
 
 
 def collect(curves: Curves, names: Sequence[str] = (), first: int = 0, last: int = _LAST) -> Facts:
-    """Returns the names of all metrics, and the points of these; of those that a page opens with for no names.
+    """Returns the names of all metrics, and the points of `names`, or of the first metrics that a page shows.
 
     Raises RunError for too many names.
     """

@@ -133,7 +133,7 @@ class Executor:
         return [results[command.position] for command in commands]
 
     def _together(self, commands: list[Command]) -> Parts[dict[int, Result | None]]:
-        """Returns the results of passes of several models, by position; none of those that must be executed alone."""
+        """Returns the results of passes of several models, by position. Leaves out commands that it cannot join."""
         found: dict[int, Result | None] = {}
         if len(commands) < 2:
             return found

@@ -197,7 +197,7 @@ class SharedModel:
             rows = [passes[index][0].name for index in owned]
             parameters = {index: list(passes[index][0].parameters.values()) for index in dict.fromkeys(owned)}
             together = list(chain.from_iterable(parameters.values()))
-            for parameter in together:  # peft switches off those that it does not use itself
+            for parameter in together:  # peft switches off the adapters that it does not use
                 parameter.requires_grad_(True)
             with several_adapters(self._policy.model, rows), torch.set_grad_enabled(backward):
                 logprobs = self._logprobs(data)

@@ -34,9 +34,12 @@ _MANIFEST, _ENDING, _BASE = "manifest.json", ".safetensors", "base.json"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state after some commands. `position`: of the newest one of which all before are executed; `executed`: by
-    tenant, the newest one of those that have some beyond it. `models` and `saved`: what the executor says of each model
-    and each saved state. `commands`, `results`, `account`: as the executor has them."""
+    """The state after some commands.
+
+    All commands up to `position` are executed. `executed` has the newest executed command of each tenant that is beyond
+    it. `models` and `saved` are the executor's facts of each model and saved state; `commands`, `results` and `account`
+    are the executor's.
+    """
 
     position: int
     executed: dict[str, int]

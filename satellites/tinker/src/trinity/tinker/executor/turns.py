@@ -10,7 +10,7 @@ Executed = list[tuple[Command, Result | None]]
 
 
 def turn(executor: Executor, queue: FairQueue) -> Iterator[Executed]:
-    """Executes the next commands. Yields often: no commands after a part of a pass, else those that are executed.
+    """Executes the next commands. Yields often: an empty list after a part of a pass, else the executed commands.
 
     The caller may add commands to the queue before it asks for the next ones.
     """
