@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.config import load
+from trinity.config import dump, load
 from trinity.config.parents import parent_of
 from trinity.lineage import fork as command
 from trinity.reading.errors import RunError
@@ -128,6 +128,17 @@ def test_the_checkpoint_of_the_parent_stays_as_it_was(job: Path) -> None:
     verify(job / "global_step_4")
     assert json.loads((job / "global_step_4/trainer_state.json").read_text())["run"] == "parent"
     assert (job.parent / "other/deeper/fork.json").exists()
+
+
+def test_defaults_of_the_parent_do_not_become_choices_of_the_fork(job: Path) -> None:
+    """config.json has every key. A given gpu_memory_utilization would take the memory of a trainer on the same GPU."""
+    values = dump(load(job / "config.json", plugins_loaded=False))
+    (job / "config.json").write_text(json.dumps(values))
+    config = load(make(job) / "fork.yaml", plugins_loaded=False)
+    assert not [note for note in config.notices if "has no effect" in str(note)]
+    assert "gpu_memory_utilization" not in config.explorer.rollout_model.model_fields_set
+    chosen = load(make(job, "explorer.rollout_model.gpu_memory_utilization=0.5") / "fork.yaml", plugins_loaded=False)
+    assert chosen.explorer.rollout_model.gpu_memory_utilization == 0.5
 
 
 def test_the_replay_of_a_missing_checkpoint_is_of_its_stage(job: Path) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import typer
+from pydantic import BaseModel
 
 from trinity.commands import AsJson, Overrides, StageOption, command, group
 from trinity.config import Config, dump, load, make_plan
@@ -42,6 +43,8 @@ app = group()
 PLUGINS = "plugins"  # folder of the file with a regrade's reward function
 _STATE = "trainer_state.json"
 _WAIT_SECONDS = 120.0  # for other forks of the run, which take about five each
+# Keys that have an effect, or a note, where a YAML has them: config.json has them always, with their defaults.
+_BY_PRESENCE = ("collective_timeout", "eval_interval", "full_interval", "gpu_memory_utilization", "repeat_times")
 _LEFT_SECONDS = 24 * 3600.0  # no fork takes as long: a folder of one was left by a command that was killed
 
 
@@ -108,7 +111,7 @@ def make_fork(
         parts = making / "fork" / "parts.bin"
         groups, newest = _fetch_parts(job_stage, at, parts, change.through_step if change is not None else 0)
         regrade = change(config, making, parts) if change is not None else None
-        values = _with_models(dump(config), job_stage, making, folder)
+        values = _with_models(_without_defaults(dump(config), config), job_stage, making, folder)
         files.write_json(making / "fork.yaml", values, mode=0o600)
         parent = Parent(
             str(job_stage.job), job_stage.run, job_stage.name, job_stage.stage, at, tuple(overrides), sealed,
@@ -304,6 +307,17 @@ def _fetch_parts(job_stage: JobStage, step: int, path: Path, through: int) -> tu
         raise RunError(f"step {step}: {error}; checkpoints of the run: {kept}", error.code) from None
     entries = min(newest, max(through, make_plan(job_stage.config).staleness.open_batches(step)))
     return max(0, len(sizes) - max(step, entries)), newest
+
+
+def _without_defaults(values: Any, section: Any) -> Any:
+    """Returns the values of a section without those of _BY_PRESENCE that are their key's default."""
+    if isinstance(section, list):
+        return [_without_defaults(*pair) for pair in zip(values, section, strict=True)]
+    if not isinstance(section, BaseModel):
+        return values
+    fields = type(section).model_fields
+    kept = [name for name in values if name not in _BY_PRESENCE or values[name] != fields[name].default]
+    return {name: _without_defaults(values[name], getattr(section, name)) for name in kept}
 
 
 def _with_models(values: dict[str, Any], job_stage: JobStage, making: Path, folder: Path) -> dict[str, Any]:
