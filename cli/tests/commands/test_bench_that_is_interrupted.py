@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 
 from trinity.cli.commands import bench
-from trinity.config import Config
+from trinity.cli.supervise.stage.progress import Starting
+from trinity.config import Config, make_plan
 from trinity.config.load import parse
 from trinity.config.run_record import Addresses
+from trinity.reading.client import Answers
 from trinity.reading.ending import Interrupted
 from trinity.reading.errors import RunError
 
@@ -96,3 +99,19 @@ def test_a_signal_keeps_them_too_and_promises_no_continuation(
     assert ended.value.code == 130
     assert _kept(tmp_path) == [0]
     assert "results: " in capsys.readouterr().out
+
+
+async def test_processes_that_start_are_shown(config: Config) -> None:
+    stop, shown = asyncio.Event(), []
+
+    async def refresh() -> Answers:
+        return Answers()
+
+    def show(view: Answers, title: str, last_step: int = 0, starting: Sequence[Starting] = ()) -> None:
+        shown.extend([title, *map(str, starting)])
+        stop.set()
+
+    child = SimpleNamespace(name="explorer", waits="", phase="loads vLLM and the model", start_seconds=20.0)
+    watcher, display = SimpleNamespace(refresh=refresh), SimpleNamespace(show=show)
+    assert await bench._evaluation(4, make_plan(config), [child], [], watcher, display, stop) == []  # type: ignore[arg-type, list-item]
+    assert shown == ["bench, step 4", "loads vLLM and the model, 20 s"]

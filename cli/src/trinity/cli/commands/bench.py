@@ -18,6 +18,7 @@ from trinity.cli.supervise.checks.preflight import check_inputs
 from trinity.cli.supervise.processes import services
 from trinity.cli.supervise.processes.devices import place
 from trinity.cli.supervise.stage.display import Display, make_display
+from trinity.cli.supervise.stage.progress import starting
 from trinity.config import Config, Plan, dump, expand, make_plan
 from trinity.config.run_record import Addresses
 from trinity.plugins import satellites
@@ -152,7 +153,7 @@ async def _evaluate_all(
             if candidate.step:
                 manifest = await asyncio.to_thread(manifest_of_folder, run, candidate.step, candidate.folder)
                 await _publish(addresses.sync, manifest)
-            found = await _evaluation(candidate.step, plan, keepers, watcher, display, stop)
+            found = await _evaluation(candidate.step, plan, children, keepers, watcher, display, stop)
             if found:
                 keep(found)
             for result in found:
@@ -182,6 +183,7 @@ async def _publish(address: str, manifest: Manifest) -> None:
 async def _evaluation(
     step: int,
     plan: Plan,
+    children: list[Child],
     keepers: "list[asyncio.Task[str]]",
     watcher: Watcher,
     display: Display,
@@ -191,7 +193,7 @@ async def _evaluation(
     expected = {taskset.name for taskset in plan.eval_tasksets}
     while not stop.is_set():
         view = await watcher.refresh()
-        display.show(view, f"bench, step {step}")
+        display.show(view, f"bench, step {step}", starting=starting(children))
         evaluations = view.buffer.evaluations if view.buffer is not None else []
         found = {one.taskset: dict(one.metrics) for one in evaluations if one.step == step}
         if found.keys() >= expected:
