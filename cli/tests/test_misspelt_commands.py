@@ -17,6 +17,11 @@ def test_the_nearest_command_is_named(typed: str, meant: str) -> None:
     assert f"No such command '{typed}'. Did you mean '{meant}'?" in done.output
 
 
+def test_a_mode_as_a_command_names_the_command_that_takes_it() -> None:
+    done = CliRunner().invoke(app, ["bench", "run.yaml"])
+    assert (done.exit_code, "it is a mode: trinity run FILE mode=bench" in done.output) == (2, True)
+
+
 def test_help_has_the_commands_in_groups() -> None:
     text = CliRunner().invoke(app, ["--help"]).stdout
     places = [text.index(f" {name} ─") for name in ("Run", "Watch", "Explain", "Repair", "Admin")]

@@ -24,6 +24,12 @@ def test_the_folder_of_a_stage_is_no_job(tmp_path: Path) -> None:
     assert refused.value.code == 2
 
 
+def test_a_fork_that_nobody_has_started_names_the_command(tmp_path: Path) -> None:
+    (tmp_path / "fork.yaml").write_text("{}")
+    with pytest.raises(RunError, match=f"no run has begun in {tmp_path}; trinity run --config {tmp_path}/fork.yaml"):
+        find_job(job=tmp_path)
+
+
 def test_a_folder_of_jobs_is_no_job(tmp_path: Path) -> None:
     """Its status would be that of whichever stage is newest."""
     for name in ("a/one/rft", "a/two/rft"):

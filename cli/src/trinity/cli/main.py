@@ -40,6 +40,8 @@ _GROUPS = {
 }
 _ORDER = [name for names in _GROUPS.values() for name in names]
 
+_MODES = ("bench", "both", "explore", "train", "train_node")  # `serve` is a command, too
+
 
 def _panel(name: str) -> str:
     return next((panel for panel, names in _GROUPS.items() if name in names), "Admin")
@@ -62,6 +64,8 @@ class _OnDemand(TyperGroup):
         return TyperCommand(cmd_name, help=line, rich_help_panel=_panel(cmd_name)) if line is not None else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in _MODES:
+            ctx.fail(f"No such command '{args[0]}'; it is a mode: trinity run FILE mode={args[0]}")
         name, _, rest = super().resolve_command(ctx, args)
         found = typer.main.get_command(_load(str(name)))
         found.name = name

@@ -59,7 +59,8 @@ def find_job(config: Path | None = None, job: Path | None = None) -> Path:
             raise RunError(f"no run below {jobs_root().absolute()}; name one by --config or --job")
         return found[0]
     if not jobs.is_job(job):
-        raise RunError(f"no run has begun in {job}")
+        begins = f"; trinity run --config {job / 'fork.yaml'} begins it" if (job / "fork.yaml").exists() else ""
+        raise RunError(f"no run has begun in {job}{begins}")
     if not (job / "version.json").exists() and (job.absolute().parent / "version.json").exists():
         raise RunError(f"{job} is the folder of a stage; give its job's: --job {job.absolute().parent}", code=2)
     if not (job / "version.json").exists() and (below := sorted(job.glob("*/**/version.json"))):
