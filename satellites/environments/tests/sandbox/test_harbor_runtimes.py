@@ -4,6 +4,7 @@ They run on a stand-in for Harbor's package, and on Harbor itself where `make hu
 runtimes of E2B and Daytona also run, by the provider's own SDK, on a server of its API (harbor_runtimes/*_cloud.py).
 """
 
+import asyncio
 import contextlib
 import json
 import os
@@ -25,11 +26,12 @@ from support.servers.service import ServiceProcess
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.environments.arguments import Arguments
-from trinity.environments.sandbox import environment, runtimes
+from trinity.environments.sandbox import environment, harbor_worker, runtimes
 from trinity.environments.sandbox.environment import Shell
 from trinity.environments.sandbox.harbor import Harbor
 from trinity.environments.sandbox.limits import Limits
 from trinity.environments.sandbox.sandbox import problem
+from trinity.reading.children import Child
 from trinity.runtime.errors import InvalidInput, Unavailable
 
 pytestmark = [pytest.mark.skipif(bool(problem()), reason=f"no sandbox: {problem()}")]
@@ -112,8 +114,8 @@ def begun(row: dict[str, Any] = ROW, **args: Any) -> Iterator[Shell]:
         game.close()
 
 
-def sandbox(runtime: str = CLOUD, **limits: Any) -> runtimes.HarborSandbox:
-    row = IMAGE_ROW if runtime == "agent-sandbox" else ROW
+def sandbox(runtime: str = CLOUD, row: dict[str, Any] | None = None, **limits: Any) -> runtimes.HarborSandbox:
+    row = row or (IMAGE_ROW if runtime == "agent-sandbox" else ROW)
     task = Harbor.read(Arguments(row, "task"), builds=True)
     return runtimes.HarborSandbox(Limits(**limits), runtime, runtimes.options_of(runtime), task)
 
@@ -288,24 +290,34 @@ def test_the_service_plays_it_by_the_settings_of_its_operator(provider: Path, al
 
 
 SERVICE = """
-import sys
+import sys, threading
 sys.path[:] = {path!r}
 from test_harbor_runtimes import sandbox
 kept = [sandbox(), sandbox()]
 print("made", flush=True)
-sys.stdin.read()
+threading.Event().wait()
 """
 
 
 @pytest.mark.core
-def test_sandboxes_end_with_a_killed_service(provider: Path, allow: Allow) -> None:
+def test_sandboxes_end_with_a_service_whose_group_is_killed(provider: Path, allow: Allow, tmp_path: Path) -> None:
+    """As `trinity run` does once the service has died."""
+
+    async def dead(name: str, reason: str) -> bool:
+        raise ChildProcessError(reason)
+
+    allow(slow=0.5)
     line = [sys.executable, "-c", SERVICE.format(path=[str(HERE.parent), *sys.path])]
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as service:
-        assert service.stdout is not None
-        assert service.stdout.readline() == "made\n"
-        assert len(held(provider)) == 2
-        service.kill()
-        until_empty(provider)
+    service = Child("environment", "environment", line, {}, "", tmp_path / "service.log", hold=dead)
+    service.start()
+    end = time.monotonic() + 60
+    while not service.has_printed("made") and time.monotonic() < end:
+        time.sleep(0.05)
+    assert len(held(provider)) == 2
+    os.kill(service.pid, signal.SIGKILL)
+    with pytest.raises(ChildProcessError, match="killed by SIGKILL"):
+        asyncio.run(service.keep_running(asyncio.Event()))
+    until_empty(provider)
 
 
 @pytest.mark.core
@@ -352,6 +364,28 @@ def test_a_provider_that_answers_nonsense_is_unavailable(provider: Path, allow: 
     allow(empty=True)
     with contextlib.closing(sandbox()) as one, pytest.raises(Unavailable, match="answers nonsense"):
         one.run(["true"])
+
+
+@pytest.mark.core
+def test_each_of_64_episodes_may_run_a_command(provider: Path, allow: Allow) -> None:
+    allow(empty=True)
+    with ThreadPoolExecutor(64) as pool, contextlib.ExitStack() as held:
+        made = [held.enter_context(contextlib.closing(one)) for one in pool.map(lambda _: sandbox(), range(64))]
+        assert {done.code for done in pool.map(lambda one: one.run(["together"]), made)} == {0}
+
+
+@pytest.mark.core
+def test_an_error_of_a_library_is_no_refusal(provider: Path, allow: Allow) -> None:
+    allow(empty=True)
+    with contextlib.closing(sandbox()) as one, pytest.raises(Unavailable, match="of a library"):
+        one.run(["odd"])
+
+
+@pytest.mark.core
+def test_no_provider_is_asked_for_more_than_its_day() -> None:
+    asked = harbor_worker._leases(86_400 + 95)
+    assert asked["e2b"]["sandbox_timeout_sec"] == asked["modal"]["sandbox_timeout_secs"] == 86_400
+    assert asked["daytona"]["ttl_minutes"] == 1442 and asked["agent-sandbox"]["lease_seconds"] == 86_495
 
 
 @pytest.mark.core
@@ -454,6 +488,53 @@ def test_agent_sandbox_plays_a_task_whose_image_is_there(elsewhere: Elsewhere) -
     until_empty(elsewhere.folder, LEASE_SECONDS)
     with pytest.raises(InvalidInput, match=r"docker_image: is not there, and agent-sandbox"):
         begun(ROW, backend="agent-sandbox").__enter__()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("elsewhere", ["agent-sandbox"], indirect=True)
+def test_the_first_process_of_a_pod_starts_no_others(elsewhere: Elsewhere) -> None:
+    """Else they are ended with the policy's, and come again until that is given up."""
+    with contextlib.closing(sandbox(elsewhere.name)) as one:
+        twice = one.run(["bash", "-c", f"{harbor_worker._LIST}; sleep 1.5; {harbor_worker._LIST}"]).text.split()
+        assert twice[: len(twice) // 2] == twice[len(twice) // 2 :]
+        one.run(["true"], alone=True)
+        assert "trap exit TERM" in one.run(["bash", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"]).text
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("elsewhere", ["agent-sandbox"], indirect=True)
+def test_agent_sandbox_says_what_it_waits_for(elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtimes, "_CREATE_SECONDS", 25.0)  # too little for another try
+    options = {**APIS["agent-sandbox"][1], "ready_seconds": 1.5}
+    monkeypatch.setenv(runtimes.RUNTIMES_VARIABLE, json.dumps({"agent-sandbox": options}))
+    image = {"memory_mb": 256, "docker_image": "nowhere"}
+    said = r"not ready in 1\.5 s: DependenciesNotReady: .*; ErrImagePull: nowhere: not found"
+    with pytest.raises(Unavailable, match=said):
+        sandbox(elsewhere.name, {**IMAGE_ROW, "config": {"environment": image}})
+    until_empty(elsewhere.folder)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("elsewhere", ["agent-sandbox"], indirect=True)
+def test_agent_sandbox_names_a_broken_connection(elsewhere: Elsewhere) -> None:
+    with contextlib.closing(sandbox(elsewhere.name)) as one:
+        with pytest.raises(Unavailable, match="the connection of a command broke: without a reason"):
+            one.run(["unplug"])
+        with pytest.raises(Unavailable, match="Kubernetes refuses: Handshake status 403"):
+            one.run(["unauthorized"])
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("elsewhere", ["agent-sandbox"], indirect=True)
+def test_agent_sandbox_without_rights_is_refused_at_once(elsewhere: Elsewhere) -> None:
+    config = Path(os.environ["KUBECONFIG"])
+    config.write_text(config.read_text().replace('"key"', '"other"'))
+    begun = time.monotonic()
+    with pytest.raises(
+        InvalidInput, match=r"args\.backend: agent-sandbox starts no sandbox: Kubernetes refuses: .*no such key"
+    ):
+        sandbox(elsewhere.name)
+    assert time.monotonic() - begun < 20
 
 
 @pytest.mark.extended

@@ -52,8 +52,22 @@ async def found(name: str) -> Any:
     if name not in ends:
         return refused(404, "NotFound")
     told = dict(objects[name])
-    objects[name]["status"] = {"conditions": [{"type": "Ready", "status": "True", "reason": "DependenciesReady"}]}
+    ready = {"type": "Ready", "status": "True", "reason": "DependenciesReady"}
+    if container(name)["image"] == "nowhere":
+        ready |= {"status": "False", "reason": "DependenciesNotReady", "message": "Pod exists with phase: Pending"}
+    objects[name]["status"] = {"conditions": [ready]}
     return told
+
+
+def container(name: str) -> Any:
+    return objects[name]["spec"]["podTemplate"]["spec"]["containers"][0]
+
+
+@api.get("/api/v1/namespaces/tasks/pods/{name}")
+async def pod(name: str) -> Any:
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "nowhere: not found"}}
+    state = {"name": "task", "image": "nowhere", "imageID": "", "ready": False, "restartCount": 0, "state": waiting}
+    return {"kind": "Pod", "status": {"phase": "Pending", "containerStatuses": [state]}}
 
 
 @api.delete(SANDBOXES + "/{name}")
@@ -70,13 +84,21 @@ async def delete(name: str) -> Any:
 
 @api.websocket("/api/v1/namespaces/tasks/pods/{name}/exec")
 async def execute(name: str, channel: WebSocket) -> None:
-    await channel.accept("v4.channel.k8s.io")
     line, given = channel.query_params.getlist("command"), b""
+    if "unauthorized" in line[2]:
+        await channel.close()  # which refuses the handshake with 403
+        return
+    await channel.accept("v4.channel.k8s.io")
+    if "unplug" in line[2]:
+        await channel.close()
+        return
     wanted = re.search(r"^head -c (\d+) ", line[2])
     while wanted and len(given) < int(wanted[1]):
         given += (await channel.receive_bytes()).removeprefix(b"\0")
     if name not in pods:
         pods[name] = BubblewrapSandbox(Limits(ttl_seconds=120, output_bytes=1 << 20))
+        begun = ["bash", "-c", '"$@" > /dev/null 2>&1 &', "bash", *container(name)["command"]]
+        await asyncio.to_thread(pods[name].run, begun)
     done = await asyncio.to_thread(pods[name].run, line, stdin=given)
     await channel.send_bytes(b"\1" + done.text.encode())
     code = {"causes": [{"reason": "ExitCode", "message": str(done.code)}]}

@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,17 @@ from trinity.environments.sandbox.limits import Limits
 from trinity.environments.sandbox.sandbox import BubblewrapSandbox
 
 _random = random.Random(7)
+_episodes = threading.Barrier(64)
+
+
+class Odd(Exception):
+    field = "of its own"
 
 
 class Cloud(BaseEnvironment):
     """fails: the share of starts that fail after the sandbox was made, and of ends that fail once. A third of these
     starts is an error, a third has no end, and a third loses the answer: only its lease can end that sandbox. empty: no
-    process is started. slow: seconds of a start, before the sandbox is there."""
+    process is started. slow: seconds of a start, before the sandbox is there, and of an end."""
 
     def __init__(
         self,
@@ -72,6 +78,7 @@ class Cloud(BaseEnvironment):
         if not self._ends_at_once:
             self._ends_at_once = True
             raise RuntimeError("502: try again")
+        await asyncio.sleep(self._slow)
         if self._machine is not None:
             self._machine.close()
             self._machine = None
@@ -85,6 +92,11 @@ class Cloud(BaseEnvironment):
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
+        if "odd" in command:
+            raise Odd("of a library")
+        if "together" in command:  # ends once each of 64 episodes runs it
+            await asyncio.to_thread(_episodes.wait, 20)
+            return ExecResult(return_code=0)
         if self._machine is None:
             return ExecResult(stdout="nonsense, which is not base64", return_code=0)
         done = self._machine.run(["bash", "-c", command], cwd=cwd or "/app", env=env, seconds=timeout_sec)

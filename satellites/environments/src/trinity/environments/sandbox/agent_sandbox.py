@@ -6,9 +6,11 @@ The cluster ends a Sandbox at its shutdownTime, whatever becomes of this process
 import asyncio
 import contextlib
 import io
+import re
 import shlex
 import tarfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,23 +21,35 @@ from harbor.environments.capabilities import EnvironmentCapabilities
 try:
     from kubernetes import client, config
     from kubernetes.stream import stream
+    from kubernetes.stream.ws_client import ERROR_CHANNEL
 except ImportError:
     raise ImportError("agent-sandbox needs Kubernetes' client: pip install 'harbor[gke]'") from None
 
 _KIND: dict[str, Any] = {"group": "agents.x-k8s.io", "version": "v1beta1", "plural": "sandboxes"}
 _NO_NETWORK = {"trinity-network": "none"}  # a label of pods, by which a NetworkPolicy cuts them off
 _LASTING = ("InvalidConfiguration", "PodFailed", "PodSucceeded", "SandboxExpired")
-_WAIT = ["sh", "-c", "trap exit TERM; while :; do sleep 1; done"]
+# Process 1 has no child: the end of a policy's processes would end it, too.
+_WAIT = ["bash", "-c", "trap exit TERM; exec 3<> <(:); while :; do read -ru 3; done"]
 _CALL_SECONDS = 20
 
 
 class AgentSandbox(BaseEnvironment):
-    """lease_seconds: after it the cluster ends the sandbox. runtime_class: of its pod, such as gvisor."""
+    """lease_seconds: after it the cluster ends the sandbox. ready_seconds: until its pod must be ready.
+
+    runtime_class: of its pod, such as gvisor. Answers that repeat until someone grants a right are PermissionErrors.
+    """
 
     def __init__(
-        self, *args: Any, lease_seconds: float, namespace: str = "default", runtime_class: str = "", **kwargs: Any
+        self,
+        *args: Any,
+        lease_seconds: float,
+        ready_seconds: float,
+        namespace: str = "default",
+        runtime_class: str = "",
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        self._ready_seconds = ready_seconds
         self._until = datetime.now(UTC) + timedelta(seconds=lease_seconds)
         self._namespace, self._runtime_class = namespace, runtime_class
         self._creation: asyncio.Future[Any] | None = None
@@ -74,6 +88,7 @@ class AgentSandbox(BaseEnvironment):
         return {**named, "spec": spec}
 
     async def start(self, force_build: bool) -> None:
+        end = time.monotonic() + self._ready_seconds
         if self._network_disabled:  # one policy for all sandboxes of the namespace, which is there before their pods
             spec = {"podSelector": {"matchLabels": _NO_NETWORK}, "policyTypes": ["Ingress", "Egress"]}
             policy = {"metadata": {"name": "trinity-network-none"}, "spec": spec}
@@ -85,7 +100,9 @@ class AgentSandbox(BaseEnvironment):
         await asyncio.shield(self._creation)
         while (ready := await self._ready()).get("status") != "True":
             if ready.get("reason") in _LASTING:
-                raise RuntimeError(f"{ready['reason']}: {ready.get('message', '')}")
+                raise RuntimeError(_text(ready))
+            if time.monotonic() > end:
+                raise TimeoutError(f"not ready in {self._ready_seconds:g} s: {await self._waits_for(ready)}")
             await asyncio.sleep(0.5)
         await self._upload_environment_dir_after_start()
 
@@ -93,6 +110,13 @@ class AgentSandbox(BaseEnvironment):
         found = await _call(self._objects.get_namespaced_custom_object, **self._named)
         conditions = found.get("status", {}).get("conditions", [])
         return next((one for one in conditions if one["type"] == "Ready"), {})
+
+    async def _waits_for(self, ready: dict[str, Any]) -> str:
+        """Returns the reasons of the sandbox and of its pod's containers, such as ErrImagePull."""
+        read = client.CoreV1Api().read_namespaced_pod
+        pod = await _call(read, 403, 404, name=self.session_id, namespace=self._namespace)
+        states = [one.state.to_dict() for one in (pod and pod.status.container_statuses) or []]
+        return "; ".join(map(_text, [ready, *(state["waiting"] for state in states if state["waiting"])]))
 
     async def stop(self, delete: bool) -> None:
         if self._creation is not None:
@@ -116,14 +140,20 @@ class AgentSandbox(BaseEnvironment):
         call = client.CoreV1Api(client.ApiClient()).connect_get_namespaced_pod_exec  # `stream` changes its client
         streams = {"stdin": bool(stdin), "stdout": True, "stderr": True, "tty": False, "_preload_content": False}
         line = ["bash", "-c", command]
-        with contextlib.closing(stream(call, self.session_id, self._namespace, command=line, **streams)) as channel:
+        with _rights():
+            channel = stream(call, self.session_id, self._namespace, command=line, **streams)
+        with contextlib.closing(channel):
             if stdin:
                 channel.write_stdin(stdin)
             channel.run_forever(timeout=seconds)
             if channel.is_open():
                 raise TimeoutError(f"a command did not end within {seconds} s")
             out, err = channel.read_stdout(), channel.read_stderr()
-            return ExecResult(stdout=out, stderr=err, return_code=channel.returncode)
+            said = channel.peek_channel(ERROR_CHANNEL)
+            try:
+                return ExecResult(stdout=out, stderr=err, return_code=channel.returncode)
+            except Exception:
+                raise RuntimeError(f"the connection of a command broke: {said or 'without a reason'}") from None
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         await self._send(Path(source_path).read_bytes(), f"cat > {shlex.quote(target_path)}")
@@ -147,10 +177,26 @@ class AgentSandbox(BaseEnvironment):
     download_dir = download_file
 
 
-async def _call(call: Callable[..., Any], accepted: int = 0, **asked: Any) -> Any:
-    """accepted: the status of an error that is none."""
+async def _call(call: Callable[..., Any], *accepted: int, **asked: Any) -> Any:
+    """accepted: the status of errors that are none."""
+    with _rights():
+        try:
+            return await asyncio.to_thread(call, **asked, _request_timeout=_CALL_SECONDS)
+        except client.ApiException as error:
+            if error.status not in accepted:
+                raise
+
+
+@contextlib.contextmanager
+def _rights() -> Iterator[None]:
+    """Raises PermissionError for 401 and 403, which are a part of the reason where a WebSocket is refused."""
     try:
-        return await asyncio.to_thread(call, **asked, _request_timeout=_CALL_SECONDS)
+        yield
     except client.ApiException as error:
-        if error.status != accepted:
-            raise
+        if re.match("(0 Handshake status )?(401|403)", f"{error.status} {error.reason}"):
+            raise PermissionError(f"Kubernetes refuses: {error.body or error.reason}") from None
+        raise
+
+
+def _text(condition: dict[str, Any]) -> str:
+    return f"{condition.get('reason')}: {condition.get('message')}"

@@ -17,12 +17,16 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 _CREATED_AT_ONCE = 8
 _TRIES = 3
+_AGAIN_SECONDS = 30.0  # that a further try needs
+_THREADS = 128  # agent-sandbox holds one for each command, of up to 64 episodes
+_DAY = 86_400
 _STOP_SECONDS = 30.0
 _PAUSES = (0.5, 2.0, 8.0, 30.0, 120.0)
 _GRACE_SECONDS = 10.0
@@ -74,7 +78,8 @@ class Sandboxes:
         """Starts a sandbox. A start that fails is tried again, after what it left is ended."""
         from harbor.environments.base import SandboxBuildFailedError
 
-        name = asked["name"]
+        name, loop = asked["name"], asyncio.get_running_loop()
+        end = loop.time() + asked["create_seconds"]
         one = self._all[name] = _Sandbox(asyncio.current_task())
         async with self._slots:
             for number, pause in enumerate((*_PAUSES[: _TRIES - 1], None)):
@@ -85,14 +90,16 @@ class Sandboxes:
                     one.first_processes = (listed.stdout or "").split()
                     break
                 except Exception as error:
+                    _complain(f"sandbox {name}-{number} does not start: {_error_text(error)}")
                     await self._stop(name, one)
                     if isinstance(error, SandboxBuildFailedError):
                         raise Wrong(str(error), "task.environment") from None
-                    if pause is None:
+                    if isinstance(error, PermissionError):
+                        raise Wrong(str(error), "args.backend") from None
+                    if pause is None or end - loop.time() < _AGAIN_SECONDS:
                         raise
                     await asyncio.sleep(pause * (0.5 + secrets.randbelow(1000) / 1000))
         one.creation = None
-        loop = asyncio.get_running_loop()
         one.timer = loop.call_later(asked["ttl_seconds"], lambda: self._begin(self._end(name)))
         return {}
 
@@ -172,8 +179,8 @@ async def _stop(name: str, runtime: Any) -> None:
             await asyncio.wait_for(runtime.stop(delete=True), _STOP_SECONDS)
             return
         except Exception as error:
-            if pause is None:
-                _complain(f"sandbox {name} cannot be ended, and ends by its time to live: {error!r}")
+            if pause is None or isinstance(error, PermissionError):
+                _complain(f"sandbox {name} cannot be ended, and ends by its time to live: {_error_text(error)}")
                 return
             await asyncio.sleep(pause)
 
@@ -187,11 +194,11 @@ def _refused(field: str) -> Iterator[None]:
 
 
 def _leases(seconds: float) -> dict[str, dict[str, Any]]:
-    """Options by which providers end a sandbox, where the operator gives no others: Harbor's have up to a day."""
+    """Options by which providers end a sandbox, where the operator gives no others. E2B and Modal allow a day."""
     whole = math.ceil(seconds)
     return {
-        "e2b": {"sandbox_timeout_sec": whole, "renew_interval_sec": 0},
-        "modal": {"sandbox_timeout_secs": whole},
+        "e2b": {"sandbox_timeout_sec": min(whole, _DAY), "renew_interval_sec": 0},
+        "modal": {"sandbox_timeout_secs": min(whole, _DAY)},
         "daytona": {"ttl_minutes": math.ceil(whole / 60)},
         "agent-sandbox": {"lease_seconds": whole},
     }
@@ -212,7 +219,7 @@ def _make(asked: dict[str, Any], session: str) -> Any:
         config = EnvironmentConfig.model_validate(asked["config"])
     with _refused("args.backend"):
         if runtime == "agent-sandbox":
-            runtime = _agent_sandbox()
+            runtime, options = _agent_sandbox(), {"ready_seconds": 0.9 * asked["start_seconds"], **options}
         chosen = {"import_path": runtime} if ":" in runtime else {"type": EnvironmentType(runtime)}
         EnvironmentFactory.run_preflight(**{"type": None, **chosen}, kwargs=options)
         make = EnvironmentFactory.create_environment
@@ -245,12 +252,17 @@ def _bash(script: str, *words: str) -> str:
     return shlex.join(["bash", "-c", script, "bash", *words])
 
 
+def _error_text(error: Exception) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:2000]
+
+
 def _complain(problem: str) -> None:
     print(problem, file=sys.stderr, flush=True)
 
 
 async def main() -> None:
     loop, sandboxes = asyncio.get_running_loop(), Sandboxes()
+    loop.set_default_executor(ThreadPoolExecutor(_THREADS))
     answers = sys.stdout
     sys.stdout = sys.stderr  # what a provider's library prints is no answer
     does: dict[str, Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]] = {
@@ -263,8 +275,7 @@ async def main() -> None:
         try:
             said: dict[str, Any] = {"done": await does[asked["do"]](asked)}
         except Exception as error:
-            what = " ".join(str(error).split()) or type(error).__name__
-            said = {"problem": what[:2000], "field": getattr(error, "field", "")}
+            said = {"problem": _error_text(error), "field": error.field if isinstance(error, Wrong) else ""}
         answers.write(json.dumps({"id": asked["id"], **said}) + "\n")
         answers.flush()
 

@@ -98,6 +98,7 @@ class HarborSandbox(Sandbox):
                 config=machine,
                 network=limits.network,
                 ttl_seconds=limits.ttl_seconds,
+                create_seconds=_CREATE_SECONDS,
                 start_seconds=_START_SECONDS,
             )
         except (InvalidInput, Unavailable) as error:
@@ -145,7 +146,8 @@ class Worker:
     def __init__(self, python: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="trinity-harbor-"))  # of its sandboxes; it removes it when it ends
         line = [python, "-P", "-u", str(_WORKER), str(self.folder)]  # -P: our harbor.py is not to be Harbor
-        self._process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        # Whoever kills the service's process group leaves this process, which ends all sandboxes, and then itself.
+        self._process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         self._waiting: dict[int, Future[dict[str, Any]]] = {}
         self._ids, self._lock = count(), threading.Lock()
         threading.Thread(target=self._read, name="harbor-worker", daemon=True).start()
