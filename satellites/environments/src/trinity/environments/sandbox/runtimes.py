@@ -146,7 +146,7 @@ class Worker:
     def __init__(self, python: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="trinity-harbor-"))  # of its sandboxes; it removes it when it ends
         line = [python, "-P", "-u", str(_WORKER), str(self.folder)]  # -P: our harbor.py is not to be Harbor
-        # Whoever kills the service's process group leaves this process, which ends all sandboxes, and then itself.
+        # A kill of the service's process group spares this process, which ends all sandboxes, and then itself.
         self._process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         self._waiting: dict[int, Future[dict[str, Any]]] = {}
         self._ids, self._lock = count(), threading.Lock()
