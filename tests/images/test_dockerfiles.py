@@ -185,7 +185,10 @@ def _of_lock(lock: str) -> dict[str, str]:
 
 def test_the_locks_of_images_hold_what_the_extras_need() -> None:
     """Also what images are built with, whose versions other locks repeat."""
-    extras = {**{k: v for part in PARTS for k, v in part.get("optional-dependencies", {}).items()}}
+    extras: dict[str, list[str]] = {}
+    for part in PARTS:
+        for extra, lines in part.get("optional-dependencies", {}).items():
+            extras.setdefault(extra, []).extend(line for line in lines if not line.startswith("trinity-"))
     makefile = re.search(r"^IMAGE_EXTRAS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert makefile
     for lock in ("image-cpu", "cuda"):
