@@ -20,7 +20,7 @@ import torch
 from safetensors import safe_open
 
 from trinity.data.experience import SamplingParams
-from trinity.explorer.engine import engine
+from trinity.explorer.engine import pool
 from trinity.explorer.engine.engine import spans_from
 from trinity.explorer.types import Completion, EngineFailed, EngineOptions, EngineUsage
 from trinity.explorer.weights.loader import base_folder
@@ -86,7 +86,7 @@ class MemberEngine:
         async def start(options: EngineOptions, devices: Sequence[str | None]) -> list[Any]:
             return [cls(options) for _ in devices]
 
-        engine.start_engines = start
+        pool.start_engines = start
 
     @contextlib.asynccontextmanager
     async def no_load(self) -> AsyncIterator[None]:
