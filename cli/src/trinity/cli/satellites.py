@@ -15,7 +15,7 @@ _KNOWN = {
     "ui": ("trinity-ui", "Show runs on a page: the ledger, groups, samples. Without --writes it only reads."),
     "export": ("trinity-ui", "Write ledger, experiences and metrics of a run as Parquet files."),
     "atif": ("trinity-ui", "Trajectories in ATIF, Harbor's form: archives as files, and files as rows."),
-    "fork": ("trinity-lineage", "Make a run that goes on from a step of another one, with other keys."),
+    "fork": ("trinity-lineage", "Create a run that continues from a step of another one, with other keys."),
     "regrade": ("trinity-lineage", "Make a run that trains stored groups again, with other rewards."),
     "replay": ("trinity-lineage", "Train steps again from the ledger, and compare with what the run did."),
     "replay-step": ("trinity-lineage", "Train the kept batch of a bad step again, and show its groups."),

@@ -175,7 +175,7 @@ def test_nothing_of_the_policy_runs_beside_the_tests(provider: Path, allow: Allo
 
 
 def creations(number: int, done: Callable[[int], None]) -> list[str]:
-    """Makes and ends sandboxes, 32 at a time; `done` gets the count of those that are over."""
+    """Makes and ends sandboxes, 32 at a time; `done` gets the count of ended ones."""
     outcomes: list[str] = []
     numbers = count(1)
 
@@ -301,7 +301,7 @@ threading.Event().wait()
 
 @pytest.mark.core
 def test_sandboxes_end_with_a_service_whose_group_is_killed(provider: Path, allow: Allow, tmp_path: Path) -> None:
-    """As `trinity run` does once the service has died."""
+    """The supervisor kills the group of a dead service."""
 
     async def dead(name: str, reason: str) -> bool:
         raise ChildProcessError(reason)
@@ -467,7 +467,7 @@ def elsewhere(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
 
 
 def kubernetes_config(url: str) -> dict[str, Any]:
-    """As kubectl reads it."""
+    """Returns a kubeconfig."""
     return {
         "apiVersion": "v1",
         "kind": "Config",
@@ -493,7 +493,7 @@ def test_agent_sandbox_plays_a_task_whose_image_is_there(elsewhere: Elsewhere) -
 @pytest.mark.core
 @pytest.mark.parametrize("elsewhere", ["agent-sandbox"], indirect=True)
 def test_the_first_process_of_a_pod_starts_no_others(elsewhere: Elsewhere) -> None:
-    """Else they are ended with the policy's, and come again until that is given up."""
+    """A child of process 1 would be ended with the policy's processes, and would come back until clearing fails."""
     with contextlib.closing(sandbox(elsewhere.name)) as one:
         twice = one.run(["bash", "-c", f"{harbor_worker._LIST}; sleep 1.5; {harbor_worker._LIST}"]).text.split()
         assert twice[: len(twice) // 2] == twice[len(twice) // 2 :]

@@ -19,7 +19,7 @@ HARBOR = Path(__file__).parent / "harbor_runtimes/package"
 
 
 def checked(folder: Path, dockerfiles: list[str], **args: Any) -> tuple[int, str]:
-    """Of a folder of tasks, each with its Dockerfile."""
+    """Checks a folder of tasks, each with its Dockerfile."""
     for number, text in enumerate(dockerfiles):
         task = folder / f"tasks/task-{number}"
         for name in ("environment", "tests"):

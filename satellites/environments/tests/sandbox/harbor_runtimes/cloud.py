@@ -1,7 +1,7 @@
 """A provider of sandboxes on this machine, as a runtime of Harbor's: each is a sandbox by bubblewrap.
 
-A file in `folder` stands for each sandbox that the provider holds, whoever has forgotten it. The provider ends a
-sandbox when the time of its file is over.
+A file in `folder` stands for each sandbox that the provider holds, also if its client has lost it. The provider ends
+a sandbox when the time of its file is over.
 """
 
 import asyncio
