@@ -1,6 +1,6 @@
 """Do the engines of a GPU load versions of each family of docs/models.md? A line for each, also saved as JSON.
 
-    python benchmarks/gpu/families.py [--only qwen3_5 gemma3] [--at-once 4] [--out families.json]
+    python benchmarks/gpu/families.py [--only qwen3_5 gemma3] [--at-once 4] [--seconds 200] [--out families.json]
 
 Tiny random models in bfloat16, one engine each on a part of the GPU, in processes of their own with a time limit. `yes`
 if the engine's log-probabilities come back to the trainer's once it has loaded the version.
@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ SIZES = {
     "linear_key_head_dim": 128, "linear_value_head_dim": 128, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
     "qk_nope_head_dim": 128, "v_head_dim": 128,
 }  # fmt: skip
-SECONDS = 200
 _MARK = "measured: "
 
 
@@ -50,13 +49,13 @@ def measure(kind: str, share: float) -> None:
     print(_MARK + json.dumps(asdict(found)), flush=True)
 
 
-def in_a_process(kind: str, share: float) -> dict[str, Any]:
+def in_a_process(kind: str, share: float, seconds: float) -> dict[str, Any]:
     """Returns the differences, or the last error of the process."""
     command = [sys.executable, __file__, "--one", kind, "--share", str(share)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
-        return {"kind": kind, "error": f"no result within {SECONDS} s"}
+        return {"kind": kind, "error": f"no result within {seconds:g} s"}
     lines = (done.stdout + done.stderr).splitlines()
     marked = [line for line in lines if line.startswith(_MARK)]
     if marked:
@@ -76,6 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", help="model_type of some families")
     parser.add_argument("--at-once", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=200, help="of each engine")
     parser.add_argument("--out", type=Path, default=Path("families.json"))
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--share", type=float, default=0.2, help=argparse.SUPPRESS)
@@ -90,9 +90,9 @@ def main() -> None:
     results = []
     print("mean difference of log-probabilities: with the files, before the load, after it", flush=True)
     with ThreadPoolExecutor(args.at_once) as pool:
-        for found in pool.map(lambda kind: in_a_process(kind, share), kinds):
-            results.append(found)
-            print(line_of(found), flush=True)
+        for done in as_completed(pool.submit(in_a_process, kind, share, args.seconds) for kind in kinds):
+            results.append(done.result())
+            print(line_of(results[-1]), flush=True)
             args.out.write_text(json.dumps(results, indent=1))
 
 
