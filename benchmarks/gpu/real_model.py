@@ -1,6 +1,7 @@
 """A real model learns: GRPO through all services on word problems that it half knows, and TRL in equal GPU time.
 
     python benchmarks/gpu/real_model.py --model FOLDER         two GPUs; about 17 minutes, TRL and judge included
+    python benchmarks/gpu/real_model.py --model FOLDER --quantization fp8 --gpus 1    engines round weights
     python benchmarks/gpu/real_model.py --cpu --tiny           the quickstart's model, which learns nothing here
     python benchmarks/gpu/real_model.py --folder F --picture P.svg    from the runs in --folder; needs matplotlib
 
@@ -34,13 +35,14 @@ from word_problems import make
 
 from support.programs.run import TrinityRun
 
-FULL = {"tasks": 64, "group": 8, "steps": 48, "every": 12, "tokens": 512, "train": 6400, "test": 512, "seeds": 2}
-TINY = {"tasks": 2, "group": 2, "steps": 2, "every": 2, "tokens": 16, "train": 40, "test": 20, "seeds": 1}
+FULL = {"tasks": 64, "group": 8, "steps": 48, "every": 12, "tokens": 512, "train": 6400, "test": 512}
+TINY = {"tasks": 2, "group": 2, "steps": 2, "every": 2, "tokens": 16, "train": 40, "test": 20}
 PROMPT, TINY_PROMPT = 256, 1024  # tokens; the quickstart's model has one for each character
 WARMUP = 5
 TRL_ROWS = 32  # of a micro-batch: with 16 it took 30 steps where it takes 35
 RUN_SECONDS, JUDGE_SECONDS = 900.0, 280.0
 LABELS = {"same": "templates of the training", "new": "templates it never saw"}
+KL = {"kl": "actor/mismatch/kernel_kl", "stale_kl": "actor/mismatch/stale_kl"}  # engine against trainer
 PARTS = ("wait", "buffer", "step", "publish", "save")
 TRL_MORE_SECONDS = 150.0  # than its last step may need to begin
 _RESAMPLES = 2000
@@ -53,12 +55,16 @@ def parsed() -> argparse.Namespace:
     made.add_argument("--model", type=Path, help="a Hugging Face folder; not needed with --tiny")
     made.add_argument("--data", type=Path, help="what word_problems.py made; else it is made")
     made.add_argument("--lr", type=float, default=5e-6)
+    made.add_argument("--quantization", help="of the engines' weights, as vLLM names it: fp8")
+    made.add_argument("--gpus", type=int, default=2, help="1: explorer and trainer share it")
+    made.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    made.add_argument("--memory", type=float, help="share of a GPU's memory for the engine; else as the run decides")
     made.add_argument("--picture", type=Path, help="draw this file of what --folder has, and play nothing")
     for name, value in FULL.items():
         made.add_argument(f"--{name}", type=int, default=value)
     args = made.parse_args()
     if args.tiny:
-        vars(args).update(TINY)
+        vars(args).update(TINY, seeds=[1])
     elif args.model is None and args.picture is None:
         made.error("--model is needed")
     return args
@@ -84,6 +90,11 @@ def config(args: argparse.Namespace, folder: Path, seed: int) -> dict[str, Any]:
         }
         for name in SPLITS
     ]
+    engine: dict[str, Any] = {"seed": seed, "max_num_seqs": 1024}
+    if args.quantization:
+        engine["engine_args"] = {"quantization": args.quantization}
+    if args.memory:
+        engine["gpu_memory_utilization"] = args.memory
     return {
         "project": "benchmark",
         "name": f"seed-{seed}",
@@ -95,7 +106,7 @@ def config(args: argparse.Namespace, folder: Path, seed: int) -> dict[str, Any]:
         "buffer": {"batch_size": args.tasks, "total_steps": args.steps, "save_experiences": False,
                    "explorer_input": {"taskset": taskset, "eval_tasksets": evaluated}},
         "explorer": {"runner_per_model": 4 * args.tasks, "eval_interval": args.every, "max_timeout": RUN_SECONDS,
-                     "rollout_model": {"seed": seed, "max_num_seqs": 1024}},
+                     "rollout_model": engine},
         "synchronizer": {"sync_method": "nccl", "sync_offset": 1},
         "monitor": {"monitor_type": "none"},
     }  # fmt: skip
@@ -117,7 +128,7 @@ def play(args: argparse.Namespace, folder: Path, seed: int) -> Part:
     return {
         "model": str(model),
         "seconds": seconds,
-        "gpu_seconds": 2 * seconds,
+        "gpu_seconds": args.gpus * seconds,
         "trained_after": steps[-1]["time"] - begin,
         "tokens_generated": summary["tokens_generated"],
         "tokens_trained": summary["tokens_trained"],
@@ -126,7 +137,13 @@ def play(args: argparse.Namespace, folder: Path, seed: int) -> Part:
         "steps": [{"step": s["step"], "seconds": s["time"] - begin, "reward": s["sample/reward_mean"],
                    "tokens": s["sample/response_tokens"] / (args.tasks * args.group)} for s in steps],
         "parts": {part: sum(s[f"time/{part}"] for s in steps) for part in PARTS},
+        **{key: _mean(steps, metric) for key, metric in KL.items()},
     }  # fmt: skip
+
+
+def _mean(steps: list[dict[str, Any]], metric: str) -> float | None:
+    found = [step[metric] for step in steps if metric in step]
+    return sum(found) / len(found) if found else None
 
 
 def evaluations(summary: dict[str, Any]) -> list[dict[str, Any]]:
@@ -166,7 +183,7 @@ def play_trl(args: argparse.Namespace, folder: Path, seconds: float) -> Part:
 
 
 def judge(args: argparse.Namespace, folder: Path, models: dict[str, str]) -> None:
-    """judged-NAME.json of each model, two at a time on GPUs."""
+    """judged-NAME.json of each model, one at a time on each GPU."""
     script, running = Path(__file__).with_name("real_model_judge.py"), []
     for index, (name, model) in enumerate(models.items()):
         out = folder / f"judged-{name}.json"
@@ -175,12 +192,12 @@ def judge(args: argparse.Namespace, folder: Path, models: dict[str, str]) -> Non
         tokenizer = Path(model) / "tokenizer.json"
         if not tokenizer.exists():
             shutil.copy(args.model / "tokenizer.json", tokenizer)
-        gpu = {} if args.cpu else {"CUDA_VISIBLE_DEVICES": str(index % 2)}
+        gpu = {} if args.cpu else {"CUDA_VISIBLE_DEVICES": str(index % args.gpus)}
         command = [sys.executable, str(script), model, str(args.data), str(out), "--tokens", str(2 * args.tokens)]
         with (folder / f"judged-{name}.out").open("w") as log:
             running.append(subprocess.Popen([*command, *(["--cpu"] if args.cpu else [])], stdout=log, stderr=log,
                                             env={**os.environ, **gpu}))  # fmt: skip
-        if args.cpu or index % 2 or index == len(models) - 1:
+        if args.cpu or index % args.gpus == args.gpus - 1 or index == len(models) - 1:
             for process in running:
                 try:
                     process.wait(JUDGE_SECONDS)
@@ -206,14 +223,15 @@ def played(args: argparse.Namespace, folder: Path) -> dict[str, Part]:
         args.model = whole_run.make_model(folder, "tiny", args.cpu)
     args.data = args.data or make(folder / "problems", args.train, args.test)
     runs: dict[str, Part] = {}
-    for name in [*(f"seed-{seed}" for seed in range(1, args.seeds + 1)), "trl"]:
+    names = [f"seed-{seed}" for seed in args.seeds]
+    for name in names if args.quantization else [*names, "trl"]:
         if name == "trl":
-            run = part(folder, name, lambda: play_trl(args, folder, runs["seed-1"]["trained_after"]))
+            run = part(folder, name, lambda: play_trl(args, folder, runs[names[0]]["trained_after"]))
         else:
             run = part(folder, name, lambda name=name: play(args, folder, int(name.removeprefix("seed-"))))
         runs[name] = run
         models = {name: run["model"] for name, run in runs.items() if "model" in run}
-        if name in ("seed-1", "trl"):  # two at a time: before and the first run, then the others
+        if name in (names[0], "trl") or args.quantization:  # before and the first run, then the others
             judge(args, folder, {"before": str(args.model), **models})
     return runs
 
@@ -246,16 +264,19 @@ def tables(folder: Path, runs: dict[str, Part]) -> tuple[Table, Table]:
                 "> 0" if more[1] > 0 else "> 0 MISSED",
                 with_ends(gain(found, peer), "+") if peer and name != "trl" else "",
             ))  # fmt: skip
-    cost = Table("what it took", ("", "steps", "generated tokens", "minutes", "GPU minutes", "reward, first and last"))
+    cost = Table(
+        "what it took", ("", "steps", "generated tokens", "minutes", "GPU minutes", "reward, first and last", "KL")
+    )
     for name, run in runs.items():
         if "missing" in run:
-            cost.rows.append((f"{name}: {run['missing']}", "", "", "", "", ""))
+            cost.rows.append((f"{name}: {run['missing']}", "", "", "", "", "", ""))
             continue
         rewards = [step["reward"] for step in run["steps"]]
         some = max(1, len(rewards) // 10)
         first, last = sum(rewards[:some]) / some, sum(rewards[-some:]) / some
         cost.rows.append((name, str(len(rewards)), f"{run['tokens_generated']:,}", f"{run['seconds'] / 60:.1f}",
-                          f"{run['gpu_seconds'] / 60:.1f}", f"{first:.3f}, {last:.3f}"))  # fmt: skip
+                          f"{run['gpu_seconds'] / 60:.1f}", f"{first:.3f}, {last:.3f}",
+                          ", ".join(f"{run[key]:.1e}" for key in KL if run.get(key) is not None)))  # fmt: skip
     return learnt, cost
 
 

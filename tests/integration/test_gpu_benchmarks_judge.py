@@ -137,13 +137,13 @@ def test_a_gain_that_may_be_none_misses_its_limit(scripts: dict[str, ModuleType]
     found = {"before": judged(0.2, 0.2, 0.2), "seed-1": judged(0.5, 0.5, 0.5), "trl": judged(0.1, 0.2, 0.9)}
     for name, rows in found.items():
         (tmp_path / f"judged-{name}.json").write_text(json.dumps(dict.fromkeys(real_model.SPLITS, rows)))
-    run = {"steps": [{"reward": 0.5}], "tokens_generated": 1, "seconds": 60.0, "gpu_seconds": 120.0}
+    run = {"steps": [{"reward": 0.5}], "tokens_generated": 1, "seconds": 60.0, "gpu_seconds": 120.0, "kl": 1e-3}
     learnt, cost = real_model.tables(tmp_path, {"seed-1": run, "trl": run})
     ours, peer = learnt.rows[:2]
     assert ours[2:5] == ("0.500 [0.500, 0.500]", "+0.300 [+0.300, +0.300]", "> 0")
     assert ours[5].startswith("+0.100 [")
     assert (peer[4], peer[5]) == ("> 0 MISSED", "")
-    assert cost.rows[0] == ("seed-1", "1", "1", "1.0", "2.0", "0.500, 0.500")
+    assert cost.rows[0] == ("seed-1", "1", "1", "1.0", "2.0", "0.500, 0.500", "1.0e-03")
 
 
 def test_the_picture_is_drawn_of_what_the_folder_has(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
