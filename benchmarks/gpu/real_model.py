@@ -194,6 +194,7 @@ def judge(args: argparse.Namespace, folder: Path, models: dict[str, str]) -> Non
             shutil.copy(args.model / "tokenizer.json", tokenizer)
         gpu = {} if args.cpu else {"CUDA_VISIBLE_DEVICES": str(index % args.gpus)}
         command = [sys.executable, str(script), model, str(args.data), str(out), "--tokens", str(2 * args.tokens)]
+        command += ["--memory", str(args.memory)] if args.memory else []
         with (folder / f"judged-{name}.out").open("w") as log:
             running.append(subprocess.Popen([*command, *(["--cpu"] if args.cpu else [])], stdout=log, stderr=log,
                                             env={**os.environ, **gpu}))  # fmt: skip

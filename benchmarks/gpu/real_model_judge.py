@@ -40,14 +40,15 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--tokens", type=int, default=1024, help="of a reply, at most")
+    parser.add_argument("--memory", type=float, default=0.9, help="share of the GPU's memory")
     parser.add_argument("--cpu", action="store_true")
     args = parser.parse_args()
 
     from vllm import LLM, SamplingParams
 
-    own = (
-        {"dtype": "float32", "gpu_memory_utilization": 0.1} if args.cpu else {"dtype": "bfloat16", "max_num_seqs": 1024}
-    )
+    own: dict[str, Any] = {"dtype": "bfloat16", "max_num_seqs": 1024, "gpu_memory_utilization": args.memory}
+    if args.cpu:
+        own = {"dtype": "float32", "gpu_memory_utilization": 0.1}
     llm = LLM(str(args.model), max_model_len=2048, enforce_eager=True, generation_config="vllm", **own)
     rows = {split: [json.loads(line) for line in (args.data / f"{split}.jsonl").read_text().splitlines()]
             for split in SPLITS}  # fmt: skip
