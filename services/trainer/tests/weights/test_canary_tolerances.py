@@ -8,14 +8,14 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trinity.trainer.weights import canary
-from trinity.weights import Canary
+from trinity.weights import Canary, Measured
 
 pytestmark = pytest.mark.core
 
 VOCABULARY, LAYERS = 2000, 4
 PROBE = canary.pseudo_random_probe(VOCABULARY)
 IDS = torch.tensor(PROBE)
-USUAL = (0.05, 0.5)
+USUAL = (0.05, 1.5)
 
 
 def make(scale: float) -> Qwen2ForCausalLM:
@@ -80,6 +80,15 @@ def test_a_model_with_one_layer_off_by_5_percent_is_found(
             if name.startswith(f"model.layers.{layer}.") and name.endswith("proj.weight"):
                 perturb(weight)
     assert not passes(expected, engine)
+
+
+def test_a_rare_token_may_differ_far_more_than_the_mean() -> None:
+    """As a sound engine's did, of a pretrained model: 0.0498 nats in the mean, 1.37 for a token of probability 1e-5."""
+    mean, most = canary.widened(USUAL, [[-11.4112]], [[-11.3941]])
+    made = canary.make_canary(((1, 2),), [[-11.4112]], (mean, most), 6)
+    assert Measured(0.0498, 1.37, -11.4112, -10.0418).within(made, "bfloat16")
+    assert not Measured(mean * 1.01, 1.37, -11.4112, -10.0418).within(made, "bfloat16")
+    assert not Measured(0.0498, most * 1.01, -11.4112, -7.0).within(made, "bfloat16")
 
 
 def test_small_logits_keep_the_usual_tolerances() -> None:
