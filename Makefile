@@ -115,7 +115,7 @@ build/hubs/openenv/.installed: $(BIN)/.installed
 	build/hubs/openenv/bin/pip install -q "openenv>=0.10,<0.11"
 	@touch $@
 build/hubs/harbor/.installed: $(PYPROJECTS) $(BIN)/.installed
-	@command -v python3.12 > /dev/null || { echo "Harbor needs a python3.12 on PATH"; exit 1; }
+	@python3.12 --version > /dev/null || { echo "Harbor needs a python3.12 on PATH that runs"; exit 1; }
 	python3.12 -m venv build/hubs/harbor
 	build/hubs/harbor/bin/pip install -q ./proto ./sdk ./lib/config ./lib/runtime ./satellites/trinity_rft \
 	  "./satellites/environments[sandbox]" "harbor[e2b,daytona,modal,gke]>=0.26,<0.27"

@@ -23,6 +23,7 @@ from trinity.environments.bridges.gymnasium import Gymnasium, without_colours
 from trinity.environments.bridges.mcp import McpTools
 from trinity.environments.bridges.openenv import OpenEnv
 from trinity.environments.bridges.reasoning_gym import ReasoningGym
+from trinity.environments.bridges.verifiers_v1 import Tasks
 from trinity.environments.extras import require
 from trinity.environments.game import TurnRules
 from trinity.environments.replies import write
@@ -421,3 +422,21 @@ def test_what_is_not_installed_says_how_to_install_it(
 
 def test_the_module_is_given_when_it_is_there() -> None:
     assert require("json", "none") is json
+
+
+def test_a_taskset_that_raised_is_read_anew() -> None:
+    """It may load data that are not there for a moment."""
+    missing = [OSError("no data")]
+
+    class Words:
+        def __iter__(self) -> Iterator[str]:
+            yield "first"
+            if missing:
+                raise missing.pop()
+            yield "second"
+
+    tasks = Tasks(Words())
+    with pytest.raises(OSError, match="no data"):
+        tasks[1]
+    assert [tasks[1], tasks[0], tasks[2]] == ["second", "first", None]
+    assert len(tasks) == 2

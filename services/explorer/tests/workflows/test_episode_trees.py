@@ -147,6 +147,7 @@ async def test_an_environment_that_is_not_deterministic_as_announced_fails_the_a
         ({"turns": [0]}, r"has the turns \[0\], must be 1 to 8 different whole numbers from 1 on"),
         ({"turns": [1, 1]}, "must be 1 to 8 different"),
         ({"turns": list(range(1, 10))}, "must be 1 to 8 different"),
+        ({"turns": [1, 100]}, "has the turn 100, must be below max_turns=100"),
         ({"turns": [1], "width": 1}, "has the width 1, must be a whole number from 2 to 64"),
         ({"entropy": 1, "most": 9}, "has the most 9, must be a whole number from 1 to 8"),
         ({"entropy": True}, "has the entropy True"),

@@ -117,6 +117,10 @@ class EpisodeRules:
             set_by.update(dict.fromkeys(targets, name))
         if not environment:
             yield "environment", "is missing; give the name of an environment"
+        branches, most = args.get("branches"), args.get("max_turns", self.max_turns)
+        last = max(branches.get("turns", [0])) if branches and not _branches_problem(branches) else 0
+        if type(most) is int and last >= most:
+            yield "branches", f"has the turn {last}, must be below max_turns={most}: replies are numbered from 0"
 
 
 # Values of seats; any other is the name of an auxiliary model.

@@ -47,19 +47,27 @@ class Tasks:
     """The tasks of a taskset by index, read up to the highest index so far: a taskset may be infinite."""
 
     def __init__(self, taskset: Any) -> None:
-        self._rest: Iterator[Any] = iter(taskset)
+        self._taskset = taskset
+        self._begin()
+
+    def _begin(self) -> None:
+        self._rest: Iterator[Any] = iter(self._taskset)
         self._read: list[Any] = []
 
     def __len__(self) -> int:
         return len(self._read)
 
     def __getitem__(self, index: int) -> Any:
-        """Returns the task; None where the taskset has ended before."""
-        for task in self._rest:
-            self._read.append(task)
-            if len(self._read) > index:
-                break
-        return self._read[index] if index < len(self._read) else None
+        """Returns the task; None where the taskset has ended before. A taskset that raises is read anew next time."""
+        try:
+            while len(self._read) <= index:
+                self._read.append(next(self._rest))
+        except StopIteration:
+            return None
+        except Exception:
+            self._begin()
+            raise
+        return self._read[index]
 
 
 def load(module: str, args: Arguments) -> tuple[Any, Tasks]:
