@@ -158,7 +158,7 @@ def test_names_are_found_and_given_ones_are_not_taken(job: Path) -> None:
 @pytest.mark.parametrize(
     ("at", "overrides", "options", "said"),
     [
-        (5, [], {}, r"no checkpoint of this step, the run keeps 4, 6: fork at 4, or make one by `trinity replay .*"
+        (5, [], {}, r"no checkpoint of this step, the run keeps 4, 6: begin at 4, or make one by `trinity replay .*"
                     r"--from-step 5 --to-step 5`"),
         (2, [], {}, r"no checkpoint of this step, the run keeps 4, 6: make one by .*--from-step 1 --to-step 2`"),
         (9, [], {}, r"has trained 8 steps; of checkpoints the run keeps 4, 6"),

@@ -164,7 +164,7 @@ def _checkpoint(job_stage: JobStage, at: int) -> Path:
     before = max((step for step in kept if step < at), default=0)
     stage = f" --stage {job_stage.stage}" if job_stage.stage else ""
     again = f"`trinity replay --job {near(job_stage.job)}{stage} --from-step {before + 1} --to-step {at}`"
-    nearest = f"fork at {before}, or " if before else ""
+    nearest = f"begin at {before}, or " if before else ""
     raise RunError(
         f"step {at}: there is no checkpoint of this step, {there}: {nearest}make one by {again}, while the log has "
         "these steps",
@@ -245,19 +245,19 @@ def _link_checkpoint(source: Path, job: Path, step: int, parent: JobStage, confi
         if missing and buckets:
             raise RunError(
                 f"step {step}: {source} has no {missing}; the run keeps such files in {' and '.join(buckets)}, below "
-                f"{parent.run}/checkpoints/global_step_{step}: download them into the folder, or fork at another step"
+                f"{parent.run}/checkpoints/global_step_{step}: download them into the folder, or begin at another step"
             )
         if not config.allow_unverified_checkpoint:
             verify(target)
     except FileNotFoundError as error:
         raise RunError(
-            f"the checkpoint {source} is not whole ({error.filename} is gone): fork at a newer step"
+            f"the checkpoint {source} is not whole ({error.filename} is gone): begin at a newer step"
         ) from None
     except InvalidInput as error:
         raise RunError(f"step {step}: {str(error).replace(str(target), str(source))}") from None
     state = files.read_json(target / _STATE)
     if not isinstance(state, dict):
-        raise RunError(f"{source / _STATE} is damaged: fork at another step")
+        raise RunError(f"{source / _STATE} is damaged: begin at another step")
     state = {**state, "run": names.run_id(config.project, config.name, config.group), "rollback": 0}
     files.write_json(target / _STATE, state)  # replaces the link, not the parent's file
     ManifestWriter(target, [_STATE]).write()

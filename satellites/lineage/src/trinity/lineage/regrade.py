@@ -57,6 +57,7 @@ app = group()
 REPORT = "regrade.json"
 _REUSED = 8  # steps of the parent, unless --reuse says otherwise
 _AT_ONCE = 8
+_SHOWN = 5  # tasks, explorers or versions that an error names
 _OPTIONS = {
     WITHOUT_TASK: "--without-tasks", WITHOUT_EXPLORER: "--without-explorer", WITHOUT_VERSION: "--without-versions",
 }  # fmt: skip
@@ -264,9 +265,14 @@ class _Regrading:
         """Notes what stays in the weights, and what steps skipped. Raises RunError for a filter without a group."""
         found: Counter[tuple[str, str]] = Counter()
         trained: Counter[tuple[str, str]] = Counter()
+        there: dict[str, set[str]] = {reason: set() for reason in _OPTIONS}
         for part in parts:
             if (entry := wire.entry_part(part)) is None:
-                found.update(self.left_out.of(_stored(part)))
+                stored = _stored(part)
+                found.update(self.left_out.of(stored))
+                there[WITHOUT_TASK].add(stored.task.task_id)
+                there[WITHOUT_EXPLORER].add(stored.explorer_id)
+                there[WITHOUT_VERSION] |= set(map(str, stored.versions))
             elif entry["step"] > self.step and entry["skip_reason"]:
                 self._skipped.update(group["ordinal"] for group in entry["groups"])
             elif entry["step"] <= self.step:
@@ -276,11 +282,10 @@ class _Regrading:
             option, count = f"{_OPTIONS[reason]} {pattern}", trained[reason, pattern]
             stay = f"{count} groups that steps up to {self.step} have trained stay in the weights"
             if not found[reason, pattern]:
-                raise RunError(
-                    f"{option}: no stored group of steps {self.step + 1} to {self.last_step} matches"
-                    + (f", and {stay}: give an earlier --from" if count else ""),
-                    2,
-                )
+                named = ", ".join(sorted(there[reason])[:_SHOWN])
+                why = f", and {stay}: give an earlier --from" if count else f"; there are {named}"
+                steps = f"{self.step + 1} to {self.last_step}"
+                raise RunError(f"{option}: no stored group of steps {steps} matches{why}", 2)
             if count:
                 self.notes.append(f"{option}: {stay}")
             elif reason == WITHOUT_EXPLORER:  # which the ledger does not name
