@@ -45,8 +45,8 @@ def _replays(family: Family) -> str:
     return "yes" if family.kind in REPLAYED else "no"
 
 
-def _known(works: bool) -> str:
-    return "yes" if works else "not tested"
+def _known(works: bool | str) -> str:
+    return f"no: {works}" if isinstance(works, str) else "yes" if works else "not tested"
 
 
 def _trains(family: Family) -> str:

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 SIZES = {
     "vocab_size": 128, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "head_dim": 64,
     "linear_key_head_dim": 128, "linear_value_head_dim": 128, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128, "v_head_dim": 128,
+    "qk_nope_head_dim": 128, "v_head_dim": 128, "attention_chunk_size": 128, "mamba_d_head": 64,
 }  # fmt: skip
 _MARK = "measured: "
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from models.families import Family, make_model
+from models.families import SIZES, Family, make_model
 from safetensors.torch import save_file
 
 from trinity.config.schema.model import ModelConfig
+from trinity.trainer.model.attention import choose_attention
 from trinity.trainer.model.file_parts import FileParts
 from trinity.trainer.model.policy import load_policy
 from trinity.trainer.model.vision import freeze_all_but_text
@@ -38,10 +39,14 @@ async def differences_of(
     from trinity.explorer.engine.engine import Engine
     from trinity.explorer.types import EngineOptions
 
-    known = {name: size for name, size in sizes.items() if name in family.text or not _is_of_some(name)}
-    if "layer_types" in family.text:
-        known["num_hidden_layers"] = len(family.text["layer_types"])
+    known = {name: size for name, size in sizes.items() if name in family.text or name in SIZES}
+    if {"layer_types", "linear_attn_config"} & set(family.text):
+        known.pop("num_hidden_layers")
+    if "mrope_section" in (rope := family.text.get("rope_parameters", {})):
+        half = sizes["head_dim"] // 2
+        known["rope_parameters"] = {**rope, "mrope_section": [half - 2 * (half // 3), half // 3, half // 3]}
     plain = make_model(family, folder / "base", known).eval()
+    choose_attention(plain)
     policy = load_policy(ModelConfig(model_path=str(folder / "base")), torch.float32, 64)
     freeze_all_but_text(policy.model)
     arguments = {"skip_tokenizer_init": True, **engine}
@@ -70,11 +75,6 @@ async def differences_of(
         return Differences(before, stale, await _difference(started, plain))
     finally:
         started.close()
-
-
-def _is_of_some(name: str) -> bool:
-    """Returns True for a size that only some architectures have."""
-    return name.startswith("linear_") or name in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
 
 
 async def _difference(engine: Any, model: Any) -> float:

@@ -12,7 +12,7 @@ from trinity.runtime.torch_builds import hide_unusable_companions
 
 VOCABULARY = 96
 WINDOW = 8
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256,
     "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1, "tie_word_embeddings": False,
@@ -56,8 +56,8 @@ class Family:
 
     text: values of the language model's config; config: of the whole, for a model with a tower. not_packed: why
     sequences are padded in place of packed; "": they are packed. engine: vLLM's CPU build samples it and loads its
-    versions. on_gpu: an H100 did, with vLLM 0.26 (benchmarks/gpu/families.py, 2026-11-27). adapters: LoRA trains it;
-    else its files have other names than its layers.
+    versions, or why it cannot. on_gpu: an H100 did, with vLLM 0.26 (benchmarks/gpu/families.py, 2026-11-27). adapters:
+    LoRA trains it; else its files have other names than its layers.
     """
 
     kind: str
@@ -66,7 +66,7 @@ class Family:
     config: Mapping[str, Any] | None = None
     not_packed: str = ""
     windowed: bool = False
-    engine: bool = False
+    engine: bool | str = False
     on_gpu: bool = False
     adapters: bool = True
     in_core: bool = False
@@ -84,7 +84,7 @@ FAMILIES = (
     Family("qwen3", "Qwen3", engine=True, on_gpu=True),
     Family("qwen3_moe", "Qwen3-MoE", _EXPERTS | {"decoder_sparse_step": 1}, engine=True, in_core=True),
     Family(
-        "qwen3_next", "Qwen3-Next", _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 32},
+        "qwen3_next", "Qwen3-Next", _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 32}, engine=True,
     ),
     Family(
         "qwen3_5", "Qwen3.5, Qwen3.6", _DELTA, {"vision_config": _QWEN_TOWER, **_QWEN_TOKENS},
@@ -92,15 +92,19 @@ FAMILIES = (
     ),
     Family(
         "qwen3_5_moe", "Qwen3.5-MoE", _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 32},
-        {"vision_config": _QWEN_TOWER, **_QWEN_TOKENS},
+        {"vision_config": _QWEN_TOWER, **_QWEN_TOKENS}, engine=True,
     ),
     Family(
         "qwen3_vl_moe", "Qwen3-VL-MoE",
-        _EXPERTS | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}},
+        _EXPERTS | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]},
+                    "norm_topk_prob": True},
         {"vision_config": {**_QWEN_TOWER, "deepstack_visual_indexes": [0]}, **_QWEN_TOKENS},
     ),
-    Family("gemma2", "Gemma 2", {"sliding_window": WINDOW, "query_pre_attn_scalar": 8}, windowed=True),
-    Family("gemma3_text", "Gemma 3 of 1B", _WINDOWS, windowed=True, on_gpu=True),
+    Family(
+        "gemma2", "Gemma 2", {"sliding_window": WINDOW, "query_pre_attn_scalar": 8, "tie_word_embeddings": True},
+        windowed=True,
+    ),
+    Family("gemma3_text", "Gemma 3 of 1B", _WINDOWS, windowed=True, engine=True, on_gpu=True),
     Family(
         "gemma3", "Gemma 3", _WINDOWS,
         {"vision_config": _TOWER, "mm_tokens_per_image": 4, "image_token_index": 90, "boi_token_index": 91,
@@ -110,37 +114,38 @@ FAMILIES = (
         "gemma4", "Gemma 4",
         _WINDOWS | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY,
                     "num_kv_shared_layers": 0, "final_logit_softcapping": 30.0},
-        {"vision_config": _TOWER}, windowed=True,
+        {"vision_config": _TOWER}, windowed=True, engine=True,
     ),
     Family(
         "gpt_oss", "gpt-oss",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW, "num_hidden_layers": 2},
-        windowed=True,
+        windowed=True, engine=True,
     ),
-    Family("llama4_text", "Llama 4, text only", _CHUNKS, not_packed="chunks of attention"),
+    Family("llama4_text", "Llama 4, text only", _CHUNKS, not_packed="chunks of attention", engine=True),
     Family(
         "llama4", "Llama 4", _CHUNKS,
         {"vision_config": {**_TOWER, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}},
-        not_packed="chunks of attention",
+        not_packed="chunks of attention", engine=True,
     ),
     Family("mistral3", "Mistral Small 3", {"model_type": "mistral"},
            {"vision_config": {**_TOWER, "model_type": "pixtral"}, "image_token_index": 90}, engine=True),
-    Family("glm4", "GLM-4", on_gpu=True),
-    Family("glm4_moe", "GLM-4.5, GLM-4.6", _ROUTED),
+    Family("glm4", "GLM-4", engine=True, on_gpu=True),
+    Family("glm4_moe", "GLM-4.5, GLM-4.6", _ROUTED, engine=True),
     Family("glm_moe_dsa", "GLM-5", _ROUTED | _LATENT | {"index_topk": 64, "index_n_heads": 2, "index_head_dim": 8},
-           not_packed="an index chooses keys"),
-    Family("deepseek_v3", "DeepSeek-V3", _ROUTED | _LATENT | {"n_group": 2}),
-    Family("phi3", "Phi-3, Phi-4", on_gpu=True),
-    Family("olmo2", "OLMo 2", on_gpu=True),
+           not_packed="an index chooses keys", engine="no sparse attention"),
+    Family("deepseek_v3", "DeepSeek-V3", _ROUTED | _LATENT | {"n_group": 2, "topk_method": "noaux_tc"}),
+    Family("phi3", "Phi-3, Phi-4", engine=True, on_gpu=True),
+    Family("olmo2", "OLMo 2", engine=True, on_gpu=True),
     Family("olmo3", "OLMo 3", {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
-           windowed=True, on_gpu=True),
-    Family("smollm3", "SmolLM3", on_gpu=True),
-    Family("granite", "Granite 3", _GRANITE, on_gpu=True),
+           windowed=True, engine=True, on_gpu=True),
+    Family("smollm3", "SmolLM3", engine=True, on_gpu=True),
+    Family("granite", "Granite 3", _GRANITE, engine=True, on_gpu=True),
     Family(
         "granitemoehybrid", "Granite 4",
         _GRANITE | {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8,
                     "mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_expand": 2, "num_local_experts": 4,
                     "num_experts_per_tok": 2, "shared_intermediate_size": 32, "position_embedding_type": "rope"},
+        engine=True,
     ),
     Family(
         "kimi_linear", "Kimi-Linear",
@@ -148,7 +153,7 @@ FAMILIES = (
                    "moe_intermediate_size": 32, "first_k_dense_replace": 1, "num_shared_experts": 1,
                    "linear_attn_config": {"head_dim": 8, "num_heads": 4, "short_conv_kernel_size": 4,
                                           "full_attn_layers": [2], "kda_layers": [1]}},
-        adapters=False,
+        adapters=False, engine="no kernel without Triton",
     ),
 )  # fmt: skip
 
@@ -159,7 +164,7 @@ def make_model(family: Family, folder: Path, sizes: Mapping[str, Any] | None = N
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    text = {**_SIZES, **family.text, **(sizes or {})}
+    text = {**SIZES, **family.text, **(sizes or {})}
     values = text if family.config is None else {"text_config": text, **family.config}
     config = AutoConfig.for_model(family.kind, **values)
     torch.manual_seed(0)

@@ -91,13 +91,14 @@ VLLM = (
     ),
     Border(
         "vLLM: weights into a running model",
-        ("trinity.explorer.engine.worker", "trinity.explorer.engine.replay"),
+        ("trinity.explorer.engine.worker", "trinity.explorer.engine.replay", "trinity.explorer.engine.gpt_oss"),
         "The order of calls in `Worker.update_weights`, and who resets the target and the flag of an update that "
         "failed. `layerwise.py`: which layers a reload passes over (a head tied to the embeddings, on CPUs), and "
         "what it counts while weights arrive. `UnquantizedFusedMoEMethod._setup_kernel`: whether a second load packs "
-        "experts for CPUs; packing twice would be as wrong as never. New kinds of `quant_method`, and new layers that "
-        "derive one weight from another as `MLA` does: they must not be loaded in place. The canary refuses a version "
-        "that was loaded wrongly.",
+        "experts for CPUs; packing twice would be as wrong as never. Which models' `load_weights` copies into "
+        "parameters without their loaders, as gpt-oss's does. New kinds of `quant_method`, and new layers that derive "
+        "one weight from another as `MLA` does: they must not be loaded in place. The canary refuses a version that "
+        "was loaded wrongly.",
         (
             "services/explorer/tests/engine/test_loading_in_place.py",
             "services/explorer/tests/engine/test_loading_by_replay.py",
@@ -132,6 +133,9 @@ VLLM = (
             "vllm.model_executor.model_loader.reload:initialize_layerwise_reload(model)",
             "vllm.model_executor.model_loader.reload:finalize_layerwise_reload(model, model_config)",
             "vllm.model_executor.model_loader.reload.layerwise:get_layerwise_info(layer)",
+            "vllm.model_executor.model_loader.reload.layerwise:_layerwise_process(layer, info)",
+            "vllm.model_executor.model_loader.reload.meta:materialize_meta_tensor(meta_tensor)",
+            "vllm.model_executor.models.gpt_oss:GptOssForCausalLM",
             "vllm.model_executor.model_loader.reload.types:LayerReloadingInfo.can_load",
             "vllm.model_executor.model_loader.reload.types:LayerReloadingInfo.load_numel",
             "vllm.model_executor.model_loader.reload.types:LayerReloadingInfo.loaded_weights",

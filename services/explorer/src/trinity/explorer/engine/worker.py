@@ -27,7 +27,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.platforms import current_platform
 
 from trinity.config.checks.lora import in_four_bits
-from trinity.explorer.engine import routes, sampled_logprobs
+from trinity.explorer.engine import gpt_oss, routes, sampled_logprobs
 from trinity.explorer.engine.replay import Loader
 from trinity.explorer.engine.staging import Named, Staging, find
 from trinity.explorer.types import FOUR_BIT
@@ -98,6 +98,7 @@ class TrinityTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
         if not self.in_place:
             initialize_layerwise_reload(self.model)
+            gpt_oss.hold(self.model)
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         model: Any = self.model
@@ -169,6 +170,7 @@ class TrinityTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
         if self.in_place:
             return
+        gpt_oss.process(self.model, self.device)
         finalize_layerwise_reload(self.model, self.model_config)
         if self.device.type == "cpu":
             _repack_tied_heads(self.model)
