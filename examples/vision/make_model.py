@@ -2,9 +2,10 @@
 
     python examples/vision/make_model.py [FOLDER] [--type qwen3_vl] [--guesses]
 
-0.6 M parameters; a Qwen3-VL has 1.0 M. A token of an image is 8 x 8 pixels. The tokenizer knows small letters, digits,
-space and a few marks, so that a random model says a digit now and then. With --guesses it answers every question with
-1, 2 or 3, drawn without a look at the image: a third is right from the first step, and only images make it more.
+0.6 M parameters; other types have up to 2 M, and those after Qwen3-VL need `model.images: true`. A token of an image
+is 8 x 8 pixels. The tokenizer knows small letters, digits, space and a few marks, so that a random model says a digit
+now and then. With --guesses it answers every question with 1, 2 or 3, drawn without a look at the image: a third is
+right from the first step, and only images make it more.
 """
 
 import argparse
@@ -19,14 +20,15 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from trinity.runtime.torch_builds import hide_unusable_companions
 
 hide_unusable_companions()
-from transformers import (  # noqa: E402
-    PreTrainedTokenizerFast,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
-)
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast  # noqa: E402
 
+PROCESSORS = {
+    "qwen2_5_vl": "Qwen2_5_VLProcessor",
+    "qwen3_vl": "Qwen3VLProcessor",
+    "qwen3_vl_moe": "Qwen3VLProcessor",
+    "qwen3_5": "Qwen3VLProcessor",
+    "qwen3_5_moe": "Qwen3VLProcessor",
+}
 ROLES = ("system", "user", "assistant")
 VISION = ("vision_start", "vision_end", "image_pad", "video_pad")
 CHAT_TEMPLATE = (
@@ -86,14 +88,26 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int, kind: str = "qwen2
         "vision_end_token_id": ids["vision_end"],
         "tie_word_embeddings": False,
     }
-    if kind == "qwen3_vl":
-        text |= {"head_dim": 32, "num_hidden_layers": 3}  # additions after the last layer reach no other token
+    if kind == "qwen2_5_vl":
+        text |= {"rope_parameters": {**rope, "mrope_section": [4, 6, 6]}}
+        vision |= {"window_size": 32, "fullatt_block_indexes": [1]}
+    else:
+        text |= {"head_dim": 32}
         text |= {"rope_parameters": {**rope, "mrope_section": [6, 5, 5], "mrope_interleaved": True}}
-        vision |= {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]}
-        return Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision, **tokens))
-    text |= {"rope_parameters": {**rope, "mrope_section": [4, 6, 6]}}
-    vision |= {"window_size": 32, "fullatt_block_indexes": [1]}
-    return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision, **tokens))
+        vision |= {"num_position_embeddings": 36}
+    if kind.startswith("qwen3_vl"):
+        text |= {"num_hidden_layers": 3}  # additions after the last layer reach no other token
+        vision |= {"deepstack_visual_indexes": [0, 1]}
+    if kind.startswith("qwen3_5"):
+        text |= {"num_hidden_layers": 4, "linear_num_value_heads": 4, "linear_num_key_heads": 2}
+        text |= {"linear_key_head_dim": 64, "linear_value_head_dim": 64}  # vLLM on CPUs has no smaller ones
+        text["rope_parameters"] |= {"partial_rotary_factor": 1.0}
+    if kind.endswith("_moe"):
+        text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": HIDDEN}
+        vl = {"mlp_only_layers": [0], "norm_topk_prob": True}
+        text |= vl if kind == "qwen3_vl_moe" else {"shared_expert_intermediate_size": HIDDEN}
+    config = AutoConfig.for_model(kind, text_config=text, vision_config=vision, **tokens)
+    return AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
 
 
 def teach_guesses(model: Any, tokenizer: PreTrainedTokenizerFast, steps: int = 60) -> None:
@@ -118,11 +132,11 @@ def processor_files(kind: str = "qwen2_5_vl") -> dict[str, object]:
     """Returns the models' preprocessor_config.json for smaller patches."""
     least, most = (PATCH * MERGE) ** 2, 128 * 128
     size = {"min_pixels": least, "max_pixels": most}
-    if kind == "qwen3_vl":
+    if kind != "qwen2_5_vl":
         size = {"size": {"shortest_edge": least, "longest_edge": most}}
     return {
         "image_processor_type": "Qwen2VLImageProcessor",
-        "processor_class": {"qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor"}[kind],
+        "processor_class": PROCESSORS[kind],
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
         "patch_size": PATCH,
@@ -135,7 +149,7 @@ def processor_files(kind: str = "qwen2_5_vl") -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", default="build/vision/model", type=Path)
-    parser.add_argument("--type", choices=["qwen2_5_vl", "qwen3_vl"], default="qwen2_5_vl", help="of the model")
+    parser.add_argument("--type", choices=[*PROCESSORS], default="qwen2_5_vl", help="of the model")
     parser.add_argument("--guesses", action="store_true", help="teach it to answer with a number from 1 to 3")
     parser.add_argument("--seed", type=int, default=0, help="of the random weights")
     args = parser.parse_args()

@@ -99,10 +99,11 @@ FAMILIES = (
         _EXPERTS | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]},
                     "norm_topk_prob": True},
         {"vision_config": {**_QWEN_TOWER, "deepstack_visual_indexes": [0]}, **_QWEN_TOKENS},
+        engine="transformers saves new experts in another layout",
     ),
     Family(
         "gemma2", "Gemma 2", {"sliding_window": WINDOW, "query_pre_attn_scalar": 8, "tie_word_embeddings": True},
-        windowed=True,
+        windowed=True, engine=True,
     ),
     Family("gemma3_text", "Gemma 3 of 1B", _WINDOWS, windowed=True, engine=True, on_gpu=True),
     Family(
@@ -133,7 +134,8 @@ FAMILIES = (
     Family("glm4_moe", "GLM-4.5, GLM-4.6", _ROUTED, engine=True),
     Family("glm_moe_dsa", "GLM-5", _ROUTED | _LATENT | {"index_topk": 64, "index_n_heads": 2, "index_head_dim": 8},
            not_packed="an index chooses keys", engine="no sparse attention"),
-    Family("deepseek_v3", "DeepSeek-V3", _ROUTED | _LATENT | {"n_group": 2, "topk_method": "noaux_tc"}),
+    Family("deepseek_v3", "DeepSeek-V3", _ROUTED | _LATENT | {"n_group": 2, "topk_method": "noaux_tc"},
+           engine="latent attention takes no float32"),
     Family("phi3", "Phi-3, Phi-4", engine=True, on_gpu=True),
     Family("olmo2", "OLMo 2", engine=True, on_gpu=True),
     Family("olmo3", "OLMo 3", {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},

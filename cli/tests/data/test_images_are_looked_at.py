@@ -36,16 +36,21 @@ def check(
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     taskset = {"path": str(folder / "rows.jsonl"), "format": {"image_key": column, "image_urls": list(urls)},
                "default_workflow_type": "simple_mm_workflow"}  # fmt: skip
-    model = {"model_path": str(folder / "model"), "custom_chat_template": "{{ messages }}", "max_prompt_tokens": 20}
     config: dict[str, Any] = {
         "checkpoint_root_dir": str(folder / "jobs"),
-        "model": {**model, "max_response_tokens": 4},
+        "model": model_of(folder),
         "algorithm": {"algorithm_type": "grpo", "repeat_times": 4},
         "buffer": {"batch_size": 1, "explorer_input": {"taskset": taskset}},
     }
     (folder / "run.yaml").write_text(yaml.safe_dump({**config, **sections}))
     done = CliRunner().invoke(app, ["check", "--deep", str(folder / "run.yaml")])
     return done.exit_code, " ".join(done.output.split())
+
+
+def model_of(folder: Path, **others: Any) -> dict[str, Any]:
+    """The section `model`."""
+    model = {"model_path": str(folder / "model"), "custom_chat_template": "{{ messages }}", "max_prompt_tokens": 20}
+    return {**model, "max_response_tokens": 4, **others}
 
 
 @pytest.fixture(autouse=True)
@@ -111,11 +116,24 @@ def test_a_model_that_reads_no_images_is_refused(tmp_path: Path) -> None:
     code, output = check(tmp_path, "good.png")
     assert code == 2
     assert "taskset.format.image_key: is given, and the model" in output
-    for kind in ("llava", "qwen3_vl_moe"):
+    for kind in ("llava", "gemma3"):
         (tmp_path / "model/config.json").write_text(json.dumps({"model_type": kind, "vision_config": {}}))
-        code, output = check(tmp_path, "good.png")
-        assert code == 2
-        assert f"taskset.format.image_key: is given, and a model of type '{kind}' trains on text only" in output
+        why = ", since the tokens of an image attend to each other" if kind == "gemma3" else ""
+        said = f"and a model of type '{kind}' trains on text only{why}; images are supported for qwen2_5_vl, "
+        for wanted in (None, True):
+            code, output = check(tmp_path, "good.png", model=model_of(tmp_path, images=wanted))
+            assert code == 2
+            assert f"taskset.format.image_key: is given, {said}" in output
+            assert (f"model.images: is true, {said}" in output) == (wanted is True)
+
+
+def test_a_model_that_reads_images_when_told_so_names_the_key(tmp_path: Path) -> None:
+    make_files(tmp_path / "model", "qwen3_5")
+    code, output = check(tmp_path, "good.png")
+    assert code == 2
+    assert "image_key: is given, and a model of type 'qwen3_5' reads images if model.images is true; mend" in output
+    code, output = check(tmp_path, "good.png", model=model_of(tmp_path, images=True))
+    assert code == 0, output
 
 
 @pytest.mark.parametrize(
@@ -133,7 +151,6 @@ def test_layers_to_adapt_have_the_models_names_whatever_its_files_say(
     make_files(tmp_path / "model")
     names = ["model.layers.0.self_attn.q_proj", "visual.blocks.0.attn.qkv"]
     save_file({f"{name}.weight": torch.zeros(2, 2) for name in names}, tmp_path / "model/model.safetensors")
-    model = {"model_path": str(tmp_path / "model"), "custom_chat_template": "{{ messages }}", "max_prompt_tokens": 20,
-             "max_response_tokens": 4, "lora_configs": [{"target_modules": targets}]}  # fmt: skip
+    model = model_of(tmp_path, lora_configs=[{"target_modules": targets}])
     code, output = check(tmp_path, "good.png", model=model)
     assert (code, said in output) == (2 if said else 0, True), output

@@ -11,7 +11,7 @@ import pytest
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from support.fakes.data.experience import make_group, make_task
-from support.fakes.data.vision import KINDS, make_files, picture
+from support.fakes.data.vision import ASKED, KINDS, make_files, picture
 from trinity.config import make_plan
 from trinity.config.load import parse
 from trinity.data import datasets, images
@@ -51,6 +51,13 @@ def test_the_rules_are_in_the_models_files(tmp_path: Path) -> None:
         assert image_rules(str(make_files(tmp_path / "a", kind))) == RULES
     assert image_rules(str(tmp_path / "none")) is None
     assert why_no_images(str(tmp_path / "a")) is why_no_images(str(tmp_path / "none")) is None
+    assert image_rules(str(tmp_path / "a"), wanted=False) is None
+    for kind in ASKED:
+        make_files(tmp_path / "a", kind)
+        assert image_rules(str(tmp_path / "a")) is None
+        assert "reads images if model.images is true" in (why_no_images(str(tmp_path / "a")) or "")
+        assert image_rules(str(tmp_path / "a"), wanted=True) == RULES
+    make_files(tmp_path / "a")
     config = json.loads((tmp_path / "a/config.json").read_text())
     (tmp_path / "b").mkdir()
     (tmp_path / "b/config.json").write_text(json.dumps({**config, "image_token_id": None}))

@@ -63,7 +63,7 @@ def scale_tower(folder: Path, by: float) -> None:
 
 @pytest.fixture(scope="module")
 def reader(folder: Path) -> ImageReader:
-    found = ImageReader.of(ModelConfig(model_path=str(folder)))
+    found = ImageReader.of(ModelConfig(model_path=str(folder), images=True))
     assert found is not None
     return found
 
@@ -91,7 +91,7 @@ async def test_sampled_tokens_have_the_same_log_probabilities(
             sampled.append(completion.logprobs)
     assert len(sampled) == 9
     for packed in (True, False):
-        policy = load_policy(ModelConfig(model_path=str(folder)), torch.float32, 64, packed=packed)
+        policy = load_policy(ModelConfig(model_path=str(folder), images=True), torch.float32, 64, packed=packed)
         assert policy.packed == packed
         with torch.no_grad():
             found, _ = policy(collate(sequences, 0, packed, reader))
@@ -116,7 +116,7 @@ async def test_images_of_later_turns_stand_where_they_were_shown(
         )
         sampled.append(completion.logprobs)
     for packed in (True, False):
-        policy = load_policy(ModelConfig(model_path=str(folder)), torch.float32, 64, packed=packed)
+        policy = load_policy(ModelConfig(model_path=str(folder), images=True), torch.float32, 64, packed=packed)
         with torch.no_grad():
             found, _ = policy(collate(sequences, 0, packed, reader))
             others, _ = policy(collate([replace(one, images=one.images[:2]) for one in sequences], 0, packed, reader))
@@ -137,7 +137,8 @@ async def test_an_engine_with_adapters_computes_what_the_trainer_computes(
 ) -> None:
     """Of the language model and of the tower; they are merged where they are loaded."""
     lora = LoraConfig(lora_rank=4, lora_alpha=8, target_modules=r".*(visual\.merger.*|_proj)")
-    policy = load_policy(ModelConfig(model_path=str(folder), lora_configs=[lora]), torch.float32, 64, packed=True)
+    config = ModelConfig(model_path=str(folder), images=True, lora_configs=[lora])
+    policy = load_policy(config, torch.float32, 64, packed=True)
     assert policy.lora is not None
     assert {target.name.split(".")[1] for target in policy.lora.targets} == {"language_model", "visual"}
     torch.manual_seed(1)
@@ -165,7 +166,7 @@ async def test_an_engine_with_adapters_computes_what_the_trainer_computes(
 async def test_a_canary_sees_a_vision_tower_that_is_another(
     engine: Engine, folder: Path, reader: ImageReader, tmp_path: Path
 ) -> None:
-    policy = load_policy(ModelConfig(model_path=str(folder)), torch.float32, 64, packed=True)
+    policy = load_policy(ModelConfig(model_path=str(folder), images=True), torch.float32, 64, packed=True)
     vocabulary = int(policy.model.config.get_text_config().vocab_size)
     seen, shown = picture_probe(vocabulary, reader.rules)
     text = pseudo_random_probe(vocabulary)
@@ -186,3 +187,25 @@ async def test_a_canary_sees_a_vision_tower_that_is_another(
     finally:
         await engine.load(4, update_info(folder))
     assert (await asyncio.wait_for(measure([engine], canary, 255), 120)).within(canary)
+
+
+async def test_a_model_with_delta_networks_sees_what_its_engine_sees(tmp_path: Path) -> None:
+    """Qwen3.5, whose delta networks vLLM computes in bfloat16 on CPUs."""
+    folder = make_model(tmp_path / "model", "qwen3_5")
+    scale_tower(folder, 10)
+    config = ModelConfig(model_path=str(folder), images=True)
+    reader, policy = ImageReader.of(config), load_policy(config, torch.float32, 64, packed=True)
+    assert reader is not None
+    started = await asyncio.wait_for(Engine.start(EngineOptions(str(folder), "cpu", 512, images=reader.rules)), 300)
+    try:
+        for shown in SHOWN:
+            tokens = images.expanded([1, *[2, reader.rules.token, 3] * len(shown), *range(8, 30)], shown, reader.rules)
+            asked = after_first_token(tokens, images.placed(tokens, shown, reader.rules))
+            values = (await asyncio.wait_for(started.logprobs(tokens, shown), 120))[-21:]
+            with torch.no_grad():
+                found, blind = (policy(collate([one], 0, True, reader))[0][0, -21:].numpy()
+                                for one in (asked, replace(asked, images=())))  # fmt: skip
+            assert np.abs(found - values).mean() < 0.01
+            assert not shown or np.abs(blind - values).mean() > 0.05
+    finally:
+        started.close()

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, AutoModel, AutoModelForImageTextToText
 
 from support.fakes.data.experience import make_group, make_task
-from support.fakes.data.vision import KINDS, make_model, picture
+from support.fakes.data.vision import ASKED, KINDS, make_model, picture
 from support.programs.trainer.training import make_model as make_text_model
 from trinity.api.buffer.v1 import buffer_pb2
 from trinity.config.algorithms import resolve
@@ -31,13 +31,17 @@ from trinity.trainer.model.policy import PolicyModel, load_policy
 from trinity.trainer.model.vision import freeze_all_but_text
 from trinity.weights.lora import merged
 
-pytestmark = pytest.mark.core
-
 RESPONSE = [5, 6, 7, 9, 3]
 PICTURES = [picture(colour="red"), picture(64, 24, colour="white"), picture(9, 40, colour="blue")]
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        *(pytest.param(kind, marks=pytest.mark.core) for kind in KINDS),
+        *(pytest.param(kind, marks=pytest.mark.extended) for kind in ASKED),
+    ],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With weights ten times as large as a new model's: what an image adds is not small beside the text."""
     found = make_model(tmp_path_factory.mktemp("vision") / "model", request.param)
@@ -51,7 +55,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def reader(folder: Path) -> ImageReader:
-    found = ImageReader.of(ModelConfig(model_path=str(folder)))
+    found = ImageReader.of(ModelConfig(model_path=str(folder), images=True))
     assert found is not None
     return found
 
@@ -96,7 +100,7 @@ def of_transformers(folder: Path, reader: ImageReader) -> tuple[np.ndarray, dict
 
 
 def policy_of(folder: Path, packed: bool) -> PolicyModel:
-    policy = load_policy(ModelConfig(model_path=str(folder)), torch.float32, 64, packed=packed)
+    policy = load_policy(ModelConfig(model_path=str(folder), images=True), torch.float32, 64, packed=packed)
     assert policy.packed == packed
     return policy
 
@@ -113,7 +117,8 @@ def test_log_probabilities_and_gradients_are_those_of_transformers(
     for name, parameter in policy.weights():
         # Key biases have no gradient but rounding: they move all scores of a query alike.
         largest = max(float(gradients[name].abs().max()), 1e-2)
-        torch.testing.assert_close(parameter.grad, gradients[name], rtol=0, atol=1e-5 * largest, msg=name)
+        close = 1e-4 if "linear_attn" in name else 1e-5  # a delta network's gates are exponents of sums
+        torch.testing.assert_close(parameter.grad, gradients[name], rtol=0, atol=close * largest, msg=name)
 
 
 def test_parts_of_a_micro_batch_have_the_images_that_stand_in_them(reader: ImageReader) -> None:
@@ -136,7 +141,7 @@ def test_parts_of_a_micro_batch_have_the_images_that_stand_in_them(reader: Image
 
 
 def test_processed_images_are_kept_up_to_so_many_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = ImageReader.of(ModelConfig(model_path=str(folder)))
+    reader = ImageReader.of(ModelConfig(model_path=str(folder), images=True))
     assert reader is not None
     first, second, third, small = (images.PlacedImage(0, file) for file in [*PICTURES, picture(8, 8)])
     sizes = [reader._one(image)[0].nbytes for image in (first, second, third)]
@@ -153,12 +158,13 @@ def test_processed_images_are_kept_up_to_so_many_bytes(folder: Path, monkeypatch
 def test_pictures_count(folder: Path, reader: ImageReader) -> None:
     """Each of a tower's weights moves the log-probabilities by far more than the tolerance."""
     policy, micro = policy_of(folder, packed=True), collate(sequences(reader), 0, True, reader)
+    torch.manual_seed(0)
     with torch.no_grad():
         before, _ = policy(micro)
         for name, parameter in policy.weights():
             if "visual" in name and parameter.ndim > 1:
                 kept = parameter.clone()
-                parameter.mul_(1.1)
+                parameter.add_(torch.randn_like(parameter) * 0.1 * parameter.std())
                 assert float((policy(micro)[0] - before).abs().max()) > 1e-4, name
                 parameter.copy_(kept)
 
@@ -208,7 +214,8 @@ def test_adapters_are_merged_with_the_models_files(
 ) -> None:
     """The tower has adapters where it is named. What explorers merge computes what the trainer's model computes."""
     lora = LoraConfig(lora_rank=3, lora_alpha=6, target_modules=targets)
-    policy = load_policy(ModelConfig(model_path=str(folder), lora_configs=[lora]), torch.float32, 64, packed=True)
+    config = ModelConfig(model_path=str(folder), images=True, lora_configs=[lora])
+    policy = load_policy(config, torch.float32, 64, packed=True)
     assert policy.lora is not None
     adapted = [target.name for target in policy.lora.targets]
     assert any(".language_model." in name for name in adapted)
@@ -233,7 +240,7 @@ def test_adapters_are_merged_with_the_models_files(
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_critic_values_what_transformers_body_says(folder: Path, reader: ImageReader, packed: bool) -> None:
-    critic = load_critic(ModelConfig(model_path=str(folder)), torch.float32, packed=packed)
+    critic = load_critic(ModelConfig(model_path=str(folder), images=True), torch.float32, packed=packed)
     torch.nn.init.normal_(critic.head.weight, generator=torch.Generator().manual_seed(1))
     found = critic(collate(sequences(reader), 0, packed, reader))
     found.sum().backward()
@@ -248,11 +255,12 @@ def test_a_critic_values_what_transformers_body_says(folder: Path, reader: Image
 def test_a_critic_that_reads_no_images_is_refused(folder: Path, tmp_path: Path) -> None:
     other = make_text_model(tmp_path / "other")
     for policy, critic in ((folder, other), (other, folder)):
-        config = ModelConfig(model_path=str(policy), critic_model_path=str(critic))
+        config = ModelConfig(model_path=str(policy), critic_model_path=str(critic), images=True)
         with pytest.raises(InvalidInput, match=r"critic_model_path: .* reads images otherwise than model.model_path"):
             load_critic(config, torch.float32)
 
 
+@pytest.mark.core
 def test_sequences_have_the_images_of_their_experiences() -> None:
     """Of the task or of the group."""
     group = make_group(make_task(images=tuple(PICTURES[:2]), repeat_times=2))

@@ -18,6 +18,7 @@ from trinity.trainer.data.batch import TrainBatch
 
 EXAMPLE = Path(__file__).parents[4] / "examples/vision"
 KINDS = ("qwen2_5_vl", "qwen3_vl")
+ASKED = ("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")  # they read images with model.images: true
 
 
 def pretend_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +30,7 @@ def pretend_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
 def make_model(folder: Path, kind: str = KINDS[0], *options: str) -> Path:
     """The example's model folder."""
     command = [sys.executable, str(EXAMPLE / "make_model.py"), str(folder), "--type", kind, *options]
-    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    subprocess.run(command, check=True, timeout=300, capture_output=True)
     return folder
 
 

@@ -54,7 +54,7 @@ def main() -> None:
     ranks = ranks_from_environment(1)
     for index, trainer in enumerate(job["cases"].values()):
         config = json.loads(json.dumps(BASE))
-        config["model"]["model_path"] = job["model"]
+        config["model"] |= {"model_path": job["model"], "images": job["pictures"] or None}
         for section, keys in job["changes"].items():
             config[section] |= keys
         config["checkpoint_root_dir"] = job["folder"]

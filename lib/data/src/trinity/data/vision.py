@@ -1,7 +1,6 @@
 """Rules by which a vision-language model cuts images into tokens, read from the model's folder.
 
-Images are supported for Qwen2.5-VL and the dense models of Qwen3-VL. The language model of any other vision-language
-model trains on text.
+The language model of a model that has no rules here, or that the run lets read no images, trains on text.
 """
 
 import json
@@ -12,7 +11,9 @@ from typing import Any
 from trinity.config.memory import model_folder
 from trinity.runtime.errors import InvalidInput
 
-SUPPORTED = ("qwen2_5_vl", "qwen3_vl")
+# Values of model_type with these rules, and whether they read images where the YAML's model.images does not say.
+SUPPORTED = {"qwen2_5_vl": True, "qwen3_vl": True, "qwen3_vl_moe": False, "qwen3_5": False, "qwen3_5_moe": False}
+_BOTH_WAYS = ("gemma3", "gemma4")  # the tokens of an image attend to each other
 _NARROWEST = 200  # greatest ratio of the sides that the processor accepts
 
 
@@ -56,26 +57,35 @@ def has_tower(model_path: str) -> bool:
     return "vision_config" in _read(model_path, "config.json")
 
 
-def why_no_images(model_path: str) -> str | None:
-    """Returns why tasks cannot show images to a model on this machine; None if they can, or for a model elsewhere."""
+def reads_images(kind: str, wanted: bool | None) -> bool:
+    """Returns True if a model of this model_type, with a vision_config, reads images. wanted: model.images."""
+    return kind in SUPPORTED and (SUPPORTED[kind] if wanted is None else wanted)
+
+
+def why_no_images(model_path: str, wanted: bool | None = None) -> str | None:
+    """Returns why tasks cannot show images to a model on this machine; None if they can, or for a model elsewhere.
+
+    wanted: model.images.
+    """
     if not (model_folder(model_path) / "config.json").is_file():
         return None
     config = _read(model_path, "config.json")
-    if "vision_config" in config and config.get("model_type") in SUPPORTED:
-        return None
+    kind = str(config.get("model_type"))
     if "vision_config" not in config:
         return f"the model {model_path!r} reads no images"
-    kind = config.get("model_type")
-    return f"a model of type {kind!r} trains on text only; images are supported for {' and '.join(SUPPORTED)}"
+    if kind not in SUPPORTED:
+        why = ", since the tokens of an image attend to each other" if kind in _BOTH_WAYS else ""
+        return f"a model of type {kind!r} trains on text only{why}; images are supported for {', '.join(SUPPORTED)}"
+    return None if reads_images(kind, wanted) else f"a model of type {kind!r} reads images if model.images is true"
 
 
-def image_rules(model_path: str) -> ImageRules | None:
+def image_rules(model_path: str, wanted: bool | None = None) -> ImageRules | None:
     """The rules of a model on this machine. Returns None for a model that trains on text, or that is not here.
 
-    Raises InvalidInput for missing files.
+    wanted: model.images. Raises InvalidInput for missing files.
     """
     config = _read(model_path, "config.json")
-    if "vision_config" not in config or config.get("model_type") not in SUPPORTED:
+    if "vision_config" not in config or not reads_images(str(config.get("model_type")), wanted):
         return None
     processor = _read(model_path, "preprocessor_config.json")
     try:

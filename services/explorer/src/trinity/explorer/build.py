@@ -66,7 +66,7 @@ class ExplorerBuilder:
         return Limits(
             self._plan.lengths.model,
             vocabulary_of(path),
-            images=image_rules(path),
+            images=image_rules(path, self._config.model.images),
             reward=self._explorer.reward_bound,
             logprob=self._explorer.logprob_bound,
             mixture=mixture_of(path),
@@ -92,7 +92,7 @@ class ExplorerBuilder:
             gpu_memory_gib=self._settings.gpu_memory_gib,
             rope=model.rope,
             routes=self._config.algorithm.enable_router_replay,
-            images=image_rules(model.model_path),
+            images=image_rules(model.model_path, model.images),
             turn_end=turn_end,
             adapters=slots,
             adapter_rank=rank,

@@ -30,7 +30,7 @@ class ChatTokenizer:
         from transformers import AutoTokenizer
 
         self.model_path = model.model_path
-        self._image_rules = image_rules(model.model_path)
+        self._image_rules = image_rules(model.model_path, model.images)
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(model.model_path, trust_remote_code=model.trust_remote_code)
         except (OSError, ValueError) as error:

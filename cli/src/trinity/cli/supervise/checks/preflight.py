@@ -314,13 +314,14 @@ def _may_rate(model: AuxiliaryModelConfig) -> bool:
 
 def _check_vision(plan: Plan) -> list[Problem]:
     """The model reads the images of the tasks with local files and packages."""
-    path = plan.config.model.model_path
+    path, wanted = plan.config.model.model_path, plan.config.model.images
     tasksets = [dataset for dataset in _datasets(plan) if isinstance(dataset.config, TasksetConfig)]
     keys = [f"{dataset.key}.format.image_key" for dataset in tasksets if dataset.config.format.image_key]
-    if (reason := why_no_images(path)) is not None:
-        return [Problem(key, f"is given, and {reason}; remove it") for key in keys]
+    if (reason := why_no_images(path, wanted)) is not None:
+        found = [Problem(key, f"is given, and {reason}; mend that, or remove it") for key in keys]
+        return [*found, Problem("model.images", f"is true, and {reason}; remove it")] if wanted else found
     try:
-        if image_rules(path) is None:
+        if image_rules(path, wanted) is None:
             return []
     except InvalidInput as error:
         return [Problem(error.field, str(error).partition(": ")[2])]
@@ -332,14 +333,15 @@ def _check_vision(plan: Plan) -> list[Problem]:
 def _check_critic(plan: Plan) -> list[Problem]:
     """The critic reads the images that the policy reads, with local files."""
     path, critic = plan.config.model.model_path, plan.config.model.critic_model_path
+    wanted = plan.config.model.images
     if not critic or not all(os.path.isfile(Path(one).expanduser() / "config.json") for one in (path, critic)):
         return []
     try:
-        rules = image_rules(path)
+        rules = image_rules(path, wanted)
     except InvalidInput:  # _check_vision says so
         return []
     with contextlib.suppress(InvalidInput):
-        if image_rules(critic) == rules:
+        if image_rules(critic, wanted) == rules:
             return []
     what = f"{critic!r} reads images otherwise than model.model_path does, or none; leave it empty"
     return [Problem("model.critic_model_path", what)]

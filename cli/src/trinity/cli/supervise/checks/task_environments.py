@@ -165,7 +165,7 @@ def _showing(plan: Plan, key: str, name: str) -> Iterator[Problem]:
     workflow, _ = names_for(plan, key, taskset)
     if workflow == "tool_call_workflow" or (workflow in R3L_WORKFLOWS and ".eval_tasksets" not in key):
         yield Problem(place, f"is {name!r}, which shows images; {workflow} reads only text")
-    if (reason := why_no_images(path)) is not None:
+    if (reason := why_no_images(path, plan.config.model.images)) is not None:
         yield Problem(place, f"is {name!r}, which shows images, and {reason}")
     for archive in archives(plan.config):
         yield Problem(archive, f"is given, and {name!r} shows images; archives hold none yet. Remove it")

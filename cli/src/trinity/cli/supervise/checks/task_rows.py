@@ -76,7 +76,7 @@ def check_images(plan: Plan, tasksets: Sequence[tuple[str, TasksetConfig, Sequen
 
     Yields the first unusable image of each taskset, and how many rows were checked.
     """
-    rules = image_rules(plan.config.model.model_path)
+    rules = image_rules(plan.config.model.model_path, plan.config.model.images)
     for key, taskset, rows in tasksets:
         column, urls, begin = taskset.format.image_key, taskset.format.image_urls, time.monotonic()
         for number, row in enumerate(rows if column else ()):

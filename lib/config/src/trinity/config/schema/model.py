@@ -113,6 +113,9 @@ class ModelConfig(Section):
     min_response_tokens: NonNegativeInt = Field(0, description="Shortest response, in tokens")
     rope_scaling: RopeScalingConfig | None = Field(None, description="Of policy and reference; null: the model's own")
     rope_theta: PositiveFloat | None = Field(None, description="Base of the rotary positions; null: the model's own")
+    images: bool | None = Field(
+        None, description="Read images, where docs/vision.md names the model; null: Qwen2.5-VL and Qwen3-VL do"
+    )
     lora_configs: list[LoraConfig] | None = Field(
         None, max_length=1, description="Train adapters, not the model (docs/weights.md); at most one entry"
     )

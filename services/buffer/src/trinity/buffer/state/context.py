@@ -153,13 +153,13 @@ class RunContext:
         """Limits of a group of this run. Reads the model's config.json once, if this machine has it."""
         advantage = self.plan.algorithm.advantage
         read = advantage.args.get("step_reward_key") if advantage is not None else None
-        vocabulary, explorer = vocabulary_of(self.plan.config.model.model_path), self.plan.config.explorer
+        model, explorer = self.plan.config.model, self.plan.config.explorer
         numbers = (read,) if isinstance(read, str) else ()
         teacher = "teacher" in self.plan.algorithm.advantage_traits
         return Limits(
-            self.plan.lengths.model, vocabulary, numbers, teacher, image_rules(self.plan.config.model.model_path),
-            explorer.reward_bound, explorer.logprob_bound, mixture_of(self.plan.config.model.model_path),
-            self.plan.algorithm.teacher_top,
+            self.plan.lengths.model, vocabulary_of(model.model_path), numbers, teacher,
+            image_rules(model.model_path, model.images), explorer.reward_bound, explorer.logprob_bound,
+            mixture_of(model.model_path), self.plan.algorithm.teacher_top,
         )  # fmt: skip
 
     @property

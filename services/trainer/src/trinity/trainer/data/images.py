@@ -66,7 +66,7 @@ class ImageReader:
     @classmethod
     def of(cls, model: ModelConfig) -> "ImageReader | None":
         """Returns None for a model that reads no images."""
-        rules = image_rules(model.model_path)
+        rules = image_rules(model.model_path, model.images)
         return None if rules is None else cls(model.model_path, rules)
 
     def positions(self, sequence: TrainSequence) -> np.ndarray:

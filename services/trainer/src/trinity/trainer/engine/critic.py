@@ -58,7 +58,7 @@ def load_critic(
     key = "model.critic_model_path" if config.critic_model_path else "model.model_path"
     path = config.critic_model_path or config.model_path
     model = from_pretrained(AutoModel, key, path, config, dtype, weights)
-    if image_rules(path) != image_rules(config.model_path):
+    if image_rules(path, config.images) != image_rules(config.model_path, config.images):
         raise InvalidInput(key, f"{path!r} reads images otherwise than model.model_path does, or none; leave it empty")
     choose_attention(model)
     if not has_vision(model) and wants_kernels(model, fused):

@@ -14,7 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from trinity.config.memory import quantization_of
 from trinity.config.schema.model import ModelConfig
 from trinity.data.rope import rope_parameters
-from trinity.data.vision import has_tower
+from trinity.data.vision import has_tower, reads_images
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data.microbatch import MicroBatch
 from trinity.trainer.model import attention
@@ -225,7 +225,17 @@ def load_policy(
 
 
 def from_pretrained(kind: Any, key: str, path: str, config: ModelConfig, dtype: torch.dtype, weights: bool) -> Any:
-    """Loads a model by a class of transformers; see load_policy. Raises InvalidInput at this key of the YAML."""
+    """Loads a model by a class of transformers; see load_policy. Raises InvalidInput at this key of the YAML.
+
+    The result's `reads_images` tells whether it does.
+    """
+    found = _loaded(kind, key, path, config, dtype, weights)
+    own = found.config
+    found.reads_images = hasattr(own, "vision_config") and reads_images(own.model_type, config.images)
+    return found
+
+
+def _loaded(kind: Any, key: str, path: str, config: ModelConfig, dtype: torch.dtype, weights: bool) -> Any:
     from transformers import AutoConfig
 
     options: dict[str, Any] = {"dtype": dtype}

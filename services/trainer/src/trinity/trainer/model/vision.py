@@ -1,6 +1,6 @@
 """Hidden states of a vision-language model: features of images replace placeholders, then the language model runs.
 
-A model whose images are not supported runs its language model on text; the rest of it stays frozen.
+A model that reads no images runs its language model on text; the rest of it stays frozen.
 
 Only tokens at the images' positions are placeholders: a sampled token of the same id stays a token, as in vLLM.
 """
@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 
-from trinity.data.vision import SUPPORTED
 from trinity.trainer.data.microbatch import MicroBatch
 
 
 def has_vision(model: Any) -> bool:
-    """Returns True if images are supported for a transformers model."""
-    return getattr(model.config, "vision_config", None) is not None and model.config.model_type in SUPPORTED
+    """Returns True if a loaded model reads images (policy.from_pretrained)."""
+    return bool(getattr(model, "reads_images", False))
 
 
 def text_body(model: Any) -> Any:
