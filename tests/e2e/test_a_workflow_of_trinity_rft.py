@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from support.programs.run import TrinityRun, write_config
-from trinity.data.archive.reader import read_experiences
+from trinity.archive.reader import read_experiences
 from trinity.data.experience import Truncation
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -1,4 +1,6 @@
-"""A fresh environment without ui, lineage, import_verl, convert, cluster, tinker, task_pipeline and trinity_rft learns.
+"""A fresh environment without satellites, except environments, learns.
+
+Missing are archive, ui, lineage, import_verl, convert, cluster, tinker, task_pipeline and trinity_rft.
 
 Third-party packages are links to the installed ones; parts of Trinity are installed from their wheels.
 """
@@ -15,7 +17,7 @@ import pytest
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(900)]
 
-SATELLITES = ("ui", "lineage", "import_verl", "convert", "cluster", "tinker", "task_pipeline", "trinity_rft")
+SATELLITES = ("archive", "ui", "lineage", "import_verl", "convert", "cluster", "tinker", "task_pipeline", "trinity_rft")
 SHORT = [
     "stages.0.buffer.total_steps=4",
     "buffer.total_steps=2",
@@ -121,6 +123,13 @@ def test_a_task_pipeline_names_its_distribution(core: SimpleNamespace) -> None:
         done = core.trinity(command, "--config", core.yaml, "data_processor.task_pipeline={top_k: 8}")
         assert done.returncode == 2, done.stdout + done.stderr
         assert "data_processor.task_pipeline: needs trinity-task-pipeline, which is not installed" in done.stderr
+
+
+def test_an_archive_names_its_distribution(core: SimpleNamespace) -> None:
+    done = core.trinity("check", "--config", core.yaml, "data_processor.experience_pipeline.input_save_path=kept.jsonl")
+    assert done.returncode == 2, done.stdout + done.stderr
+    key = "data_processor.experience_pipeline.input_save_path: names an archive, which needs trinity-archive"
+    assert f"{key}, which is not installed" in done.stderr
 
 
 def test_a_plugin_of_trinity_rft_names_its_distribution(core: SimpleNamespace, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from support.programs.run import TrinityRun, kill_process, write_config
-from trinity.data.archive.reader import read_experiences
+from trinity.archive.reader import read_experiences
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -18,7 +18,7 @@ from support.fakes.environments import playing
 from support.programs.run import TrinityRun, write_config
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
-from trinity.data.archive.reader import read_experiences
+from trinity.archive.reader import read_experiences
 
 VENV = Path(os.environ.get("VERIFIERS_VENV", Path(__file__).parents[3] / "build/hubs/verifiers"))
 pytestmark = [

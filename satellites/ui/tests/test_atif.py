@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from trinity.data.archive.reader import read_experiences
+from trinity.archive.reader import read_experiences
 from trinity.reading.errors import RunError
 from trinity.ui import atif, atif_form
 

@@ -17,7 +17,7 @@ import yaml
 
 from support.checks.sampled_replies import count_trained, sampled_replies
 from support.programs.run import TrinityRun, write_config
-from trinity.data.archive.reader import read_experiences
+from trinity.archive.reader import read_experiences
 from trinity.runtime.process import free_port
 from trinity.sdk import Session, SessionRefused, open_session
 

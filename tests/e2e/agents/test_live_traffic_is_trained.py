@@ -18,7 +18,7 @@ import openai
 import pytest
 
 from support.programs.run import TrinityRun, kill_process, write_config
-from trinity.data.archive.reader import read_experiences
+from trinity.archive.reader import read_experiences
 from trinity.runtime.process import free_port
 from trinity.sdk import CallRefused, delete_call, reward_call
 

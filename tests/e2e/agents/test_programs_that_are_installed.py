@@ -14,7 +14,7 @@ import yaml
 
 from support.checks.sampled_replies import count_trained, sampled_replies
 from support.programs.run import TrinityRun, write_config
-from trinity.data.archive.reader import read_experiences
+from trinity.archive.reader import read_experiences
 
 INSTALLED = Path(os.environ.get("AGENT_BIN", Path(__file__).parents[3] / "build/agents/venv/bin"))
 pytestmark = [

@@ -10,10 +10,10 @@ from support.fakes.data.experience import make_group, make_task
 from support.servers.buffer_run import BufferRun
 from support.servers.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.archive import open_archive
 from trinity.config import ConfigError, load
 from trinity.config.algorithms import resolve
 from trinity.config.schema.algorithm import AlgorithmConfig
-from trinity.data.archive import open_archive
 from trinity.data.wire import decode_outcome
 from trinity.trainer.data.batch import from_groups
 

@@ -233,7 +233,7 @@ async def test_expert_rows_come_beside_the_groups_the_same_for_every_reader(star
 
 
 async def test_the_log_is_archived_as_it_came_and_as_operators_left_it(started: Started, tmp_path: Path) -> None:
-    from trinity.data.archive import read_experiences
+    from trinity.archive import read_experiences
 
     def answer(task: Task, _: int) -> Outcome:
         made = rewards_of(task, 1, 1, 1, 1) if task.ordinal == 3 else rewards_of(task, 0, 1, 3, -9)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from support.fakes.data.experience import make_group, make_task
-from trinity.data.archive import Archive, open_archive, read_experiences
+from trinity.archive import Archive, open_archive, read_experiences
 from trinity.data.experience import Group
 
 RUN = "tests-run-000000"

@@ -87,7 +87,7 @@ ARCHIVES = "a .jsonl, .db or .sqlite file, a folder .parquet, or an sqlite:/// o
 
 
 def is_archive(path: str) -> bool:
-    """Tells if a path names an archive of experience; trinity.data.archive opens it."""
+    """Tells if a path names an archive of experience; trinity-archive opens it."""
     scheme = path.partition("://")[0] if "://" in path else ""
     kinds = (".jsonl", ".db", ".sqlite", ".parquet", "/")
     return scheme.partition("+")[0] in ("sqlite", "postgresql", "postgres") or (not scheme and path.endswith(kinds))

@@ -13,6 +13,7 @@ from typing import Any
 GROUP = "trinity.hooks"
 # The distribution that has each hook.
 DISTRIBUTIONS = {
+    "archive": "trinity-archive",
     "convert": "trinity-convert",
     "foreign_keys": "trinity-compat-rft",
     "operators": "trinity-compat-rft",

@@ -11,10 +11,12 @@ from typing import Any, TextIO
 
 from trinity import plugins
 from trinity.config import Config, ConfigError, Problem, expand, parse
+from trinity.config.checks.vision import archives
 from trinity.config.document import read_text
 from trinity.config.names import EXPERIENCE_OPERATORS, REWARD_FUNCTIONS, WORKFLOWS
 from trinity.data.data_files import is_data, kind_of
 from trinity.plugins import satellites
+from trinity.plugins.declarations import ALGORITHMS
 from trinity.plugins.environments import built_in_environments, installed_environments
 from trinity.reading.errors import RunError
 from trinity.reading.job import make_folder
@@ -55,7 +57,7 @@ class Request:
                 file = sys.modules[own[name].__module__].__file__
                 raise RunError(f"{file}: {name!r} is the name of a built-in {kind}; choose another", code=2)
         text = self.text or read_text(self.config)
-        config = parse(text, str(self.config), self.overrides, checks=[_check_task_pipeline])
+        config = parse(text, str(self.config), self.overrides, checks=[_check_task_pipeline, _check_archive])
         _check_folder(config, str(self.config))
         return config
 
@@ -118,6 +120,16 @@ def _check_task_pipeline(stage: Config) -> Iterable[Problem]:
         return found
     what = f"needs {satellites.missing('task_pipeline')}; install it, or leave the section out"
     return [Problem("data_processor.task_pipeline", what)]
+
+
+def _check_archive(stage: Config) -> Iterable[Problem]:
+    if satellites.find("archive"):
+        return []
+    needed = f"names an archive, which needs {satellites.missing('archive')}; install it, or leave the key out"
+    declared = ALGORITHMS.get(stage.algorithm.algorithm_type)
+    reads_rows = declared is not None and declared.offline  # of a dataset; the check of rows refuses experience
+    given = [where for where in archives(stage) if not (reads_rows and where.startswith("buffer."))]
+    return [Problem(where, needed) for where in given]
 
 
 def _outputs(config: Config) -> Iterator[tuple[str, str, Path]]:

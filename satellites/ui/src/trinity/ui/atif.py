@@ -16,9 +16,8 @@ import typer
 from tokenizers import Tokenizer
 
 from trinity.commands import command, group
-from trinity.data.archive.reader import read_experiences
-from trinity.data.archive.rows import check_row
 from trinity.data.experience import Experience, Group
+from trinity.plugins import satellites
 from trinity.reading.errors import RunError
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.version import installed_version
@@ -45,7 +44,7 @@ def export(
         tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     except Exception as error:  # tokenizers raises nothing more exact
         raise RunError(f"--model {model}: has no tokenizer.json that can be read ({error})", 2) from None
-    groups = read_experiences(archive, name)
+    groups = _archives().read_experiences(archive, name)
     output.mkdir(parents=True, exist_ok=True)
     count = 0
     for number, one in enumerate(groups):
@@ -224,6 +223,12 @@ def _messages(step: form.Step, where: str) -> Iterator[Row]:
             yield {"role": "user", "content": text}
 
 
+def _archives() -> Any:
+    if (found := satellites.find("archive")) is None:
+        raise RunError(f"archives of experience need {satellites.missing('archive')}", 2)
+    return found
+
+
 def _experiences(found: form.Trajectory, path: Path) -> Iterator[Row]:
     """Yields rows of an archive. Steps whose prompt continues the tokens before them are one row."""
     for place, one in _agents(found, str(path)):
@@ -249,7 +254,7 @@ def _experiences(found: form.Trajectory, path: Path) -> Iterator[Row]:
                 "step": int(extra.get("step", 0)) + index,
                 "reward": reward,
             }
-            check_row(row, place)
+            _archives().check_row(row, place)
             yield row
 
 

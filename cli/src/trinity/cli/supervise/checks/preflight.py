@@ -152,6 +152,8 @@ def _check_rows(config: TasksetConfig | ExperienceBufferConfig, rows: Sequence[R
     """Raises DatasetError if some rows cannot be trained."""
     features(rows, config.data_selector.feature_keys)
     if "token_ids" in rows[0]:  # an archive of experience, which the buffer itself reads
+        if satellites.find("archive") is None:
+            raise DatasetError(f"has experience and not rows; archives need {satellites.missing('archive')}")
         return []
     check_columns(config.format, rows)
     example = reader(kind, config.format, rows[0])

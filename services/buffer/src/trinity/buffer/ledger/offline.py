@@ -9,14 +9,16 @@ from typing import Any, Protocol
 
 from trinity.buffer.ledger.entries import Ledger
 from trinity.buffer.ledger.wire import BatchGroup, Entry, Example
+from trinity.buffer.log.archives import archives
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.window.groups import StoredGroup
 from trinity.config import Plan
 from trinity.config.schema.buffer import ExperienceBufferConfig
-from trinity.data.archive import Experiences, holds_experiences, read_experiences
 from trinity.data.datasets import Row, read_buffer, reader
+from trinity.data.experience import Group
 from trinity.data.selectors import make_selector
 from trinity.data.wire import encode_outcome
+from trinity.plugins import satellites
 from trinity.runtime.errors import InvalidInput
 
 _AHEAD = 4
@@ -50,7 +52,7 @@ class _Recorded:
 
     def __init__(self, config: ExperienceBufferConfig) -> None:
         assert config.path
-        self.rows: Experiences = read_experiences(config.path, config.name)
+        self.rows: Sequence[Group] = archives().read_experiences(config.path, config.name)
 
     def members(self, rows: Iterable[int]) -> list[StoredGroup]:
         found = []
@@ -122,6 +124,7 @@ class OfflineSource:
 def _open(plan: Plan, config: ExperienceBufferConfig) -> _Source:
     if not config.path:
         raise InvalidInput("buffer.trainer_input.experience_buffer.path", "is missing")
-    if not plan.algorithm.offline or holds_experiences(config.path, config.name):
+    found = satellites.find("archive")
+    if not plan.algorithm.offline or (found and found.holds_experiences(config.path, config.name)):
         return _Recorded(config)
     return _Examples(config, plan.algorithm.rows)

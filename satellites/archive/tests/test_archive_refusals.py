@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from support.fakes.data.archives import RUN, archived
-from trinity.data.archive import open_archive
+from trinity.archive import open_archive
 from trinity.runtime.errors import InvalidInput, Unavailable
 
 pytestmark = pytest.mark.core
@@ -122,7 +122,7 @@ def test_what_is_not_installed_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delitem(sys.modules, "trinity.data.archive.parquet", raising=False)
+    monkeypatch.delitem(sys.modules, "trinity.archive.parquet", raising=False)
     with pytest.raises(InvalidInput, match=message) as refused:
         open_archive(path, "buffer", RUN)
     assert "secret" not in str(refused.value)

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from support.fakes.data.archives import KINDS, RUN, Place, groups_of, the_same
 from support.fakes.data.experience import make_task
 from support.servers.postgres import PostgresServer
-from trinity.data.archive import Archive, open_archive
-from trinity.data.archive.rows import COLUMNS
+from trinity.archive import Archive, open_archive
+from trinity.archive.rows import COLUMNS
 from trinity.data.experience import Experience, Group, SamplingParams, TaskKind, Truncation, VersionSpan
 from trinity.runtime.errors import Conflict, InvalidInput, Unavailable
 

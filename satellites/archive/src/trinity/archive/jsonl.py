@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trinity.data.archive.rows import COLUMNS, ExperienceRow, check_row, grouped, not_archived, number, rows_of
+from trinity.archive.rows import COLUMNS, ExperienceRow, check_row, grouped, not_archived, number, rows_of
 from trinity.data.experience import Group
 from trinity.runtime import files
 from trinity.runtime.errors import Conflict, InvalidInput

@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from trinity.data.archive.rows import ARRAYS, KEY, OBJECTS, TYPES, ExperienceRow, not_archived, rows_of
+from trinity.archive.rows import ARRAYS, KEY, OBJECTS, TYPES, ExperienceRow, not_archived, rows_of
 from trinity.data.experience import Group
 from trinity.runtime.errors import InvalidInput, Unavailable
 

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from trinity.data.archive.jsonl import JsonlArchive
-from trinity.data.archive.reader import Experiences, holds_experiences, read_experiences
-from trinity.data.archive.rows import Kind, check_table_name, kind_of, needed_from
+from trinity.archive.jsonl import JsonlArchive
+from trinity.archive.reader import Experiences, holds_experiences, read_experiences
+from trinity.archive.rows import Kind, check_row, check_table_name, kind_of, needed_from
 from trinity.data.experience import Group
 from trinity.runtime.errors import InvalidInput
 
-__all__ = ["Archive", "Experiences", "holds_experiences", "open_archive", "read_experiences"]
+__all__ = ["Archive", "Experiences", "check_row", "holds_experiences", "open_archive", "read_experiences"]
 
 
 class Archive(Protocol):
@@ -59,11 +59,11 @@ def open_archive(path: str, name: str, run: str) -> Archive:
     kind, place = kind_of(path), Path(path).expanduser()
     if kind is Kind.SQL:
         check_table_name(name)
-        with needed_from("services/buffer"):
-            from trinity.data.archive.sql import SqlArchive
+        with needed_from("satellites/archive"):
+            from trinity.archive.sql import SqlArchive
         return SqlArchive(path, name, run)
     if kind is Kind.PARQUET:
         with needed_from(".[parquet]"):
-            from trinity.data.archive.parquet import ParquetArchive
+            from trinity.archive.parquet import ParquetArchive
         return ParquetArchive(place, run)
     return JsonlArchive(place, run)

@@ -18,8 +18,8 @@ from urllib.parse import quote
 import pyarrow
 from pyarrow import parquet
 
-from trinity.data.archive.jsonl import lock
-from trinity.data.archive.rows import (
+from trinity.archive.jsonl import lock
+from trinity.archive.rows import (
     ARRAYS,
     COLUMNS,
     OBJECTS,

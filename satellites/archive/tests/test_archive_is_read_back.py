@@ -13,7 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from support.fakes.data.archives import KINDS, RUN, Place, archived, groups_of, the_same
-from trinity.data.archive import open_archive, read_experiences
+from trinity.archive import open_archive, read_experiences
 from trinity.data.experience import VersionSpan
 from trinity.runtime.errors import InvalidInput
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, overload
 
-from trinity.data.archive.jsonl import JsonlRows
-from trinity.data.archive.rows import ExperienceRow, Kind, group_of, kind_of, needed_from
+from trinity.archive.jsonl import JsonlRows
+from trinity.archive.rows import ExperienceRow, Kind, group_of, kind_of, needed_from
 from trinity.data.experience import Group
 from trinity.runtime.errors import InvalidInput
 
@@ -80,12 +80,12 @@ def holds_experiences(path: str, name: str) -> bool:
     except InvalidInput:
         return False
     if kind is Kind.SQL:
-        with needed_from("services/buffer"):
-            from trinity.data.archive.sql import columns_of as columns_of_table
+        with needed_from("satellites/archive"):
+            from trinity.archive.sql import columns_of as columns_of_table
         return "token_ids" in columns_of_table(path, name)
     if kind is Kind.PARQUET:
         with needed_from(".[parquet]"):
-            from trinity.data.archive.parquet import columns_of as columns_of_files
+            from trinity.archive.parquet import columns_of as columns_of_files
         return "token_ids" in columns_of_files(place)
     if not place.is_file():
         return False
@@ -96,13 +96,13 @@ def holds_experiences(path: str, name: str) -> bool:
 def _reader(path: str, name: str) -> RowReader:
     kind, place = kind_of(path), Path(path).expanduser()
     if kind is Kind.SQL:
-        with needed_from("services/buffer"):
-            from trinity.data.archive.sql import SqlRows
+        with needed_from("satellites/archive"):
+            from trinity.archive.sql import SqlRows
         return SqlRows(path, name)
     if not place.exists():
         raise InvalidInput("path", f"{place} does not exist")
     if kind is Kind.PARQUET:
         with needed_from(".[parquet]"):
-            from trinity.data.archive.parquet import ParquetRows
+            from trinity.archive.parquet import ParquetRows
         return ParquetRows(place)
     return JsonlRows(place)
