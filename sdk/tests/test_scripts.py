@@ -106,7 +106,7 @@ async def test_a_client_that_says_nothing_for_long_loses_its_episode() -> None:
 
 def test_the_sdk_needs_grpc_and_protobuf_alone() -> None:
     code = (
-        "import sys, json, trinity.sdk, trinity.sdk.conformance\n"
+        "import sys, json, trinity.sdk, trinity.sdk.provider.client\n"
         "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))\n"
         "print([name for name in sys.modules if name.startswith('trinity.')"
         " and not name.startswith(('trinity.sdk', 'trinity.api'))])"

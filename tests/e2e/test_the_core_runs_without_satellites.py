@@ -1,6 +1,4 @@
-"""A fresh environment without satellites, except environments, learns.
-
-Missing are archive, ui, lineage, import_verl, convert, cluster, tinker, task_pipeline and trinity_rft.
+"""A fresh environment without satellites, except environments, learns, and says what it misses.
 
 Third-party packages are links to the installed ones; parts of Trinity are installed from their wheels.
 """
@@ -17,7 +15,10 @@ import pytest
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(900)]
 
-SATELLITES = ("archive", "ui", "lineage", "import_verl", "convert", "cluster", "tinker", "task_pipeline", "trinity_rft")
+SATELLITES = (
+    "archive", "cluster", "conformance", "convert", "import_verl", "lineage", "task_pipeline", "tinker",
+    "trinity_rft", "ui",
+)  # fmt: skip
 SHORT = [
     "stages.0.buffer.total_steps=4",
     "buffer.total_steps=2",
@@ -123,6 +124,11 @@ def test_a_task_pipeline_names_its_distribution(core: SimpleNamespace) -> None:
         done = core.trinity(command, "--config", core.yaml, "data_processor.task_pipeline={top_k: 8}")
         assert done.returncode == 2, done.stdout + done.stderr
         assert "data_processor.task_pipeline: needs trinity-task-pipeline, which is not installed" in done.stderr
+
+
+def test_checks_of_a_provider_name_their_distribution(core: SimpleNamespace) -> None:
+    done = core.trinity("env", "check", "127.0.0.1:1")
+    assert done.returncode == 2 and "trinity-conformance, which is not installed" in done.stderr, done.stderr
 
 
 def test_an_archive_names_its_distribution(core: SimpleNamespace) -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from support.servers.service import ServiceProcess
+from trinity.conformance import Verdict, check_provider
+from trinity.conformance.episodes import Sample
 from trinity.explorer.environments.client import EnvironmentClient, EnvironmentFailed
 from trinity.runtime.process import free_port
-from trinity.sdk.conformance import Verdict, check_provider
-from trinity.sdk.conformance.episodes import Sample
 
 pytestmark = pytest.mark.core
 

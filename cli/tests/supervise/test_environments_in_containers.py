@@ -14,11 +14,11 @@ import pytest
 from trinity.cli.supervise.processes import services
 from trinity.config import Plan, make_plan
 from trinity.config.load import parse
+from trinity.conformance import Sample, Verdict, check_provider
 from trinity.reading.children import stop_all
 from trinity.reading.errors import RunError
 from trinity.runtime import leases
 from trinity.runtime.process import free_port
-from trinity.sdk.conformance import Sample, Verdict, check_provider
 
 pytestmark = pytest.mark.core
 

@@ -24,9 +24,9 @@ from support.servers.attaching import (
     until,
 )
 from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.conformance import Sample, Verdict, check_provider
 from trinity.environments import ENVIRONMENTS
 from trinity.sdk import AttachRefused, ScoreItem, attach, attaching
-from trinity.sdk.conformance import Sample, Verdict, check_provider
 
 pytestmark = pytest.mark.core
 

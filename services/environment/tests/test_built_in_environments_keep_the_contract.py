@@ -7,6 +7,8 @@ import grpc.aio
 import pytest
 
 from trinity.api.environment.v1 import environment_pb2_grpc
+from trinity.conformance import Verdict, check_provider
+from trinity.conformance.episodes import Sample
 from trinity.environment.hub import Hub
 from trinity.environment.servicer import EnvironmentServicer
 from trinity.environments import ENVIRONMENTS
@@ -14,8 +16,6 @@ from trinity.environments.scorers import SCORERS
 from trinity.runtime import rpc
 from trinity.runtime.trust.attach_tokens import AttachTokens
 from trinity.sdk.arena import Arena
-from trinity.sdk.conformance import Verdict, check_provider
-from trinity.sdk.conformance.episodes import Sample
 
 pytestmark = pytest.mark.core
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +10,7 @@ import typer
 
 from trinity.cli.commands import env_tokens
 from trinity.commands import AsJson, command, group
+from trinity.plugins import satellites
 from trinity.plugins.environments import offers
 from trinity.reading.client import provider_facts
 from trinity.reading.errors import RunError
@@ -21,7 +22,6 @@ from trinity.runtime.settings import split_address
 from trinity.runtime.trust.identity import Identity, of_certificate
 from trinity.runtime.trust.roles import Role
 from trinity.runtime.trust.tls import TlsFiles, TlsIdentity
-from trinity.sdk.conformance import Result, Sample, Verdict, check_provider
 
 app = group("Providers of environments.")
 app.add_typer(env_tokens.app, name="tokens")
@@ -48,15 +48,15 @@ def check(
     split_address(address, "ADDRESS")
     for option, text in (("--task", task), ("--args", args or "{}")):
         _check_object(option, text)
+    suite = satellites.find("conformance")
+    if suite is None:
+        raise RunError(f"the checks are in {satellites.missing('conformance')}", 2)
     identity = _identity(shown) if shown is not None else None
-    results = asyncio.run(_check(address, Sample(task, args, action, max_steps), name, identity, as_json))
-    counts = Counter(result.verdict for result in results)
+    sample, channel = suite.Sample(task, args, action, max_steps), partial(rpc.channel, address, identity=identity)
+    results = asyncio.run(suite.report(address, sample, name, channel, quiet=as_json))
     if as_json:
         print(to_json(results))
-    else:
-        found = ", ".join(f"{counts[verdict]} {verdict.lower()}" for verdict in Verdict if counts[verdict])
-        print(f"\n{address}: {found}")
-    return 1 if counts[Verdict.FAILED] else 0
+    return 1 if any(result.verdict is suite.Verdict.FAILED for result in results) else 0
 
 
 @command(app, "list", find_job_stage)
@@ -101,17 +101,6 @@ def _identity(folder: Path) -> Identity:
     if not found.metadata():
         raise RunError(f"--identity: {folder} has neither tokens/explorer nor explorer/tls.crt that you may read", 2)
     return found
-
-
-async def _check(address: str, sample: Sample, name: str, identity: Identity | None, quiet: bool) -> list[Result]:
-    """Prints each result as it is known and returns all."""
-    results: list[Result] = []
-    async for result in check_provider(address, sample, name, rpc.channel(address, identity=identity)):
-        results.append(result)
-        if not quiet:
-            detail = f"  {result.detail}" if result.detail else ""
-            print(f"{result.verdict:<8} {result.subject:<24} {result.check}{detail}", flush=True)
-    return results
 
 
 def _check_object(option: str, text: str) -> None:

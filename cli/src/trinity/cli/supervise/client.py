@@ -23,9 +23,8 @@ from trinity.runtime.errors import (
     error_of,
 )
 from trinity.runtime.trust.identity import Identity
-from trinity.sdk.conformance.client import Provider, Refused, Stream
-from trinity.sdk.conformance.result import Broken
 from trinity.sdk.contract import Reset, Response, ScoreRequest, score_problem
+from trinity.sdk.provider.client import Broken, Provider, Refused, Stream
 
 _LONGEST_REFUSAL = 500  # characters
 _DESCRIBE_SECONDS, _SCORE_SECONDS = 5.0, 60.0

@@ -14,6 +14,7 @@ GROUP = "trinity.hooks"
 # The distribution that has each hook.
 DISTRIBUTIONS = {
     "archive": "trinity-archive",
+    "conformance": "trinity-conformance",
     "convert": "trinity-convert",
     "foreign_keys": "trinity-compat-rft",
     "operators": "trinity-compat-rft",

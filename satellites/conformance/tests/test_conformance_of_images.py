@@ -11,9 +11,9 @@ from support.fakes.data.pictures import picture
 from support.fakes.environments.gallery import Gallery, GalleryInProcess
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
+from trinity.conformance import Result, Sample, Verdict, check_provider, episodes
 from trinity.sdk import Environment, Observation, serving
 from trinity.sdk.arena import Arena
-from trinity.sdk.conformance import Result, Sample, Verdict, check_provider, episodes
 from trinity.sdk.servicer import ProviderServicer
 
 pytestmark = pytest.mark.core

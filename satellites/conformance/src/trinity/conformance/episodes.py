@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from trinity.sdk.conformance.client import Provider, Refused, Stream, refused
-from trinity.sdk.conformance.result import Broken, Noted, Result, Skipped, Verdict, judge
+from trinity.conformance.result import Noted, Result, Skipped, Verdict, judge, refused
 from trinity.sdk.contract import (
     MAX_EPISODE_IMAGES_BYTES,
     MAX_IMAGES_PIXELS,
@@ -22,6 +21,7 @@ from trinity.sdk.contract import (
     json_object,
 )
 from trinity.sdk.environment import Description
+from trinity.sdk.provider.client import Broken, Provider, Refused, Stream
 
 T = TypeVar("T")
 Seen = tuple[str, tuple[bytes, ...], tuple[float, str, dict[str, float]], bool, dict[str, Any]]

@@ -15,10 +15,11 @@ from support.fakes.environments.odd_environments import EvenCoroutine, EvenInPro
 from support.fakes.environments.snapshots import Windy, WindyInCoroutines, WindyInProcess, WindyInThread
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
+from trinity.conformance import Result, Sample, Verdict, check_provider, episodes
 from trinity.sdk import Description, Environment, InvalidInput, Observation, serving
 from trinity.sdk.arena import Arena
-from trinity.sdk.conformance import Result, Sample, Verdict, check_provider, client, episodes
 from trinity.sdk.contract import Reset, info_problem
+from trinity.sdk.provider import client
 from trinity.sdk.scoring import ScoreItem
 from trinity.sdk.servicer import ProviderServicer
 
@@ -356,7 +357,7 @@ async def test_a_name_that_is_not_there_fails() -> None:
 
 
 async def test_no_server_at_the_address_is_one_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trinity.sdk.conformance import suite
+    from trinity.conformance import suite
 
     monkeypatch.setattr(suite, "_CALL_SECONDS", 0.5)
     (result,) = await check("127.0.0.1:1")

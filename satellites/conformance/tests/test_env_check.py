@@ -14,9 +14,9 @@ from support.fakes.environments.odd_environments import OddInLoop
 from support.servers.service import ServiceProcess
 from trinity import sdk
 from trinity.cli.main import app
+from trinity.conformance import Sample, Verdict, suite
 from trinity.runtime.process import free_port
 from trinity.runtime.trust.tokens import make_tokens
-from trinity.sdk.conformance import Sample, Verdict, suite
 
 pytestmark = pytest.mark.core
 

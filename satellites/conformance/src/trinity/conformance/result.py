@@ -4,6 +4,10 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from enum import StrEnum
 
+import grpc
+
+from trinity.sdk.provider.client import Broken, Refused
+
 
 class Verdict(StrEnum):
     OK = "ok"
@@ -24,16 +28,24 @@ class Result:
     detail: str = ""
 
 
-class Broken(Exception):
-    """The contract is violated."""
-
-
 class Skipped(Exception):
     """The check cannot be tried."""
 
 
 class Noted(Exception):
     """Allowed, but worth knowing."""
+
+
+async def refused(work: Awaitable[object], *codes: grpc.StatusCode) -> None:
+    """Raises Broken unless the call is refused with one of these codes."""
+    names = " or ".join(code.name for code in codes)
+    try:
+        await work
+    except Refused as refusal:
+        if refusal.code not in codes:
+            raise Broken(f"it was refused with {refusal}; must be {names}") from None
+        return
+    raise Broken(f"it was answered; must be refused with {names}")
 
 
 async def judge(subject: str, check: str, work: Awaitable[None]) -> Result:

@@ -1,7 +1,7 @@
-"""The suite's calls of a provider, and episodes message by message, in or out of turn."""
+"""Calls of a provider, and episodes message by message, in or out of turn."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import NamedTuple
 
@@ -11,12 +11,15 @@ import grpc.aio
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.sdk import wire
-from trinity.sdk.conformance.result import Broken
 from trinity.sdk.contract import Action, Answer, Reset, Score, ScoreRequest, answer_problem
 from trinity.sdk.environment import Description
 
 # Added to the announced time.
 GRACE_SECONDS = 2.0
+
+
+class Broken(Exception):
+    """The contract is violated."""
 
 
 class Refused(Exception):
@@ -26,18 +29,6 @@ class Refused(Exception):
         super().__init__(f"{code.name}: {details}")
         self.code = code
         self.details = details
-
-
-async def refused(work: Awaitable[object], *codes: grpc.StatusCode) -> None:
-    """Raises Broken unless the call is refused with one of these codes."""
-    names = " or ".join(code.name for code in codes)
-    try:
-        await work
-    except Refused as refusal:
-        if refusal.code not in codes:
-            raise Broken(f"it was refused with {refusal}; must be {names}") from None
-        return
-    raise Broken(f"it was answered; must be refused with {names}")
 
 
 class Described(NamedTuple):

@@ -5,9 +5,8 @@ from collections.abc import AsyncIterator, Sequence
 import grpc
 import grpc.aio
 
-from trinity.sdk.conformance.client import Described, Provider, Stream, refused
-from trinity.sdk.conformance.episodes import EpisodeChecks, Sample
-from trinity.sdk.conformance.result import Broken, Result, Verdict, judge
+from trinity.conformance.episodes import EpisodeChecks, Sample
+from trinity.conformance.result import Result, Verdict, judge, refused
 from trinity.sdk.contract import (
     MAX_MESSAGE_BYTES,
     PROTOCOL_VERSION,
@@ -19,6 +18,7 @@ from trinity.sdk.contract import (
     score_problem,
 )
 from trinity.sdk.environment import Description
+from trinity.sdk.provider.client import Broken, Described, Provider, Stream
 
 _CALL_SECONDS = 10.0
 _SCORE_SECONDS = 60.0

@@ -1,0 +1,1 @@
+"""Calls of a provider, by the command line and by trinity-conformance."""
