@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from trinity.cli.commands import bench
 from trinity.cli.commands.ledger import dead_letters
 from trinity.cli.commands.weights import explorers, versions
+from trinity.modes import bench
 from trinity.reading.render import table, to_json, when
 from trinity.reading.wire import Letter, Member, VersionRow
 

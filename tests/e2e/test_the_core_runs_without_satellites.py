@@ -16,8 +16,8 @@ import pytest
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SATELLITES = (
-    "archive", "cluster", "conformance", "convert", "import_verl", "lineage", "task_pipeline", "tinker",
-    "trinity_rft", "ui",
+    "archive", "cluster", "conformance", "convert", "import_verl", "lineage", "modes", "task_pipeline",
+    "tinker", "trinity_rft", "ui",
 )  # fmt: skip
 SHORT = [
     "stages.0.buffer.total_steps=4",
@@ -96,6 +96,7 @@ def test_the_quickstart_is_checked_and_learns(core: SimpleNamespace) -> None:
         ("convert", "trinity-convert"),
         ("certs", "trinity-cluster"),
         ("launch", "trinity-cluster"),
+        ("serve", "trinity-modes"),
         ("tinker", "trinity-tinker"),
     ],
 )
@@ -124,6 +125,13 @@ def test_a_task_pipeline_names_its_distribution(core: SimpleNamespace) -> None:
         done = core.trinity(command, "--config", core.yaml, "data_processor.task_pipeline={top_k: 8}")
         assert done.returncode == 2, done.stdout + done.stderr
         assert "data_processor.task_pipeline: needs trinity-task-pipeline, which is not installed" in done.stderr
+
+
+@pytest.mark.parametrize("mode", ["explore", "train_node", "serve", "bench"])
+def test_a_mode_names_its_distribution(core: SimpleNamespace, mode: str) -> None:
+    done = core.trinity("run", "--config", core.yaml, f"mode={mode}")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"mode: is '{mode}', which is in trinity-modes, which is not installed" in done.stderr
 
 
 def test_checks_of_a_provider_name_their_distribution(core: SimpleNamespace) -> None:

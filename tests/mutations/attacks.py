@@ -47,7 +47,7 @@ MUTATIONS = [
         _LIVE,
     ),
     Mutation(
-        "cli/src/trinity/cli/supervise/stage/join_config.py",
+        "satellites/modes/src/trinity/modes/join_config.py",
         "if _code(ours) == _code(theirs):",
         "if _code(ours):",
         _LIVE,

@@ -13,8 +13,8 @@ import pytest
 
 from support.checks.deep_check import check
 from trinity.cli.supervise.processes.endpoint import endpoint_problems, endpoint_settings, serves
-from trinity.cli.supervise.stage import join
 from trinity.config import Config, ConfigError
+from trinity.modes import join
 from trinity.reading.errors import RunError
 from trinity.reading.job import Job
 

@@ -12,12 +12,12 @@ from support.fakes.peers import explorer
 from support.servers.buffer_run import BufferRun
 from support.servers.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.cli.supervise.client import publish_joined
 from trinity.config import load, make_plan
 from trinity.config.schema.buffer import TasksetConfig
 from trinity.data.experience import Task, TaskKind
 from trinity.data.task_source import TaskSource
 from trinity.data.wire import task_to_proto
+from trinity.modes.client import publish_joined
 from trinity.reading.errors import RunError
 from trinity.runtime.errors import Unavailable
 

@@ -23,20 +23,11 @@ from trinity.commands import (
     group,
 )
 from trinity.commands.request import request, say_notices
+from trinity.plugins import satellites
 from trinity.reading.errors import RunError
 from trinity.runtime import logs, waits
 
 app = group()
-
-_STAGE = "trinity.cli.supervise.stage"
-_RUNNERS = {
-    "both": (f"{_STAGE}.supervisor", "run"),
-    "train": (f"{_STAGE}.supervisor", "run"),
-    "explore": (f"{_STAGE}.join", "join"),
-    "train_node": (f"{_STAGE}.node", "join_as_node"),
-    "serve": (f"{_STAGE}.serve", "serve"),
-    "bench": ("trinity.cli.commands.bench", "bench"),
-}
 
 
 @command(app, "run")
@@ -74,8 +65,11 @@ def run(
     logs.configure("run", level="ERROR")
     if options.plugin_dirs:  # the services look here
         os.environ["TRINITY_PLUGIN_DIRS"] = os.pathsep.join(str(path.absolute()) for path in options.plugin_dirs)
-    module, function = _RUNNERS[loaded.mode]
+    if loaded.mode in ("both", "train"):
+        runner = importlib.import_module("trinity.cli.supervise.stage.supervisor").run
+    else:
+        runner = satellites.find("modes")(loaded.mode)
     stages = (stage, wait) if stage else ()
     with waits.on_screen(lambda text: print(f"trinity {text}", file=sys.stderr, flush=True)):
-        getattr(importlib.import_module(module), function)(loaded, str(options.config), *stages)
+        runner(loaded, str(options.config), *stages)
     return 0

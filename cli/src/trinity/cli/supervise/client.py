@@ -1,54 +1,17 @@
-"""Requests of the supervisor to services: tasks of an explorer, and a trial of a provider."""
+"""A trial of a provider, for the checks of a YAML."""
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import grpc.aio
 
-from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
-from trinity.data.experience import Task
-from trinity.data.wire import task_to_proto
-from trinity.reading.errors import RunError
-from trinity.reading.render import visible
 from trinity.runtime import rpc
-from trinity.runtime.errors import (
-    Conflict,
-    InvalidInput,
-    NotFound,
-    PermissionDenied,
-    TrinityError,
-    Unauthenticated,
-    Unavailable,
-    error_of,
-)
+from trinity.runtime.errors import NotFound, TrinityError, error_of
 from trinity.runtime.trust.identity import Identity
 from trinity.sdk.contract import Reset, Response, ScoreRequest, score_problem
 from trinity.sdk.provider.client import Broken, Provider, Refused, Stream
 
-_LONGEST_REFUSAL = 500  # characters
 _DESCRIBE_SECONDS, _SCORE_SECONDS = 5.0, 60.0
-
-
-async def publish_joined(
-    address: str, run: str, name: str, weight: float, first: int, tasks: Sequence[Task], seconds: float
-) -> int:
-    """Offers tasks of an explorer's taskset to a run's buffer for `seconds`.
-
-    Returns the position after the fed tasks. Raises Unavailable if the buffer cannot be reached, RunError if it refuses
-    the taskset.
-    """
-    joined = buffer_pb2.JoinedTaskset(name=name, weight=weight, first_position=first)
-    request = buffer_pb2.PublishTasksRequest(run=run, tasks=map(task_to_proto, tasks), joined=joined)
-    async with rpc.channel(address) as channel:
-        stub = buffer_pb2_grpc.BufferServiceStub(channel)
-        try:
-            answer = await rpc.ask(stub.PublishTasks, request, seconds=seconds)
-        except (Conflict, InvalidInput, PermissionDenied, Unauthenticated) as error:
-            raise RunError(visible(str(error))[:_LONGEST_REFUSAL], code=2) from None
-        except TrinityError as error:
-            raise Unavailable(str(error)) from None
-        return int(answer.position)
 
 
 async def try_provider(

@@ -17,6 +17,7 @@ DISTRIBUTIONS = {
     "conformance": "trinity-conformance",
     "convert": "trinity-convert",
     "foreign_keys": "trinity-compat-rft",
+    "modes": "trinity-modes",
     "operators": "trinity-compat-rft",
     "plugin_names": "trinity-compat-rft",
     "task_pipeline": "trinity-task-pipeline",

@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -57,7 +57,7 @@ class Request:
                 file = sys.modules[own[name].__module__].__file__
                 raise RunError(f"{file}: {name!r} is the name of a built-in {kind}; choose another", code=2)
         text = self.text or read_text(self.config)
-        config = parse(text, str(self.config), self.overrides, checks=[_check_task_pipeline, _check_archive])
+        config = parse(text, str(self.config), self.overrides, checks=[_check_satellites])
         _check_folder(config, str(self.config))
         return config
 
@@ -112,24 +112,23 @@ def _check_folder(config: Config, source: str) -> None:
         raise ConfigError(source, problems)
 
 
-def _check_task_pipeline(stage: Config) -> Iterable[Problem]:
+def _check_satellites(stage: Config) -> Iterator[Problem]:
+    """Checks what satellites add: the mode, archives, the task pipeline. They are missing or check it themselves."""
+    if stage.mode not in ("both", "train") and not satellites.find("modes"):
+        yield Problem("mode", f"is {stage.mode!r}, which is in {satellites.missing('modes')}")
+    if not satellites.find("archive"):
+        needed = f"names an archive, which needs {satellites.missing('archive')}; install it, or leave the key out"
+        declared = ALGORITHMS.get(stage.algorithm.algorithm_type)
+        reads_rows = declared is not None and declared.offline  # of a dataset; the check of rows refuses experience
+        given = [where for where in archives(stage) if not (reads_rows and where.startswith("buffer."))]
+        yield from (Problem(where, needed) for where in given)
     if stage.data_processor.task_pipeline is None:
-        return []
+        return
     if pipeline := satellites.find("task_pipeline"):
-        found: Iterable[Problem] = pipeline.check_task_pipeline(stage)
-        return found
-    what = f"needs {satellites.missing('task_pipeline')}; install it, or leave the section out"
-    return [Problem("data_processor.task_pipeline", what)]
-
-
-def _check_archive(stage: Config) -> Iterable[Problem]:
-    if satellites.find("archive"):
-        return []
-    needed = f"names an archive, which needs {satellites.missing('archive')}; install it, or leave the key out"
-    declared = ALGORITHMS.get(stage.algorithm.algorithm_type)
-    reads_rows = declared is not None and declared.offline  # of a dataset; the check of rows refuses experience
-    given = [where for where in archives(stage) if not (reads_rows and where.startswith("buffer."))]
-    return [Problem(where, needed) for where in given]
+        yield from pipeline.check_task_pipeline(stage)
+    else:
+        what = f"needs {satellites.missing('task_pipeline')}; install it, or leave the section out"
+        yield Problem("data_processor.task_pipeline", what)
 
 
 def _outputs(config: Config) -> Iterator[tuple[str, str, Path]]:

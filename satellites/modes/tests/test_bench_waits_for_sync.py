@@ -5,7 +5,7 @@ import grpc.aio
 import pytest
 
 from trinity.api.sync.v1 import sync_pb2, sync_pb2_grpc
-from trinity.cli.commands import bench
+from trinity.modes import bench
 from trinity.reading.errors import RunError
 from trinity.weights import Manifest
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from trinity.cli.supervise.stage import join, join_config
-from trinity.cli.supervise.stage.join_config import joined_config
-from trinity.cli.supervise.stage.serve import _plan
 from trinity.config import Config
 from trinity.config.checks.sections import check
 from trinity.config.run_record import Addresses, RunRecord, announcement
 from trinity.config.schema.model import ModelConfig
+from trinity.modes import join, join_config
+from trinity.modes.join_config import joined_config
+from trinity.modes.serve import _plan
 from trinity.reading import run_record
 from trinity.reading.errors import RunError
 from trinity.reading.job import Job, ProcessRecord, SupervisorRecord

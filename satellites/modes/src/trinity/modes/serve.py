@@ -19,10 +19,10 @@ from trinity.cli.supervise.processes import services
 from trinity.cli.supervise.processes.devices import place
 from trinity.cli.supervise.processes.endpoint import endpoint_settings, serves
 from trinity.cli.supervise.stage.display import make_display
-from trinity.cli.supervise.stage.join_config import check_identity, own_model
 from trinity.cli.supervise.stage.progress import clock, starting
 from trinity.config import Config, ConfigError, Plan, Problem, dump, expand, make_plan
 from trinity.config.run_record import Addresses, RunRecord
+from trinity.modes.join_config import check_identity, own_model
 from trinity.reading.children import Child, stop_all
 from trinity.reading.client import Answers
 from trinity.reading.ending import Ending, ended_by_signals

@@ -10,10 +10,10 @@ from trinity.cli.supervise.processes import services
 from trinity.cli.supervise.processes.devices import place
 from trinity.cli.supervise.stage.disk import DiskWatch
 from trinity.cli.supervise.stage.display import Display
-from trinity.cli.supervise.stage.join import join_stages, until_run_ends
-from trinity.cli.supervise.stage.join_config import check_identity, own_model
 from trinity.config import Config, dump, expand, make_plan
 from trinity.config.run_record import Addresses, RunRecord
+from trinity.modes.join import join_stages, until_run_ends
+from trinity.modes.join_config import check_identity, own_model
 from trinity.reading.accounts.device_log import DeviceLog
 from trinity.reading.children import stop_all
 from trinity.reading.client import Watcher

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from trinity.cli.commands import bench
 from trinity.config import Config
 from trinity.config.load import parse
+from trinity.modes import bench
 from trinity.plugins import satellites
 from trinity.reading.errors import RunError
 

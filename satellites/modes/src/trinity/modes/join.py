@@ -17,11 +17,11 @@ from trinity.cli.supervise.processes.devices import place
 from trinity.cli.supervise.processes.endpoint import endpoint_problems, endpoint_settings
 from trinity.cli.supervise.stage.disk import DiskWatch
 from trinity.cli.supervise.stage.display import Display, make_display
-from trinity.cli.supervise.stage.join_config import joined_config
-from trinity.cli.supervise.stage.own_tasks import own_tasks
 from trinity.cli.supervise.stage.progress import starting
 from trinity.config import Config, ConfigError, Problem, dump, make_plan
 from trinity.config.run_record import Addresses, RunRecord
+from trinity.modes.join_config import joined_config
+from trinity.modes.own_tasks import own_tasks
 from trinity.reading.accounts.device_log import DeviceLog
 from trinity.reading.children import Child, stop_all
 from trinity.reading.client import Watcher

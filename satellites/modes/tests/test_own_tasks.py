@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from trinity.cli.supervise.stage import own_tasks as module
 from trinity.cli.supervise.stage.display import PlainDisplay
-from trinity.cli.supervise.stage.own_tasks import OwnTasks, own_tasks
 from trinity.config import Config, ConfigError, make_plan
 from trinity.config.run_record import Addresses, RunRecord, announcement
+from trinity.modes import own_tasks as module
+from trinity.modes.own_tasks import OwnTasks, own_tasks
 from trinity.reading.errors import RunError
 from trinity.runtime.errors import Unavailable
 

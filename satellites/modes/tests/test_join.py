@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from trinity.cli.supervise.stage import join
 from trinity.config import Config
+from trinity.modes import join
 from trinity.reading.job import Job, ProcessRecord, SupervisorRecord, read_records
 from trinity.reading.nats import NatsAccess
 from trinity.runtime.errors import Unavailable

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from trinity.cli.commands import bench
 from trinity.cli.supervise.stage.progress import Starting
 from trinity.config import Config, make_plan
 from trinity.config.load import parse
 from trinity.config.run_record import Addresses
+from trinity.modes import bench
 from trinity.reading.client import Answers
 from trinity.reading.ending import Interrupted
 from trinity.reading.errors import RunError

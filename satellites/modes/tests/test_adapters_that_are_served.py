@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from trinity.cli.supervise.checks.adapters import served_adapters
-from trinity.cli.supervise.stage.serve import _unmerged
 from trinity.config import Plan, make_plan
 from trinity.config.schema import Config
+from trinity.modes.serve import _unmerged
 from trinity.reading.errors import RunError
 
 pytestmark = pytest.mark.core

@@ -6,7 +6,6 @@ A taskset of the explorer's YAML is brought unless the run reads the same data. 
 import asyncio
 import contextlib
 
-from trinity.cli.supervise.client import publish_joined
 from trinity.cli.supervise.stage.display import Display
 from trinity.config import Config, ConfigError, Plan, Problem
 from trinity.config.run_record import RunRecord, data_digests
@@ -15,6 +14,7 @@ from trinity.data.datasets import DatasetError
 from trinity.data.experience import TaskKind
 from trinity.data.selectors import DifficultyBased
 from trinity.data.task_source import TaskSource
+from trinity.modes.client import publish_joined
 from trinity.reading.errors import RunError
 from trinity.runtime.errors import Unavailable
 from trinity.runtime.names import slug

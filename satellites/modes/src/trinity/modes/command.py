@@ -1,6 +1,5 @@
 """`trinity serve`: a job's newest weights behind an OpenAI-compatible endpoint, without its YAML."""
 
-import importlib
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ from trinity.commands import Overrides, command, group
 from trinity.config import load, make_plan
 from trinity.config.schema.algorithm import AlgorithmConfig
 from trinity.config.schema.buffer import BufferConfig
+from trinity.modes.serve import serve as run
 from trinity.reading.find import find_job
 from trinity.reading.reader import find_job_stage
 from trinity.runtime import logs
@@ -41,6 +41,5 @@ def serve(
         root = root.parent
     config = config.model_copy(update={**changes, "checkpoint_root_dir": str(root)})
     logs.configure("run", level="ERROR")
-    module = importlib.import_module("trinity.cli.supervise.stage.serve")
-    module.serve(config, str(stage.config_file), stage.whole_job(), adapters or [])
+    run(config, str(stage.config_file), stage.whole_job(), adapters or [])
     return 0
