@@ -47,13 +47,13 @@ async def measure(model: str, folder: Path, args: argparse.Namespace) -> tuple[R
     from trinity.data.experience import Limits, SamplingParams
     from trinity.explorer.chat import ChatTokenizer
     from trinity.explorer.engine.pool import EnginePool
-    from trinity.explorer.journal.calls import Calls
     from trinity.explorer.sessions.server import AgentGateway, OpenTo
     from trinity.explorer.types import EngineOptions
     from trinity.runtime.broker import connect, ensure_streams
     from trinity.runtime.names import RunNames
     from trinity.runtime.process import free_port
     from trinity.runtime.trust.keys import KeyFile
+    from trinity.traffic.calls import Calls
 
     nats = NatsServer(folder / "nats")
     nats.start()

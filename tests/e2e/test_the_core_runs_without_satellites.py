@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SATELLITES = (
     "archive", "cluster", "conformance", "convert", "import_verl", "lineage", "modes", "task_pipeline",
-    "tinker", "trinity_rft", "ui",
+    "tinker", "traffic", "trinity_rft", "ui",
 )  # fmt: skip
 SHORT = [
     "stages.0.buffer.total_steps=4",
@@ -125,6 +125,11 @@ def test_a_task_pipeline_names_its_distribution(core: SimpleNamespace) -> None:
         done = core.trinity(command, "--config", core.yaml, "data_processor.task_pipeline={top_k: 8}")
         assert done.returncode == 2, done.stdout + done.stderr
         assert "data_processor.task_pipeline: needs trinity-task-pipeline, which is not installed" in done.stderr
+
+
+def test_live_traffic_names_its_distribution(core: SimpleNamespace) -> None:
+    done = core.trinity("check", "--config", core.yaml, "explorer.traffic={}", "explorer.record=true")
+    assert done.returncode == 2 and "explorer.traffic: needs trinity-traffic, which is not installed" in done.stderr
 
 
 @pytest.mark.parametrize("mode", ["explore", "train_node", "serve", "bench"])

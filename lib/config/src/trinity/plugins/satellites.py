@@ -22,6 +22,7 @@ DISTRIBUTIONS = {
     "plugin_names": "trinity-compat-rft",
     "task_pipeline": "trinity-task-pipeline",
     "tenants": "trinity-tinker",
+    "traffic": "trinity-traffic",
     "workflows": "trinity-compat-rft",
 }
 

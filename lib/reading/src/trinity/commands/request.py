@@ -113,9 +113,11 @@ def _check_folder(config: Config, source: str) -> None:
 
 
 def _check_satellites(stage: Config) -> Iterator[Problem]:
-    """Checks what satellites add: the mode, archives, the task pipeline. They are missing or check it themselves."""
+    """Checks the keys that satellites add: they are missing, or check a key themselves."""
     if stage.mode not in ("both", "train") and not satellites.find("modes"):
         yield Problem("mode", f"is {stage.mode!r}, which is in {satellites.missing('modes')}")
+    if stage.explorer.traffic is not None and not satellites.find("traffic"):
+        yield Problem("explorer.traffic", f"needs {satellites.missing('traffic')}")
     if not satellites.find("archive"):
         needed = f"names an archive, which needs {satellites.missing('archive')}; install it, or leave the key out"
         declared = ALGORITHMS.get(stage.algorithm.algorithm_type)

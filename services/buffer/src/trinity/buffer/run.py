@@ -28,7 +28,6 @@ from trinity.buffer.state.commit import CommitRecord
 from trinity.buffer.state.context import LiveVersions, Origin, RunContext
 from trinity.buffer.state.streams import StoreCut
 from trinity.buffer.tasks.feeder import Feeder
-from trinity.buffer.tasks.rewarded import RewardedCalls
 from trinity.buffer.window.window import Window
 from trinity.config.parents import parent_of
 from trinity.config.plan import Plan
@@ -36,9 +35,10 @@ from trinity.config.service import monitor_fields
 from trinity.data.experience import TaskKind
 from trinity.data.selectors import DifficultyBased
 from trinity.data.task_source import TaskMixture, TaskSource
+from trinity.plugins import satellites
 from trinity.runtime import files
 from trinity.runtime.broker import Bucket, PublishRefused, return_undelivered
-from trinity.runtime.errors import Conflict, DataLoss, Full, NotFound, Unavailable
+from trinity.runtime.errors import Conflict, DataLoss, Full, InvalidInput, NotFound, Unavailable
 from trinity.runtime.metrics import Counter
 from trinity.runtime.monitor import MonitorOptions, open_monitor
 from trinity.runtime.names import TASKS_CONSUMER
@@ -66,7 +66,7 @@ class Run:
         self.writer: LedgerWriter | None = None
         self.fences: Fences | None = None
         self.feeder: Feeder | None = None
-        self.rewarded: RewardedCalls | None = None
+        self.rewarded: Any = None  # of trinity-traffic, if the run learns from live traffic
         self.evaluator: Evaluator | None = None
         self.offline: OfflineSource | None = None
         self.retention: Retention | None = None
@@ -93,10 +93,11 @@ class Run:
     def _build_writer(self, tasks: TaskMixture, auxiliary: Auxiliary, settings: BufferSettings) -> None:
         """Builds the parts of a run with explorers, which read and write the same log."""
         context, operators = self.context, self.context.plan.config.data_processor.experience_pipeline.operators
-        learns_from_calls = context.plan.config.explorer.traffic is not None
-        rewarded = RewardedCalls(context, self._versions, settings.sync_address) if learns_from_calls else None
-        self.rewarded = rewarded
-        feeder = Feeder(context, tasks, lambda: writer.window, self.ledger.task_ids, rewarded)
+        if context.plan.config.explorer.traffic is not None:
+            if (traffic := satellites.find("traffic")) is None:
+                raise InvalidInput("explorer.traffic", f"needs {satellites.missing('traffic')}")
+            self.rewarded = traffic.rewarded(context, self._versions, settings.sync_address)
+        feeder = Feeder(context, tasks, lambda: writer.window, self.ledger.task_ids, self.rewarded)
         pipeline = Pipeline(operators)
         validator = EntryValidator(context, self.reader, pipeline, feeder.task, self._versions)
         self._reporter.pipeline = pipeline

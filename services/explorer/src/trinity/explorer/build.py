@@ -26,7 +26,6 @@ from trinity.explorer.engine.older import OlderVersions
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.engine.trial import Trial
 from trinity.explorer.environments.client import READS_NONE, EnvironmentClient
-from trinity.explorer.journal.calls import Calls
 from trinity.explorer.journal.journal import Journals
 from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.leases import Leases
@@ -40,8 +39,10 @@ from trinity.explorer.weights.choice import ExactGates
 from trinity.explorer.weights.follower import WeightFollower
 from trinity.explorer.weights.loader import fetch_adapters
 from trinity.explorer.weights.member import Activity, CollectiveMember
+from trinity.plugins import satellites
 from trinity.runtime.broker import Broker
 from trinity.runtime.devices import choose
+from trinity.runtime.errors import InvalidInput
 from trinity.runtime.names import RunNames
 from trinity.runtime.trust.keys import KeyFile
 from trinity.weights import Manifest
@@ -240,9 +241,16 @@ class ExplorerBuilder:
             return f"{given[0]} is given; archives hold no images"
         return options.images or READS_NONE
 
-    def calls(self, broker: Broker) -> Calls:
-        """The recorded calls of the run: any explorer may get the task of one."""
-        return Calls(broker, RunNames(self._run_id), self._explorer_id, self.limits())
+    def calls(self, broker: Broker) -> Any:
+        """The recorded calls of the run, of which any explorer may get a task; None without trinity-traffic.
+
+        Raises InvalidInput if this explorer should record some.
+        """
+        if traffic := satellites.find("traffic"):
+            return traffic.calls(broker, RunNames(self._run_id), self._explorer_id, self.limits())
+        if self._explorer.traffic is not None:
+            raise InvalidInput("explorer.traffic", f"needs {satellites.missing('traffic')}")
+        return None
 
     def loop(
         self,

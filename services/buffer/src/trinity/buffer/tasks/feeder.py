@@ -11,6 +11,7 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import structlog
 
@@ -19,7 +20,6 @@ from trinity.buffer.state.context import RunContext
 from trinity.buffer.state.streams import append_past_others, newest_of_ours
 from trinity.buffer.tasks.given import GivenIds
 from trinity.buffer.tasks.joined import JoinedTasksets, Waiting
-from trinity.buffer.tasks.rewarded import RewardedCalls
 from trinity.buffer.window.window import Window
 from trinity.data.experience import Task
 from trinity.data.task_source import TaskMixture
@@ -50,9 +50,9 @@ class Feeder:
         source: TaskMixture,
         window: Callable[[], Window],
         ids_in_ledger: Callable[[], Awaitable[set[str]]],
-        rewarded: RewardedCalls | None = None,
+        rewarded: Any = None,
     ) -> None:
-        """`rewarded`: of a run that learns from live traffic, in place of rows of a source."""
+        """`rewarded`: of trinity-traffic, in place of rows of a source."""
         self._context = context
         self._source = source
         self._rewarded = rewarded

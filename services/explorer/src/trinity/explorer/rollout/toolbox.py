@@ -17,7 +17,6 @@ from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.older import OlderVersions
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.environments.client import EnvironmentClient
-from trinity.explorer.journal.calls import Calls
 from trinity.explorer.journal.journal import EpisodeJournal, current_episode
 from trinity.explorer.sessions.agents import AgentSession
 from trinity.explorer.sessions.server import AgentGateway
@@ -45,7 +44,7 @@ class ExplorerTools:
     ) -> None:
         """`seed`: of a reproducible run; each request's seed is derived from it. `teacher_top`: of the algorithm."""
         self.gateway = gateway
-        self.calls: Calls | None = None  # set once the explorer has a run
+        self.calls: Any = None  # of trinity-traffic; set once the explorer has a run
         self.older_versions: OlderVersions | None = None
         self._version: int | None = None  # older than the served one, if another toolbox samples from it
         self._seed = seed
@@ -117,7 +116,7 @@ class ExplorerTools:
 
     async def recorded_call(self, call_id: str, reward: float) -> Experience:
         if self.calls is None:
-            raise InvalidInput("task.workflow", "asks for a recorded call, and this toolbox has no run")
+            raise InvalidInput("task.workflow", "asks for a recorded call, which needs a run and trinity-traffic")
         return await self.calls.experience(call_id, reward)
 
     async def judge(self, messages: Sequence[Message], sampling: SamplingParams, model: str = "") -> list[str]:

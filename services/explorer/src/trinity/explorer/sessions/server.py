@@ -5,12 +5,12 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.pool import EnginePool
-from trinity.explorer.journal.calls import Calls
 from trinity.explorer.serving import endpoint
 from trinity.explorer.serving.asgi import App
 from trinity.explorer.serving.bounds import Bounds, bounded
@@ -20,8 +20,8 @@ from trinity.explorer.sessions.gateway import Gateway
 from trinity.explorer.sessions.offers import OutsideSessions
 from trinity.explorer.sessions.recording import RecordingClient
 from trinity.explorer.sessions.session import Sessions
-from trinity.explorer.sessions.traffic import Traffic
 from trinity.explorer.types import EngineFailed
+from trinity.plugins import satellites
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.trust.keys import KeyFile
 
@@ -60,7 +60,7 @@ class AgentGateway:
         """`open_to`: access for outside programs, which begins with `start`. `agent_wait`: how long (seconds) a group
         waits for a program to open its first session."""
         self._open_to, self._bounds = open_to, bounds or Bounds()
-        self.calls: Calls | None = None  # set before `start`, where plain calls are recorded
+        self.calls: Any = None  # of trinity-traffic; set before `start`, where plain calls are recorded
         self._client = RecordingClient(pool, rewrites_history)
         served = [MODEL, *([open_to.model] if open_to is not None else [])]
         self._options = ["--model", model, "--served-model-name", *served, *options]
@@ -116,7 +116,7 @@ class AgentGateway:
         async with contextlib.AsyncExitStack() as stack:
             plain = bounded(app, self._bounds)
             if self.calls is not None and open_to is not None and open_to.sampling is not None:
-                plain = traffic = Traffic(plain, self.calls, open_to.sampling)
+                plain = traffic = satellites.find("traffic").recording(plain, self.calls, open_to.sampling)
                 stack.push_async_callback(traffic.close)
             served = Front(self._app, self.outside, plain, open_to.keys) if open_to is not None else self._app
             await endpoint.run(served, [listening])

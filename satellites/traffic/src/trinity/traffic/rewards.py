@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import structlog
 
 from trinity.buffer.state.context import LiveVersions, RunContext
-from trinity.buffer.tasks.guard import Alarm, Guard
 from trinity.config.schema.buffer import GenerationConfig
 from trinity.data.experience import Task, TaskKind
 from trinity.data.task_source import sampling_of
@@ -23,6 +22,7 @@ from trinity.data.wire import decode_reward
 from trinity.runtime.broker import on_subject
 from trinity.runtime.errors import InvalidInput, NotFound, TrinityError, Unavailable
 from trinity.runtime.metrics import Counter, Gauge
+from trinity.traffic.guard import Alarm, Guard
 from trinity.weights.client import SyncClient, roll_back
 
 log = structlog.get_logger(__name__)

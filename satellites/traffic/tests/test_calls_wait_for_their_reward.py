@@ -28,13 +28,11 @@ from trinity.data.wire import decode_reward
 from trinity.explorer import service
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.environments.client import EnvironmentClient
-from trinity.explorer.journal import calls
-from trinity.explorer.journal.calls import Calls
 from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.toolbox import ExplorerTools
 from trinity.explorer.serving import endpoint
 from trinity.explorer.serving.bounds import Bounds
-from trinity.explorer.sessions import recording, traffic
+from trinity.explorer.sessions import recording
 from trinity.explorer.sessions.server import AgentGateway, OpenTo
 from trinity.explorer.sessions.session import CALL
 from trinity.explorer.types import Completion
@@ -43,6 +41,9 @@ from trinity.runtime.names import RunNames
 from trinity.runtime.process import free_port
 from trinity.runtime.trust.keys import KeyFile
 from trinity.sdk import CallRefused, delete_call, reward_call
+from trinity.traffic import calls
+from trinity.traffic import endpoint as traffic
+from trinity.traffic.calls import Calls
 
 pytestmark = pytest.mark.core
 

@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trinity.data.experience import Experience, SamplingParams
 from trinity.data.traffic import IS_CALL
-from trinity.explorer.journal.calls import Calls
 from trinity.explorer.serving.asgi import App, Receive, Refused, Send, key_of, read_json, send_error, send_json
 from trinity.explorer.serving.bounds import replayed
 from trinity.explorer.sessions.gateway import Answer, check_recordable, defaults, written
@@ -28,6 +27,7 @@ from trinity.explorer.sessions.samples import Said
 from trinity.explorer.sessions.session import CALL, Call, Session, SessionFailed
 from trinity.runtime.errors import Conflict, InvalidInput, NotFound, TrinityError
 from trinity.runtime.metrics import Counter
+from trinity.traffic.calls import Calls
 
 log = structlog.get_logger(__name__)
 

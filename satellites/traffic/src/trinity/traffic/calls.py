@@ -3,7 +3,7 @@
     keep(id, key, experience) -> reward(id, key, reward), once, or forget(id, key)
 
 A call belongs to the client whose key it had. JetStream stores the first reward of an id only, whichever explorers
-receive others at the same time. The buffer makes a task of each reward (trinity.buffer.tasks.rewarded).
+receive others at the same time. The buffer makes a task of each reward (rewards.py).
 """
 
 import asyncio

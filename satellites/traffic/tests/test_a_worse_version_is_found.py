@@ -6,12 +6,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from trinity.buffer.tasks import rewarded
-from trinity.buffer.tasks.guard import Alarm, Guard
-from trinity.buffer.tasks.rewarded import RewardedCalls
 from trinity.config.schema.explorer import TrafficConfig
 from trinity.data.traffic import CallReward
 from trinity.runtime.errors import Conflict
+from trinity.traffic import rewards
+from trinity.traffic.guard import Alarm, Guard
+from trinity.traffic.rewards import RewardedCalls
 from trinity.weights.pointer import Live
 
 pytestmark = pytest.mark.core
@@ -109,7 +109,7 @@ async def test_rewards_that_an_earlier_process_judged_roll_nothing_back_and_a_re
             asked.append(self)
             raise Conflict("the files are gone")
 
-    monkeypatch.setattr(rewarded, "SyncClient", Refusing)
+    monkeypatch.setattr(rewards, "SyncClient", Refusing)
     for version, reward, count in ((0, 1.0, 200), (1, 0.0, 100)):
         for number in range(count):
             await calls._judge(CallReward(f"chatcmpl-{version}-{number}", reward, version, version), acts=False)
