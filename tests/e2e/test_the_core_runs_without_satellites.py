@@ -16,7 +16,7 @@ import pytest
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SATELLITES = (
-    "archive", "cluster", "conformance", "convert", "import_verl", "lineage", "modes", "task_pipeline",
+    "archive", "cluster", "conformance", "convert", "import_verl", "lineage", "modes", "own_data", "task_pipeline",
     "tinker", "traffic", "trinity_rft", "ui",
 )  # fmt: skip
 SHORT = [
@@ -97,6 +97,7 @@ def test_the_quickstart_is_checked_and_learns(core: SimpleNamespace) -> None:
         ("certs", "trinity-cluster"),
         ("launch", "trinity-cluster"),
         ("serve", "trinity-modes"),
+        ("init", "trinity-own-data"),
         ("tinker", "trinity-tinker"),
     ],
 )
@@ -125,6 +126,11 @@ def test_a_task_pipeline_names_its_distribution(core: SimpleNamespace) -> None:
         done = core.trinity(command, "--config", core.yaml, "data_processor.task_pipeline={top_k: 8}")
         assert done.returncode == 2, done.stdout + done.stderr
         assert "data_processor.task_pipeline: needs trinity-task-pipeline, which is not installed" in done.stderr
+
+
+def test_a_run_without_a_yaml_names_its_distribution(core: SimpleNamespace) -> None:
+    done = core.trinity("check", "--model", "m", "--data", "d.jsonl")
+    assert done.returncode == 2 and "trinity-own-data, which is not installed" in done.stderr
 
 
 def test_live_traffic_names_its_distribution(core: SimpleNamespace) -> None:

@@ -14,7 +14,6 @@ from trinity.runtime.version import installed_version
 # The module below trinity.cli whose `app` is the command or the group of commands, and its line in --help.
 _COMMANDS = {
     "run": ("commands.run", "Run what a YAML describes, or train --model on --data; resume where it stopped."),
-    "init": ("commands.init", "Write the YAML of a run on your own model and data, and check it."),
     "check": ("commands.check", "Check a YAML and say what it would do. Needs no GPU, no network, no model, no data."),
     "status": ("commands.status", "Show the processes of a live run, or how a finished one ended."),
     "cost": ("commands.cost", "Show what the seconds of a run's devices went to."),

@@ -12,6 +12,7 @@ _KNOWN = {
         "trinity-tinker",
         "Let tinker clients train and sample adapters of several tenants on one model, until Ctrl-C.",
     ),
+    "init": ("trinity-own-data", "Write the YAML of a run on your own model and data, and check it."),
     "serve": ("trinity-modes", "Serve the newest weights of a run to OpenAI clients, until Ctrl-C."),
     "ui": ("trinity-ui", "Show runs on a page: the ledger, groups, samples. Without --writes it only reads."),
     "export": ("trinity-ui", "Write ledger, experiences and metrics of a run as Parquet files."),

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from trinity.cli.commands.own_data import own_yaml
 from trinity.cli.commands.plan_text import describe
 from trinity.commands import (
     AlgorithmOption,
@@ -22,7 +21,7 @@ from trinity.commands import (
     command,
     group,
 )
-from trinity.commands.request import request, say_notices
+from trinity.commands.request import own_yaml, request, say_notices
 from trinity.config import Config, dump, expand, make_plan
 from trinity.config.devices import describe_sharing
 from trinity.plugins.environments import installed_environments

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from trinity.cli.commands.check import check
-from trinity.cli.commands.own_data import own_yaml, write_own
 from trinity.commands import (
     AlgorithmOption,
     AnswerOption,
@@ -22,7 +21,7 @@ from trinity.commands import (
     command,
     group,
 )
-from trinity.commands.request import request, say_notices
+from trinity.commands.request import own_yaml, request, say_notices
 from trinity.plugins import satellites
 from trinity.reading.errors import RunError
 from trinity.runtime import logs, waits
@@ -61,7 +60,7 @@ def run(
         raise RunError(f"--stage {stage}: mode {loaded.mode} runs no stages, both and train do", 2)
     say_notices(loaded, sys.stderr)
     if options.text:
-        write_own(options.config, options.text)
+        satellites.find("own_data").write_own(options.config, options.text)
     logs.configure("run", level="ERROR")
     if options.plugin_dirs:  # the services look here
         os.environ["TRINITY_PLUGIN_DIRS"] = os.pathsep.join(str(path.absolute()) for path in options.plugin_dirs)

@@ -19,6 +19,7 @@ DISTRIBUTIONS = {
     "foreign_keys": "trinity-compat-rft",
     "modes": "trinity-modes",
     "operators": "trinity-compat-rft",
+    "own_data": "trinity-own-data",
     "plugin_names": "trinity-compat-rft",
     "task_pipeline": "trinity-task-pipeline",
     "tenants": "trinity-tinker",

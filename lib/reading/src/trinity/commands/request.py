@@ -82,6 +82,16 @@ def request(
     return Request(config, overrides, plugin_folders(plugin_dirs), text)
 
 
+def own_yaml(model: str, data: str, subset: str, prompt: str, answer: str, algorithm: str) -> OwnYaml | None:
+    """Returns the maker of the YAML of --model and --data; None without options. Raises RunError if one is missing."""
+    if not any((model, data, subset, prompt, answer, algorithm)):
+        return None
+    if (found := satellites.find("own_data")) is None:
+        raise RunError(f"a run without a YAML needs {satellites.missing('own_data')}; give --config FILE", 2)
+    made: OwnYaml = found.own_yaml(model, data, subset, prompt, answer, algorithm)
+    return made
+
+
 def plugin_folders(given: list[Path] | None) -> list[Path]:
     """Returns the folders of --plugin-dir and those of TRINITY_PLUGIN_DIRS."""
     listed = os.environ.get("TRINITY_PLUGIN_DIRS", "").replace(",", os.pathsep).split(os.pathsep)

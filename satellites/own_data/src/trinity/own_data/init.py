@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from trinity.cli.commands import own_data
 from trinity.cli.commands.check import check
 from trinity.cli.supervise.checks.preflight import check_model_folder
 from trinity.commands import (
@@ -21,6 +20,7 @@ from trinity.commands import (
     command,
     group,
 )
+from trinity.own_data import yaml as own_data
 from trinity.reading.errors import RunError, ending_well
 from trinity.reading.render import clipped, visible
 from trinity.runtime import files

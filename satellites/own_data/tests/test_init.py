@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from trinity.cli.commands import init
 from trinity.cli.main import app
 from trinity.cli.supervise.checks.preflight import check_stages
 from trinity.config import load
+from trinity.own_data import init
 
 pytestmark = pytest.mark.core
 

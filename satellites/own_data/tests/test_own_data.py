@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from trinity.cli.commands import own_data
 from trinity.cli.main import app
 from trinity.cli.supervise.stage import supervisor
 from trinity.config import Config, load
+from trinity.own_data import yaml as own_data
 from trinity.reading.errors import RunError
 
 pytestmark = pytest.mark.core

@@ -280,12 +280,10 @@ def text_of(
     return (_HEAD + (_GRPO if grpo else _OFFLINE) + _TAIL).format(**values)
 
 
-def own_yaml(model: str, data: str, subset: str, prompt: str, answer: str, algorithm: str) -> OwnYaml | None:
-    """Returns the maker of the YAML of --model and --data; None without options. Raises RunError if one is missing."""
+def own_yaml(model: str, data: str, subset: str, prompt: str, answer: str, algorithm: str) -> OwnYaml:
+    """Returns the maker of the YAML of --model and --data. Raises RunError if one of them is missing."""
     given = {"--model": model, "--data": data, "--subset": subset, "--prompt": prompt, "--answer": answer,
              "--algorithm": algorithm}  # fmt: skip
-    if not any(given.values()):
-        return None
     if missing := [option for option in ("--model", "--data") if not given[option]]:
         one = next(option for option, value in given.items() if value)
         raise RunError(f"{one} needs {' and '.join(missing)} too; a YAML names model, data and columns itself", 2)
