@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SATELLITES = (
     "archive", "cluster", "conformance", "convert", "import_verl", "lineage", "modes", "own_data", "task_pipeline",
-    "tinker", "traffic", "trinity_rft", "ui",
+    "tinker", "trackers", "traffic", "trinity_rft", "ui",
 )  # fmt: skip
 SHORT = [
     "stages.0.buffer.total_steps=4",
@@ -131,6 +131,12 @@ def test_a_task_pipeline_names_its_distribution(core: SimpleNamespace) -> None:
 def test_a_run_without_a_yaml_names_its_distribution(core: SimpleNamespace) -> None:
     done = core.trinity("check", "--model", "m", "--data", "d.jsonl")
     assert done.returncode == 2 and "trinity-own-data, which is not installed" in done.stderr
+
+
+def test_a_tracker_names_its_distribution(core: SimpleNamespace) -> None:
+    done = core.trinity("check", "--deep", "--config", core.yaml, "monitor.monitor_type=wandb")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "monitor.monitor_type: is 'wandb', which is in trinity-trackers, which is not installed" in done.stderr
 
 
 def test_live_traffic_names_its_distribution(core: SimpleNamespace) -> None:

@@ -32,6 +32,7 @@ from trinity.plugins import satellites
 from trinity.runtime import files, hub
 from trinity.runtime.devices import detect_gpus, host_memory, torch_build
 from trinity.runtime.errors import InvalidInput
+from trinity.runtime.monitor import why_not
 from trinity.runtime.settings import split_address
 
 _ENDPOINT_SECONDS = 10.0
@@ -170,8 +171,8 @@ def _check_monitor(plan: Plan) -> list[Problem]:
     kind = plan.config.monitor.monitor_type
     if kind in ("none", "tensorboard"):
         return []
-    if importlib.util.find_spec(kind) is None:
-        return [Problem("monitor.monitor_type", f"{kind!r} is not installed; `pip install {kind}`, or use tensorboard")]
+    if problem := why_not(kind):
+        return [Problem("monitor.monitor_type", f"{problem}; or use tensorboard")]
     if kind != "wandb" or _has_wandb_key(plan.config.monitor.monitor_args or {}):
         return []
     what = "is 'wandb', which has no key; set WANDB_API_KEY, run 'wandb login', or set WANDB_MODE=offline"

@@ -1,4 +1,4 @@
-"""Writes the metrics of a run to <job>/monitor/<role>.jsonl, and to TensorBoard, wandb, MLflow, SwanLab or Trackio.
+"""Writes the metrics of a run to <job>/monitor/<role>.jsonl, and to TensorBoard or, by trinity-trackers, to others.
 
 A monitor never hurts the run: what fails is logged as `runtime.monitor.failed` and counted, and the lines are written
 all the same. Services behind a network are called from a thread of their own, so `log` does not wait for them.
@@ -11,25 +11,18 @@ all the same. Services behind a network are called from a thread of their own, s
 import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.monitor.guard import Background, Complaints, Guarded
 from trinity.runtime.monitor.local import Lines, TensorboardFiles
-from trinity.runtime.monitor.mlflow_run import MlflowRun
 from trinity.runtime.monitor.options import Backend, MonitorOptions
-from trinity.runtime.monitor.swanlab_run import SwanlabRun
-from trinity.runtime.monitor.trackio_run import TrackioRun
-from trinity.runtime.monitor.wandb_run import WandbRun
 
-__all__ = ["Backend", "Monitor", "MonitorOptions", "open_monitor"]
+__all__ = ["Backend", "Monitor", "MonitorOptions", "open_monitor", "why_not"]
 
-HOSTED: dict[str, Callable[[MonitorOptions], Backend]] = {
-    "wandb": WandbRun,
-    "mlflow": MlflowRun,
-    "swanlab": SwanlabRun,
-    "trackio": TrackioRun,
-}
+_GROUP = "trinity.monitors"  # entry points of trinity-trackers: what opens a kind
+_HOSTED = ("wandb", "mlflow", "swanlab", "trackio")
 
 
 class Monitor(Protocol):
@@ -63,20 +56,30 @@ def open_monitor(options: MonitorOptions, first_step: int = 0) -> Monitor:
     Raises InvalidInput for an unknown kind and for a package that is missing, OSError if the folder cannot be written.
     """
     kind = options.kind
-    if kind not in ("none", "tensorboard", *HOSTED):
-        raise InvalidInput("monitor.monitor_type", f"is {kind!r}, must be none, tensorboard, {', '.join(HOSTED)}")
-    if kind in HOSTED and not _installed(kind):
-        raise InvalidInput(
-            "monitor.monitor_type", f"is {kind!r}, and this package is not installed: pip install {kind}"
-        )
+    if kind not in ("none", "tensorboard", *_HOSTED):
+        raise InvalidInput("monitor.monitor_type", f"is {kind!r}, must be none, tensorboard, {', '.join(_HOSTED)}")
+    if kind in _HOSTED and (problem := why_not(kind)):
+        raise InvalidInput("monitor.monitor_type", problem)
     options.folder.mkdir(parents=True, exist_ok=True)
     lines = Lines(options.folder / f"{options.role}.jsonl", options.most_bytes)
     sinks: list[Monitor] = [Guarded(lines, Complaints("jsonl", options.hide))]
     if kind == "tensorboard":
         sinks.append(Guarded(TensorboardFiles(options, first_step), Complaints(kind, options.hide)))
-    elif kind in HOSTED:
-        sinks.append(Background(lambda: HOSTED[kind](options), Complaints(kind, options.hide)))
+    elif kind in _HOSTED:
+        sinks.append(Background(lambda: _opener(kind)(options), Complaints(kind, options.hide)))
     return _Sinks(sinks)
+
+
+def why_not(kind: str) -> str:
+    """Says why metrics cannot go to a hosted kind from here; empty if they can."""
+    if kind not in entry_points(group=_GROUP).names:
+        return f"is {kind!r}, which is in trinity-trackers, which is not installed"
+    return "" if _installed(kind) else f"is {kind!r}, and this package is not installed: pip install {kind}"
+
+
+def _opener(kind: str) -> Callable[[MonitorOptions], Backend]:
+    opener: Callable[[MonitorOptions], Backend] = entry_points(group=_GROUP)[kind].load()
+    return opener
 
 
 def _installed(package: str) -> bool:
