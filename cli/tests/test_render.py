@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from trinity.cli.commands.ledger import dead_letters
-from trinity.cli.commands.weights import explorers, versions
+from trinity.inspect import dead_letters, explorers, versions
 from trinity.modes import bench
 from trinity.reading.render import table, to_json, when
 from trinity.reading.wire import Letter, Member, VersionRow

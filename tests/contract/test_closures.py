@@ -18,7 +18,7 @@ LIGHT = {
     "tinker": "trinity.tinker.main, trinity.tinker.cost, trinity.tinker.gateway.service",
     "reading": "trinity.reading.status, trinity.reading.view, trinity.reading.accounts.cost",
     "cli": "trinity.cli.main, trinity.cli.supervise.stage.supervisor, "
-    "trinity.cli.commands.status, trinity.cli.commands.ledger.batch",
+    "trinity.cli.commands.status, trinity.inspect.batch",
     "lineage": "trinity.lineage.replay, trinity.lineage.regrade, trinity.lineage.provenance",
     "modes": "trinity.modes.join, trinity.modes.node, trinity.modes.serve, trinity.modes.bench",
     "observe": "trinity.ui.main, trinity.ui.app",

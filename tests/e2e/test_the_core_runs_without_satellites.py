@@ -16,8 +16,8 @@ import pytest
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SATELLITES = (
-    "archive", "cluster", "conformance", "convert", "import_verl", "lineage", "modes", "own_data", "task_pipeline",
-    "tinker", "trackers", "traffic", "trinity_rft", "ui",
+    "archive", "cluster", "conformance", "convert", "import_verl", "inspect", "lineage", "modes", "own_data",
+    "task_pipeline", "tinker", "trackers", "traffic", "trinity_rft", "ui",
 )  # fmt: skip
 SHORT = [
     "stages.0.buffer.total_steps=4",
@@ -97,6 +97,9 @@ def test_the_quickstart_is_checked_and_learns(core: SimpleNamespace) -> None:
         ("certs", "trinity-cluster"),
         ("launch", "trinity-cluster"),
         ("serve", "trinity-modes"),
+        ("log", "trinity-inspect"),
+        ("env", "trinity-inspect"),
+        ("deadletters", "trinity-inspect"),
         ("init", "trinity-own-data"),
         ("tinker", "trinity-tinker"),
     ],
@@ -149,11 +152,6 @@ def test_a_mode_names_its_distribution(core: SimpleNamespace, mode: str) -> None
     done = core.trinity("run", "--config", core.yaml, f"mode={mode}")
     assert done.returncode == 2, done.stdout + done.stderr
     assert f"mode: is '{mode}', which is in trinity-modes, which is not installed" in done.stderr
-
-
-def test_checks_of_a_provider_name_their_distribution(core: SimpleNamespace) -> None:
-    done = core.trinity("env", "check", "127.0.0.1:1")
-    assert done.returncode == 2 and "trinity-conformance, which is not installed" in done.stderr, done.stderr
 
 
 def test_an_archive_names_its_distribution(core: SimpleNamespace) -> None:

@@ -15,6 +15,7 @@ from support.servers.service import ServiceProcess
 from trinity import sdk
 from trinity.cli.main import app
 from trinity.conformance import Sample, Verdict, suite
+from trinity.plugins import satellites
 from trinity.runtime.process import free_port
 from trinity.runtime.trust.tokens import make_tokens
 
@@ -63,6 +64,13 @@ async def test_where_nothing_listens_the_check_says_what_to_do(monkeypatch: pyte
     [result] = [result async for result in suite.check_provider(f"127.0.0.1:{free_port()}", Sample())]
     assert result.verdict is Verdict.FAILED
     assert "no answer in 1 s; start the provider" in result.detail
+
+
+def test_the_distribution_of_the_checks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(satellites, "find", lambda hook: None)
+    done = CliRunner().invoke(app, ["env", "check", "127.0.0.1:1"])
+    assert done.exit_code == 2
+    assert "the checks are in trinity-conformance, which is not installed" in done.output
 
 
 @pytest.mark.timeout(300)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from trinity.cli.commands.cost import cost, find_account
 from trinity.config import Config
+from trinity.inspect.cost import cost, find_account
 from trinity.plugins import satellites
 from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage

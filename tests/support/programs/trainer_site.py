@@ -22,7 +22,7 @@ from safetensors.numpy import load_file
 from support.programs.forked_run import ForkedRun
 from support.programs.run import TrinityRun
 from support.servers.machines import Command, Machines
-from trinity.cli.commands.cost import render
+from trinity.inspect.cost import render
 from trinity.reading.accounts.cost import account, measure
 from trinity.reading.accounts.fates import Groups
 from trinity.reading.nats import find_binary

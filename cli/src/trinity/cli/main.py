@@ -16,15 +16,6 @@ _COMMANDS = {
     "run": ("commands.run", "Run what a YAML describes, or train --model on --data; resume where it stopped."),
     "check": ("commands.check", "Check a YAML and say what it would do. Needs no GPU, no network, no model, no data."),
     "status": ("commands.status", "Show the processes of a live run, or how a finished one ended."),
-    "cost": ("commands.cost", "Show what the seconds of a run's devices went to."),
-    "log": ("commands.log", "Show the log of a run, all processes in the order of time."),
-    "view": ("commands.view", "Show the experiences that were trained."),
-    "explorers": ("commands.weights.explorers", "List the explorers of a live run."),
-    "results": ("commands.results", "Collect the evaluations of many runs in one table."),
-    "deadletters": ("commands.ledger.dead_letters", "Tasks that failed for good."),
-    "batch": ("commands.ledger.batch", "The batch of a step, from the ledger."),
-    "weights": ("commands.weights.versions", "The weight versions of a live run."),
-    "env": ("commands.env", "Providers of environments."),
 }
 
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 from typer.testing import CliRunner
 
-from trinity.cli.commands.weights import versions
-from trinity.cli.commands.weights.rollback import numbered
 from trinity.cli.main import app
+from trinity.inspect import versions
+from trinity.inspect.rollback import numbered
 from trinity.reading.errors import RunError
 
 pytestmark = pytest.mark.core

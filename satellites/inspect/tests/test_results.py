@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from trinity.cli.commands.results import as_csv, markdown, points_csv
 from trinity.cli.main import app
+from trinity.inspect.results import as_csv, markdown, points_csv
 from trinity.reading.errors import RunError
 from trinity.reading.results import METRICS, Curve, collect
 

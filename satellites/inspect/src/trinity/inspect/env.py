@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from trinity.cli.commands import env_tokens
 from trinity.commands import AsJson, command, group
+from trinity.inspect import env_tokens
 from trinity.plugins import satellites
 from trinity.plugins.environments import offers
 from trinity.reading.client import provider_facts

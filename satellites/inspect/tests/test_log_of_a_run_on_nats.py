@@ -15,7 +15,7 @@ import pytest
 
 from support.servers.buffer_run import BufferRun
 from support.servers.nats import NatsServer
-from trinity.cli.commands.log import show
+from trinity.inspect.log import show
 from trinity.reading.errors import RunError
 from trinity.reading.find import RunOnNats, find_log
 from trinity.runtime import names

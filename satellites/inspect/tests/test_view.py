@@ -15,7 +15,7 @@ from support.fakes.data.experience import make_group, make_task
 from support.fakes.data.files import Counting, write
 from support.fakes.pages.recorded_run import make_job
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.cli.commands.view import find_rows, view
+from trinity.inspect.view import find_rows, view
 from trinity.reading import view as reading_view
 from trinity.reading.errors import RunError
 from trinity.trainer.data.batch import TrainBatch, TrainSequence

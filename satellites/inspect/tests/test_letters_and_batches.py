@@ -19,9 +19,9 @@ from support.fakes.data.experience import make_group, make_task
 from support.fakes.stopped_job import stopped_job
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
-from trinity.cli.commands.ledger import batch
-from trinity.cli.commands.ledger import dead_letters as letters
 from trinity.data.wire import encode_outcome, task_to_proto
+from trinity.inspect import batch
+from trinity.inspect import dead_letters as letters
 from trinity.reading import reader, wire
 from trinity.reading.errors import RunError
 from trinity.reading.job import ProcessRecord, SupervisorRecord

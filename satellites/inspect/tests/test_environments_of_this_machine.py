@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from trinity.cli.commands.env import status
 from trinity.environments import ENVIRONMENTS
+from trinity.inspect.env import status
 
 pytestmark = pytest.mark.core
 

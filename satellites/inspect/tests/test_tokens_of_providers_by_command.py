@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity.cli.commands.env_tokens import find_tokens
+from trinity.inspect.env_tokens import find_tokens
 from trinity.reading.errors import RunError
 from trinity.runtime.trust.attach_tokens import AttachTokens
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from trinity.cli.commands.weights.rollback import RollbackRequest, numbered, roll_back
 from trinity.commands import AsJson, command, group
+from trinity.inspect.rollback import RollbackRequest, numbered, roll_back
 from trinity.reading.client import Sync
 from trinity.reading.reader import JobStage, ask, find_job_stage, live_sync
 from trinity.reading.render import age_text, error_text, pairs, size_text, table, to_json, visible, when

@@ -14,13 +14,12 @@ from support.fakes.peers import explorer
 from support.servers.buffer_run import BufferRun
 from support.servers.nats import NatsServer
 from trinity.cli.commands import status
-from trinity.cli.commands.ledger import batch
-from trinity.cli.commands.ledger import dead_letters as letters
-from trinity.cli.commands.view import find_rows, view
-from trinity.cli.commands.weights import explorers
-from trinity.cli.commands.weights import versions as weights
 from trinity.config import Config, ConfigError
 from trinity.config.run_record import Addresses, RunRecord, announcement
+from trinity.inspect import batch, explorers
+from trinity.inspect import dead_letters as letters
+from trinity.inspect import versions as weights
+from trinity.inspect.view import find_rows, view
 from trinity.lineage import replay, replay_step
 from trinity.lineage.replay import find_trained
 from trinity.reading import find, run_record

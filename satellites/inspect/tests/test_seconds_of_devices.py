@@ -8,7 +8,7 @@ import pytest
 from typer.main import get_command
 
 from support.fakes.pages.recorded_run import ledger
-from trinity.cli.commands.cost import app, render
+from trinity.inspect.cost import app, render
 from trinity.reading import wire
 from trinity.reading.accounts import budget, cost, device_log, fates, lives
 from trinity.reading.accounts.fates import Groups

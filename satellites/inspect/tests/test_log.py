@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from support.fakes.data.files import Counting, write
-from trinity.cli.commands.log import show
+from trinity.inspect.log import show
 from trinity.reading import tail
 from trinity.reading.errors import RunError
 from trinity.reading.render import visible
@@ -221,7 +221,7 @@ def test_few_lines_of_a_big_log_need_few_bytes(
 def _run(folder: Path, lines: int, follow: bool, **options: Any) -> "subprocess.Popen[str]":
     """Ctrl-C is heard: a shell without job control starts what is in the background with SIGINT ignored."""
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    code += "from pathlib import Path; from trinity.cli.commands.log import show; "
+    code += "from pathlib import Path; from trinity.inspect.log import show; "
     code += "from trinity.reading.errors import ending_well; "
     code += f"ending_well(lambda: show(Path(sys.argv[1]), '', {lines}, {follow}, 'info'))"
     return subprocess.Popen(

@@ -18,11 +18,11 @@ from support.fakes.peers import FakeTrainer, explorer
 from support.servers.buffer_run import BufferRun
 from support.servers.nats import NatsServer
 from trinity.cli.commands import status
-from trinity.cli.commands.weights import explorers, rollback
-from trinity.cli.commands.weights import versions as weights
-from trinity.cli.commands.weights.rollback import RollbackRequest
 from trinity.config import load
 from trinity.data.experience import Outcome, Task
+from trinity.inspect import explorers, rollback
+from trinity.inspect import versions as weights
+from trinity.inspect.rollback import RollbackRequest
 from trinity.reading.errors import RunError
 from trinity.reading.job import ProcessRecord, SupervisorRecord, make_folder
 from trinity.reading.reader import JobStage, find_job_stage

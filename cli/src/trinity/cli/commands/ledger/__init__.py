@@ -1,1 +1,0 @@
-"""Commands on the ledger: dead letters, batches, replays."""

@@ -1,0 +1,1 @@
+"""Commands that look into a run, and repair it: log, samples, batches, weight versions, dead letters, providers."""
