@@ -18,7 +18,6 @@ from trinity.buffer.ledger.offline import OfflineSource
 from trinity.buffer.ledger.retention import Retention
 from trinity.buffer.ledger.wire import Entry
 from trinity.buffer.ledger.writer import LedgerWriter
-from trinity.buffer.log.archives import open_mirrors
 from trinity.buffer.log.dead_letters import DeadLetters
 from trinity.buffer.log.reader import EntryValidator, LogReader
 from trinity.buffer.operators.pipeline import Pipeline
@@ -29,6 +28,7 @@ from trinity.buffer.state.context import LiveVersions, Origin, RunContext
 from trinity.buffer.state.streams import StoreCut
 from trinity.buffer.tasks.feeder import Feeder
 from trinity.buffer.window.window import Window
+from trinity.config.checks.vision import archives
 from trinity.config.parents import parent_of
 from trinity.config.plan import Plan
 from trinity.config.service import monitor_fields
@@ -102,7 +102,11 @@ class Run:
         validator = EntryValidator(context, self.reader, pipeline, feeder.task, self._versions)
         self._reporter.pipeline = pipeline
         writer = LedgerWriter(context, self.ledger, validator, auxiliary, self._reporter)
-        mirrors = open_mirrors(context, self.reader)
+        mirrors = []
+        if given := archives(context.plan.config):
+            if (archive := satellites.find("archive")) is None:
+                raise InvalidInput(given[0], f"names an archive, which needs {satellites.missing('archive')}")
+            mirrors = archive.open_mirrors(context, self.reader)
         self.writer, self.feeder, self.fences = writer, feeder, Fences(context, writer)
         keep_bytes = int(settings.log_keep_gib * 2**30)
         self.retention = Retention(

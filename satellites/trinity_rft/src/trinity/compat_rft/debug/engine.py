@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 import structlog
 
+from trinity.compat_rft.debug.reload import reload
 from trinity.config.service import load_plan
 from trinity.data.experience import AttemptFailure, Experience, Limits, Outcome
 from trinity.data.wire import task_from_json
@@ -24,7 +25,6 @@ from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.toolbox import ExplorerTools
 from trinity.explorer.settings import ExplorerSettings
 from trinity.plugins import PluginError
-from trinity.plugins.reload import reload
 from trinity.runtime import host, logs, process
 from trinity.runtime.settings import load_settings
 from trinity.runtime.torch_builds import hide_unusable_companions

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from trinity.buffer.ledger.entries import Ledger
 from trinity.buffer.ledger.wire import BatchGroup, Entry, Example
-from trinity.buffer.log.archives import archives
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.window.groups import StoredGroup
 from trinity.config import Plan
@@ -52,7 +51,7 @@ class _Recorded:
 
     def __init__(self, config: ExperienceBufferConfig) -> None:
         assert config.path
-        self.rows: Sequence[Group] = archives().read_experiences(config.path, config.name)
+        self.rows: Sequence[Group] = _archives().read_experiences(config.path, config.name)
 
     def members(self, rows: Iterable[int]) -> list[StoredGroup]:
         found = []
@@ -119,6 +118,14 @@ class OfflineSource:
     def part(self, row: int) -> Example | BatchGroup:
         """A row as the trainer gets it."""
         return self._source.part(row)
+
+
+def _archives() -> Any:
+    """Returns the module that reads archives. Raises InvalidInput if it is not installed."""
+    if (found := satellites.find("archive")) is None:
+        place = "buffer.trainer_input.experience_buffer.path"
+        raise InvalidInput(place, f"names an archive, which needs {satellites.missing('archive')}")
+    return found
 
 
 def _open(plan: Plan, config: ExperienceBufferConfig) -> _Source:

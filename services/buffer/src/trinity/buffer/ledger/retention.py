@@ -7,12 +7,12 @@ bounds what is fed, and grows only if a single batch does not fit and NATS has t
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import structlog
 
 from trinity.buffer.ledger.entries import Ledger
 from trinity.buffer.ledger.writer import LedgerWriter
-from trinity.buffer.log.archives import Mirror
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.state.streams import TURNS, stream_specs
 from trinity.buffer.tasks.feeder import Feeder
@@ -57,7 +57,7 @@ class Retention:
         ledger: Ledger,
         writer: LedgerWriter,
         feeder: Feeder,
-        mirrors: Sequence[Mirror],
+        mirrors: Sequence[Any],
         keep_bytes: int,
         replicas: int,
         evaluated_bytes: Callable[[], int],

@@ -1,22 +1,18 @@
-"""Mirrors the log to archives, in files or a database. Archives lag behind the log and never delay it.
-
-trinity-archive writes and reads them (the hook `archive`, a module with `open_archive` and `read_experiences`).
-"""
+"""Mirrors the buffer's log to archives. Archives lag behind the log and never delay it."""
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import structlog
 
+from trinity.archive.open import Archive, open_archive
 from trinity.buffer.log.reader import LogReader, check_owner, processed
 from trinity.buffer.operators.pipeline import Pipeline
 from trinity.buffer.state.context import RunContext
 from trinity.config.schema.pipeline import OperatorConfig
 from trinity.data.experience import Group, TaskKind
-from trinity.plugins import satellites
 from trinity.runtime.broker import Message, tail
 from trinity.runtime.errors import Conflict, InvalidInput, Unavailable
 
@@ -27,13 +23,6 @@ _GATHER_SECONDS = 0.5
 # A group that comes twice comes twice soon: its explorer had no answer from the log.
 _REMEMBERED = 65_536
 _RETRY_SECONDS = 5.0
-
-
-def archives() -> Any:
-    """Returns the module that writes and reads archives. Raises InvalidInput if it is not installed."""
-    if (found := satellites.find("archive")) is None:
-        raise InvalidInput("path", f"names an archive of experience; they need {satellites.missing('archive')}")
-    return found
 
 
 class Mirror:
@@ -51,13 +40,13 @@ class Mirror:
         self._path = path
         self._name = name
         self._pipeline = Pipeline(operators)
-        self._archive: Any = None
+        self._archive: Archive | None = None
         self._groups: list[tuple[int, Group]] = []
         self._seen: OrderedDict[int, None] = OrderedDict()
         self.position = 0
 
     async def open(self) -> None:
-        self._archive = await asyncio.to_thread(archives().open_archive, self._path, self._name, self._context.run)
+        self._archive = await asyncio.to_thread(open_archive, self._path, self._name, self._context.run)
         state = await self._context.broker.state(self._context.names.experiences_stream)
         self.position = await asyncio.to_thread(self._archive.position)
         if self.position > state.last_sequence:
@@ -105,6 +94,7 @@ class Mirror:
         self._groups.append((message.sequence, group))
 
     async def _store(self, position: int) -> None:
+        assert self._archive is not None
         while True:
             try:
                 await asyncio.to_thread(self._archive.append, self._groups, position)

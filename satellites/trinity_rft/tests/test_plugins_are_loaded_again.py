@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trinity import plugins
-from trinity.plugins.reload import reload
+from trinity.compat_rft.debug.reload import reload
 
 pytestmark = pytest.mark.core
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity.buffer.log.archives import in_folder
+from trinity.archive.mirror import in_folder
 
 pytestmark = pytest.mark.core
 
