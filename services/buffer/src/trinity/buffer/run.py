@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import structlog
 
 from trinity.buffer.evaluation.evaluator import EVALUATIONS, Evaluator
+from trinity.buffer.hooks import hook
 from trinity.buffer.ledger import fork
 from trinity.buffer.ledger.auxiliary import Auxiliary
 from trinity.buffer.ledger.batches import BatchServer
@@ -35,10 +36,9 @@ from trinity.config.service import monitor_fields
 from trinity.data.experience import TaskKind
 from trinity.data.selectors import DifficultyBased
 from trinity.data.task_source import TaskMixture, TaskSource
-from trinity.plugins import satellites
 from trinity.runtime import files
 from trinity.runtime.broker import Bucket, PublishRefused, return_undelivered
-from trinity.runtime.errors import Conflict, DataLoss, Full, InvalidInput, NotFound, Unavailable
+from trinity.runtime.errors import Conflict, DataLoss, Full, NotFound, Unavailable
 from trinity.runtime.metrics import Counter
 from trinity.runtime.monitor import MonitorOptions, open_monitor
 from trinity.runtime.names import TASKS_CONSUMER
@@ -94,19 +94,15 @@ class Run:
         """Builds the parts of a run with explorers, which read and write the same log."""
         context, operators = self.context, self.context.plan.config.data_processor.experience_pipeline.operators
         if context.plan.config.explorer.traffic is not None:
-            if (traffic := satellites.find("traffic")) is None:
-                raise InvalidInput("explorer.traffic", f"needs {satellites.missing('traffic')}")
+            traffic = hook("traffic", "explorer.traffic")
             self.rewarded = traffic.rewarded(context, self._versions, settings.sync_address)
         feeder = Feeder(context, tasks, lambda: writer.window, self.ledger.task_ids, self.rewarded)
         pipeline = Pipeline(operators)
         validator = EntryValidator(context, self.reader, pipeline, feeder.task, self._versions)
         self._reporter.pipeline = pipeline
         writer = LedgerWriter(context, self.ledger, validator, auxiliary, self._reporter)
-        mirrors = []
-        if given := archives(context.plan.config):
-            if (archive := satellites.find("archive")) is None:
-                raise InvalidInput(given[0], f"names an archive, which needs {satellites.missing('archive')}")
-            mirrors = archive.open_mirrors(context, self.reader)
+        given = archives(context.plan.config)
+        mirrors = hook("archive", given[0]).open_mirrors(context, self.reader) if given else []
         self.writer, self.feeder, self.fences = writer, feeder, Fences(context, writer)
         keep_bytes = int(settings.log_keep_gib * 2**30)
         self.retention = Retention(

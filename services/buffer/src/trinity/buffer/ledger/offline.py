@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from trinity.buffer.hooks import hook
 from trinity.buffer.ledger.entries import Ledger
 from trinity.buffer.ledger.wire import BatchGroup, Entry, Example
 from trinity.buffer.state.context import RunContext
@@ -21,6 +22,7 @@ from trinity.plugins import satellites
 from trinity.runtime.errors import InvalidInput
 
 _AHEAD = 4
+_PATH = "buffer.trainer_input.experience_buffer.path"
 
 
 class _Source(Protocol):
@@ -51,7 +53,7 @@ class _Recorded:
 
     def __init__(self, config: ExperienceBufferConfig) -> None:
         assert config.path
-        self.rows: Sequence[Group] = _archives().read_experiences(config.path, config.name)
+        self.rows: Sequence[Group] = hook("archive", _PATH).read_experiences(config.path, config.name)
 
     def members(self, rows: Iterable[int]) -> list[StoredGroup]:
         found = []
@@ -120,17 +122,9 @@ class OfflineSource:
         return self._source.part(row)
 
 
-def _archives() -> Any:
-    """Returns the module that reads archives. Raises InvalidInput if it is not installed."""
-    if (found := satellites.find("archive")) is None:
-        place = "buffer.trainer_input.experience_buffer.path"
-        raise InvalidInput(place, f"names an archive, which needs {satellites.missing('archive')}")
-    return found
-
-
 def _open(plan: Plan, config: ExperienceBufferConfig) -> _Source:
     if not config.path:
-        raise InvalidInput("buffer.trainer_input.experience_buffer.path", "is missing")
+        raise InvalidInput(_PATH, "is missing")
     found = satellites.find("archive")
     if not plan.algorithm.offline or (found and found.holds_experiences(config.path, config.name)):
         return _Recorded(config)
