@@ -331,6 +331,7 @@ class SynchronizerConfig(Section):
     canary: bool = Field(True, description="An explorer must reproduce the trainer's log-probabilities first")
     canary_tolerance: PositiveFloat | None = Field(
         None,
-        description="Largest mean difference, in nats; thirty times it for a single token; null: by dtypes and rounding",
+        description="Largest mean difference, in nats; thirty times it for a single token; null: by dtypes and "
+        "rounding",
     )
     on_rejected: Literal["stop", "continue"] = Field("stop", description="The trainer's reaction to a rejected version")

@@ -25,8 +25,8 @@ _PICTURE_TEXT_TOKENS = 16
 
 # Allowed mean and largest absolute difference, in nats, between the trainer and a sound engine. Float32 differs only by
 # rounding. With 8 bits of mantissa both sides round a logit of 16 to 32 to 1/8; for rare tokens that is the difference.
-# Its tail is long: of a pretrained model of 0.5 B the mean differed by 0.05, one token of probability 1e-5 by 1.37, while
-# KL of the tokens that it sampled was 2e-4.
+# Its tail is long: of a pretrained model of 0.5 B the mean differed by 0.05, one token of probability 1e-5 by 1.37,
+# while KL of the tokens that it sampled was 2e-4.
 _FLOAT32 = (1e-3, 1e-2)
 _HALF = (0.05, 1.5)
 _LARGEST_OF_MEAN = 30.0
@@ -35,8 +35,8 @@ _LARGEST_OF_MEAN = 30.0
 _OF_HEAD_ROUNDING = 8.0
 
 # Engines with weights or a cache in 8 bits may differ this much more than engines in half precision: FP8 has 3 bits of
-# mantissa, bfloat16 has 7. Weights in FP8 differed by 4.3 times the tolerance of half precision in a pretrained model of
-# 0.5 B, and by 13 times in a random one of 7 B.
+# mantissa, bfloat16 has 7. Weights in FP8 differed by 4.3 times the tolerance of half precision in a pretrained model
+# of 0.5 B, and by 13 times in a random one of 7 B.
 _QUANTIZED = 16.0
 
 Tokens = tuple[tuple[int, ...], ...]
