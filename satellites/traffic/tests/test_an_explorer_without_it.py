@@ -21,3 +21,9 @@ def test_the_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _calls(None) is None
     with pytest.raises(InvalidInput, match=r"explorer\.traffic: needs trinity-traffic, which is not installed"):
         _calls(object())
+
+
+def test_each_stage_of_a_run_opens_calls() -> None:
+    traffic = satellites.find("traffic")
+    first, second = (traffic.open_calls(None, None, "explorer", None) for _ in range(2))
+    assert first == second

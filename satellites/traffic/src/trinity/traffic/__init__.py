@@ -1,7 +1,7 @@
 """Live traffic: plain calls at a run's endpoint are recorded, and clients' rewards make tasks of them.
 
-The hook `traffic` is this package. The explorer calls `calls` and `recording`, the buffer `rewarded`; each imports only
-its own service.
+The hook `traffic` is this package. The explorer calls `open_calls` and `recording`, the buffer `rewarded`; each imports
+only its own service.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from trinity.traffic.rewards import RewardedCalls
 
 
-def calls(*args: Any) -> "Calls":
+def open_calls(*args: Any) -> "Calls":
     """Returns the recorded calls of a run, as one explorer reads and writes them."""
     from trinity.traffic.calls import Calls
 

@@ -247,7 +247,7 @@ class ExplorerBuilder:
         Raises InvalidInput if this explorer should record some.
         """
         if traffic := satellites.find("traffic"):
-            return traffic.calls(broker, RunNames(self._run_id), self._explorer_id, self.limits())
+            return traffic.open_calls(broker, RunNames(self._run_id), self._explorer_id, self.limits())
         if self._explorer.traffic is not None:
             raise InvalidInput("explorer.traffic", f"needs {satellites.missing('traffic')}")
         return None
