@@ -82,7 +82,8 @@ class Family:
 
 FAMILIES = (
     Family("qwen3", "Qwen3", engine=True, on_gpu=True),
-    Family("qwen3_moe", "Qwen3-MoE", _EXPERTS | {"decoder_sparse_step": 1}, engine=True, in_core=True),
+    Family("qwen3_moe", "Qwen3-MoE", _EXPERTS | {"decoder_sparse_step": 1}, engine=True, in_core=True,
+           on_gpu=True),
     Family(
         "qwen3_next", "Qwen3-Next", _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 32}, engine=True,
     ),
@@ -131,7 +132,7 @@ FAMILIES = (
     Family("mistral3", "Mistral Small 3", {"model_type": "mistral"},
            {"vision_config": {**_TOWER, "model_type": "pixtral"}, "image_token_index": 90}, engine=True),
     Family("glm4", "GLM-4", engine=True, on_gpu=True),
-    Family("glm4_moe", "GLM-4.5, GLM-4.6", _ROUTED, engine=True),
+    Family("glm4_moe", "GLM-4.5, GLM-4.6", _ROUTED, engine=True, on_gpu=True),
     Family("glm_moe_dsa", "GLM-5", _ROUTED | _LATENT | {"index_topk": 64, "index_n_heads": 2, "index_head_dim": 8},
            not_packed="an index chooses keys", engine="no sparse attention"),
     Family("deepseek_v3", "DeepSeek-V3", _ROUTED | _LATENT | {"n_group": 2, "topk_method": "noaux_tc"},
