@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,8 +23,11 @@ Told = TypeVar("Told")
 
 
 class Runs:
-    def __init__(self, folder: Path, plugin: str = "", at_once: int = 1) -> None:
-        """`plugin`: source of reward functions. `at_once`: runs that share the GPUs, in turn, or else the CPU."""
+    def __init__(self, folder: Path, plugin: str = "", at_once: int = 1, data: Sequence[str] = ()) -> None:
+        """`plugin`: source of reward functions. `at_once`: runs that share the GPUs, in turn, or else the CPU.
+
+        `data`: options of make_data.py for other data than the quickstart's.
+        """
         self.jobs = folder / "jobs/quickstart"
         self._plugins = folder / "plugins"
         self._plugins.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -35,17 +38,20 @@ class Runs:
         self._places: SimpleQueue[dict[str, str]] = SimpleQueue()
         for number in range(at_once):
             self._places.put({"CUDA_VISIBLE_DEVICES": cards[number % len(cards)] if cards else ""})
-        built = HERE / "build/quickstart"
+        built = {part: HERE / "build/quickstart" / part for part in ("model", "data")}
+        if data:
+            built["data"] = folder / "data"
         self._environment = {
-            "TRINITY_MODEL_PATH": str(built / "model"),
-            "TRINITY_TASKSET_PATH": str(built / "data"),
+            "TRINITY_MODEL_PATH": str(built["model"]),
+            "TRINITY_TASKSET_PATH": str(built["data"]),
             **os.environ,
             "TRINITY_CHECKPOINT_ROOT_DIR": str(folder / "jobs"),
             "TRINITY_PLUGIN_DIRS": str(self._plugins),
         }
-        for part, variable in (("model", "TRINITY_MODEL_PATH"), ("data", "TRINITY_TASKSET_PATH")):
-            if not Path(self._environment[variable]).exists():
-                subprocess.run([sys.executable, f"examples/quickstart/make_{part}.py"], check=True, cwd=HERE)
+        for part, variable, options in (("model", "TRINITY_MODEL_PATH", ()), ("data", "TRINITY_TASKSET_PATH", data)):
+            if not (path := Path(self._environment[variable])).exists():
+                script = f"examples/quickstart/make_{part}.py"
+                subprocess.run([sys.executable, script, str(path), *options], check=True, cwd=HERE)
 
     def each(self, play: Callable[[Asked], Told], over: Iterable[Asked]) -> list[Told]:
         with ThreadPoolExecutor(self._at_once) as threads:
