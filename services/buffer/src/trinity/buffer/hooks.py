@@ -1,4 +1,4 @@
-"""What satellites offer for keys of the YAML."""
+"""Looks up what satellites offer for keys of the YAML."""
 
 from typing import Any
 
