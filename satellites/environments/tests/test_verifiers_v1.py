@@ -1,4 +1,4 @@
-"""The bridge to verifiers' v1 interface, on the real package.
+"""The bridge to verifiers' v1 interface, on the real package, and runs that train on environments of the package index.
 
 An environment service with verifiers 0.4, in a separate virtual environment, plays episodes for a client.
 """
@@ -30,6 +30,7 @@ pytestmark = [
     ),
 ]
 
+STARDATA = VENV.with_name("stardata")  # an environment of the classic interface
 FAKES = Path(playing.__file__).parent
 SUMS, GUESSES, PAIRS = "verifiers_tasksets", "verifiers_guesses", "verifiers_pairs"
 CALL = '<tool_call>{"name": "sums_add", "arguments": {"a": 1, "b": 1}}</tool_call>'
@@ -53,12 +54,16 @@ class Played:
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Returns the address of the service."""
     folder = tmp_path_factory.mktemp("verifiers")
+    words = folder / "nltk_data/corpora/words"  # of TextArena, which would download them
+    words.mkdir(parents=True)
+    for name in ("en", "en-basic"):
+        (words / name).write_text("apple\n")
     changes = {
         "PYTHONPATH": str(FAKES),
         "HOME": str(folder),
         "TRINITY_INSECURE": "1",
         "TRINITY_ENVIRONMENT_LISTEN": "127.0.0.1:0",
-        "TRINITY_ENVIRONMENT_ALLOWED_MODULES": f"{SUMS},{GUESSES},{PAIRS},json",
+        "TRINITY_ENVIRONMENT_ALLOWED_MODULES": f"{SUMS},{GUESSES},{PAIRS},json,textarena",
     }
     command = [str(VENV / "bin/trinity-environment"), "serve"]
     with subprocess.Popen(
@@ -187,46 +192,74 @@ def test_an_environment_of_the_package_index_is_played(service: str) -> None:
     assert {"rubric_scored", "rubric_closeness", "rubric_answered_legally"} <= set(played.last.metrics)
 
 
-def test_a_run_trains_on_an_environment_of_the_package_index(
-    service: str, repository: Path, quickstart_model: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "train.jsonl").write_text("".join(f'{{"index": {n}, "text": ""}}\n' for n in range(3)))
-    tasksets = [
+def test_a_game_of_textarena_is_played_to_its_end(service: str) -> None:
+    played = episode(service, "textarena", ["[A]", "[P]", "[L]", "[E]"], env_args={"game": "Hangman-v0"})
+    assert "You are playing Hangman" in played.texts[0]
+    assert (played.last.done, played.last.reward) == (True, 1), played.texts[-2:]
+
+
+def trained(repository: Path, model: Path, folder: Path, tasksets: list[Any], address: str, **variables: str) -> Any:
+    """Trains two steps on the tasksets' first rows. Returns the experiences by taskset.
+
+    tasksets: (name, environment_args), of verifiers. address: of the service that plays them; empty for the run's own.
+    """
+    (folder / "train.jsonl").write_text("".join(f'{{"index": {n}, "text": ""}}\n' for n in range(3)))
+    given = [
         {
             "name": name,
-            "path": str(tmp_path),
+            "path": str(folder),
             "split": "train",
             "format": {"prompt_key": "text", "response_key": "text"},
             "default_workflow_type": "environment_workflow",
-            "workflow_args": {"environment": "verifiers", "environment_args": {"env_id": name}, "max_turns": 2},
+            "workflow_args": {"environment": "verifiers", "environment_args": {"max_steps": 2, **args}},
         }
-        for name in ("marble-v1", SUMS)
+        for name, args in tasksets
     ]
-    archive = {"path": str(tmp_path / "trained.jsonl"), "storage_type": "file"}
+    archive = {"path": str(folder / "trained.jsonl"), "storage_type": "file"}
     changes: dict[str, Any] = {
         "name": "verifiers",
-        "model": {"model_path": str(quickstart_model), "max_prompt_tokens": 4000, "max_model_len": 4096},
+        "model": {"model_path": str(model), "max_prompt_tokens": 4000, "max_model_len": 4096},
         "algorithm": {"repeat_times": 4},
         "buffer": {
-            "batch_size": 2,
+            "batch_size": len(given),
             "total_steps": 2,
-            "explorer_input": {"taskset": None, "tasksets": tasksets, "eval_tasksets": []},
+            "explorer_input": {"taskset": None, "tasksets": given, "eval_tasksets": []},
             "trainer_input": {"experience_buffer": archive},
         },
-        "explorer": {"runner_per_model": 2, "environments": [{"name": "verifiers", "address": service}]},
+        "explorer": {"runner_per_model": 2},
         "stages": [],
     }
-    config = write_config(repository / "examples/quickstart/arithmetic.yaml", tmp_path / "run.yaml", changes)
-    run = TrinityRun(config, tmp_path)
+    if address:
+        changes["explorer"]["environments"] = [{"name": "verifiers", "address": address}]
+    config = write_config(repository / "examples/quickstart/arithmetic.yaml", folder / "run.yaml", changes)
+    run = TrinityRun(config, folder, **variables)
     try:
         run.start()
         assert run.finish(380) == 0, run.tail()
     finally:
         run.end()
-    groups = list(read_experiences(str(tmp_path / "trained.jsonl"), "experience_buffer"))
-    assert {group.task.taskset for group in groups} == {"marble-v1", SUMS}
-    trained = [one for group in groups for one in group.experiences]
-    assert len(trained) == 2 * 2 * 4
-    for one in trained:
-        parts = [one.metrics[name] for name in one.metrics if name.startswith("rubric_")]
-        assert parts, "the rewards by name come along"
+    found: dict[str, list[Any]] = {}
+    for group in read_experiences(str(folder / "trained.jsonl"), "experience_buffer"):
+        found.setdefault(group.task.taskset, []).extend(group.experiences)
+    assert sum(map(len, found.values())) == 2 * len(given) * 4
+    for one in (one for experiences in found.values() for one in experiences):
+        assert any(name.startswith("rubric_") for name in one.metrics), "the rewards by name come along"
+    return found
+
+
+def test_a_run_trains_on_environments_of_the_package_index(
+    service: str, repository: Path, quickstart_model: Path, tmp_path: Path
+) -> None:
+    hangman = {"env_id": "textarena", "env_args": {"game": "Hangman-v0"}}
+    tasksets = [("marble", {"env_id": "marble-v1"}), ("hangman", hangman), ("sums", {"env_id": SUMS})]
+    assert set(trained(repository, quickstart_model, tmp_path, tasksets, service)) == {"marble", "hangman", "sums"}
+
+
+@pytest.mark.skipif(not STARDATA.exists(), reason="staros-stardata is not installed: make hubs")
+def test_a_run_trains_on_an_environment_of_the_classic_interface(
+    repository: Path, quickstart_model: Path, tmp_path: Path
+) -> None:
+    poems = "stardata.envs.constraint_gym"
+    variables = {"PYTHONPATH": str(STARDATA), "TRINITY_ENVIRONMENT_ALLOWED_MODULES": poems}
+    found = trained(repository, quickstart_model, tmp_path, [("poems", {"env_id": poems})], "", **variables)
+    assert "rubric_prosody_reward" in found["poems"][0].metrics

@@ -176,7 +176,8 @@ def check_row(row: ExperienceRow, place: str) -> None:
     """Raises InvalidInput, as `group_of` does, unless the row is an experience that can be trained."""
     for column in REQUIRED:
         if row.get(column) is None:
-            raise wrong(place, column, f"is missing; needed are {', '.join(REQUIRED)}, there are {', '.join(row)}")
+            needed = f"is missing; needed are {', '.join(REQUIRED)}, there are {', '.join(row)}"
+            raise wrong(place, column, f"{needed}; give an archive (docs/experience.md#archives)")
     (experience,) = group_of([(place, row)], "none").experiences
     experience.check(f"{place}: experience")
     for column in ("run", "task_id"):
