@@ -56,7 +56,7 @@ class Family:
 
     text: values of the language model's config; config: of the whole, for a model with a tower. not_packed: why
     sequences are padded in place of packed; "": they are packed. engine: vLLM's CPU build samples it and loads its
-    versions, or why it cannot. on_gpu: an H100 did, with vLLM 0.26 (benchmarks/gpu/families.py, 2026-11-27). adapters:
+    versions, or why it cannot. on_gpu: an H100 or H200 did, with vLLM 0.26 (benchmarks/gpu/families.py). adapters:
     LoRA trains it; else its files have other names than its layers.
     """
 
@@ -104,7 +104,7 @@ FAMILIES = (
     ),
     Family(
         "gemma2", "Gemma 2", {"sliding_window": WINDOW, "query_pre_attn_scalar": 8, "tie_word_embeddings": True},
-        windowed=True, engine=True,
+        windowed=True, engine=True, on_gpu=True,
     ),
     Family("gemma3_text", "Gemma 3 of 1B", _WINDOWS, windowed=True, engine=True, on_gpu=True),
     Family(
@@ -121,13 +121,13 @@ FAMILIES = (
     Family(
         "gpt_oss", "gpt-oss",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW, "num_hidden_layers": 2},
-        windowed=True, engine=True,
+        windowed=True, engine=True, on_gpu=True,
     ),
-    Family("llama4_text", "Llama 4, text only", _CHUNKS, not_packed="chunks of attention", engine=True),
+    Family("llama4_text", "Llama 4, text only", _CHUNKS, not_packed="chunks of attention", engine=True, on_gpu=True),
     Family(
         "llama4", "Llama 4", _CHUNKS,
         {"vision_config": {**_TOWER, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}},
-        not_packed="chunks of attention", engine=True,
+        not_packed="chunks of attention", engine=True, on_gpu=True,
     ),
     Family("mistral3", "Mistral Small 3", {"model_type": "mistral"},
            {"vision_config": {**_TOWER, "model_type": "pixtral"}, "image_token_index": 90}, engine=True),
