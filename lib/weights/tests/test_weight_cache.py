@@ -84,6 +84,21 @@ def test_a_whole_version_is_fetched_and_kept(storage: Storage, publisher: Publis
         assert cache.fetch(manifest) == replace(fetched, transport="")
 
 
+@pytest.mark.parametrize("damage", ["", "flip_a_bit", "truncate", "remove"])
+async def test_files_in_a_folder_can_be_loaded_before_they_are_checked_unless_their_size_is_wrong(
+    storage: Storage, publisher: Publisher, cache: WeightCache, damage: str
+) -> None:
+    manifest = publisher.publish(1)
+    if damage:
+        await getattr(storage, damage)(1, manifest.files[1].name)
+    there = storage.kind == "folder" and damage in ("", "flip_a_bit")
+    assert cache.in_place(manifest) == (Path(getattr(manifest.offers[0], "path", "")) if there else None)
+    if not damage:
+        cache.fetch(manifest)
+        difference = publisher.publish(2, base=1, whole=False)
+        assert cache.in_place(difference) is None
+
+
 @pytest.mark.parametrize("damage", ["truncate", "flip_a_bit", "remove"])
 @pytest.mark.parametrize("shard", [0, 1])
 async def test_a_damaged_shard_is_found_by_name(

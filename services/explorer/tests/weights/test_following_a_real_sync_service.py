@@ -139,6 +139,7 @@ async def test_an_outage_of_the_storage_rejects_nothing(run: Run, monkeypatch: p
     with monkeypatch.context() as outage:
         for explorer in run.explorers:
             outage.setattr(explorer.cache, "fetch", no_answer)
+            outage.setattr(explorer.cache, "in_place", lambda _: None)
         await run.publish(2)
         await run.explorers[0].until(lambda: tries >= 6, 60)
         assert (await run.state(2))[0] is VersionState.STAGED

@@ -1,6 +1,7 @@
 """What the explorer loads, reports and serves, against a sync service whose answers are written here."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from support.fakes.explorers.follower import WRONG, Explorer, FakeGroup
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.data.experience import VersionSpan
 from trinity.explorer.engine.pool import compare
+from trinity.explorer.weights import loader
 from trinity.explorer.weights.follower import WeightsWrong
 from trinity.explorer.weights.load_history import Verdict, WeightsWithdrawn
 from trinity.weights import Canary, CollectiveOffer, ExplorerState, Manifest, VersionState
@@ -198,19 +200,61 @@ async def test_a_candidate_whose_load_fails_twice_is_reported_and_left(explorer:
     await explorer.serves(1)
 
 
-async def test_damaged_files_are_found_before_the_engines_pause(explorer: Explorer) -> None:
+def damage(explorer: Explorer, version: int, short: bool = False) -> Manifest:
+    """A version whose file has another last bit, or four bytes less, than its manifest says."""
+    damaged = explorer.version(version)
+    path = explorer.folder / f"v{version}" / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:-4] if short else content[:-1] + bytes([content[-1] ^ 1]))
+    return damaged
+
+
+@pytest.mark.parametrize("live", [True, False])
+async def test_damaged_files_are_found_before_the_engines_pause(explorer: Explorer, live: bool) -> None:
+    """A candidate is checked while it is loaded, but for its size."""
     await explorer.sync.show(explorer.version(1))
     await explorer.serves(1)
-    damaged = explorer.version(2)
-    path = explorer.folder / "v2" / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-4])
-    await explorer.sync.show(explorer.version(1), damaged)
+    damaged = damage(explorer, 2, short=not live)
+    await explorer.sync.show(*([damaged] if live else [explorer.version(1), damaged]))
     await explorer.until(lambda: any("model.safetensors" in r.failure for r in explorer.sync.reports))
     failed = next(r for r in explorer.sync.reports if r.failure)
     assert (failed.failed_version, failed.version) == (2, 1)
     assert explorer.engines.versions == [1]
     await explorer.sync.show(explorer.version(3))
     await explorer.serves(3)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+async def test_a_candidate_that_turns_out_damaged_is_left_for_the_live_version(
+    explorer: Explorer, gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if gone:
+        monkeypatch.setattr(loader, "check_files", lambda manifest, folder: (folder / "gone").read_bytes())
+    await explorer.sync.show(explorer.version(1))
+    await explorer.serves(1)
+    await explorer.sync.show(explorer.version(1), damage(explorer, 2))
+    await explorer.until(lambda: any("model.safetensors" in r.failure for r in explorer.sync.reports))
+    await explorer.serves(1)
+    assert explorer.engines.versions == [1, 2, 1]
+    assert explorer.sync.measured(2) == [], "damaged files say nothing about the engine"
+    with pytest.raises(WeightsWithdrawn, match="version 2, which was loaded from damaged files"):
+        await explorer.engines.loads.settle([VersionSpan(2, 0, 5)])
+
+
+async def test_a_candidate_is_loaded_and_measured_while_its_files_are_checked(
+    explorer: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = threading.Event()
+    monkeypatch.setattr(loader, "check_files", lambda *_: checked.wait(20))
+    await explorer.sync.show(explorer.version(1))
+    await explorer.serves(1)
+    await explorer.sync.show(explorer.version(2), explorer.version(3))
+    await explorer.until(lambda: explorer.engines.versions[-1:] == [3] and explorer.engines.measured == 2)
+    explorer.engines.loads.verify(3)  # sync may be faster
+    await asyncio.sleep(0.2)
+    assert explorer.verdict is Verdict.OPEN and explorer.sync.measured(3) == []
+    checked.set()
+    await explorer.until(lambda: explorer.verdict is Verdict.GOOD and explorer.sync.measured(3) != [])
 
 
 async def test_a_rollback_does_not_wait_for_an_evaluation(explorer: Explorer) -> None:

@@ -36,6 +36,7 @@ class Storage:
         self._cache: Any = explorer.cache
         self._fetch = self._cache.fetch
         self._cache.fetch = self.fetch
+        self._cache.in_place = lambda _: None
         self.silent: set[int] = set()
         self.asked: list[int] = []
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import xxhash
 
-_BLOCK = 256 * 1024  # stays in the processor's cache: twice as fast as some MiB
+_BLOCK = 1024 * 1024  # stays in the processor's cache: twice as fast as some MiB
 _MOST_DIGITS = 300  # of an integer that a float can hold
 
 
@@ -141,8 +141,8 @@ def sync_tree(folder: Path) -> None:
 
 def checksum(path: Path) -> str:
     """xxh3-128 of a file's content, in lower-case hexadecimal."""
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
+    digest, block = xxhash.xxh3_128(), memoryview(bytearray(_BLOCK))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(block):
+            digest.update(block[:count])
     return digest.hexdigest()

@@ -24,7 +24,7 @@ _BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I16": 2,
 
 _MOST_OF_IMAGES = 64 * 1024  # bytes, of one probe
 
-_CHECKED_TOGETHER = 8  # files hashed at once: 20 GB/s on 16 cores; 4 have 15, 16 no more
+_CHECKED_TOGETHER = 16  # files hashed at once: 47 GB/s on 32 cores; 8 have 30
 
 
 @dataclass(frozen=True)
@@ -291,13 +291,17 @@ def regular_size(path: Path) -> int:
     return found.st_size
 
 
-def check_files(manifest: Manifest, folder: Path) -> None:
-    """Compares the files in `folder` with the manifest: size, then checksum. Raises InvalidInput naming the file."""
+def check_sizes(manifest: Manifest, folder: Path) -> None:
+    """Compares the sizes of the files in `folder` with the manifest. Raises InvalidInput naming the file."""
     for info in manifest.files:
-        path = folder / info.name
-        size = regular_size(path)
+        size = regular_size(folder / info.name)
         if size != info.size_bytes:
             raise InvalidInput(info.name, f"has {size} bytes, the manifest says {info.size_bytes}")
+
+
+def check_files(manifest: Manifest, folder: Path) -> None:
+    """Compares the files in `folder` with the manifest: size, then checksum. Raises InvalidInput naming the file."""
+    check_sizes(manifest, folder)
     with ThreadPoolExecutor(_CHECKED_TOGETHER) as threads:
         checksums = threads.map(files.checksum, (folder / info.name for info in manifest.files))
         for info, checksum in zip(manifest.files, checksums, strict=True):

@@ -20,7 +20,7 @@ import structlog
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput, NotFound, PermissionDenied, TrinityError, Unavailable
 from trinity.weights import delta
-from trinity.weights.manifest import FileInfo, FolderOffer, Manifest, Offer, S3Offer, check_files
+from trinity.weights.manifest import FileInfo, FolderOffer, Manifest, Offer, S3Offer, check_files, check_sizes
 from trinity.weights.stores import MANIFEST, Store, open_offer, usable_kinds
 from trinity.weights.stores.base import check_name
 from trinity.weights.wire import decode_manifest, manifest_to_proto
@@ -71,6 +71,17 @@ class WeightCache:
         manifest.check()
         with self._lock:
             return self._fetch(manifest, {})
+
+    def in_place(self, manifest: Manifest) -> Path | None:
+        """Returns the folder that `fetch` would check and use in place, with files of the right sizes; else None."""
+        manifest.check()
+        first = next(iter(self._offers(manifest)), None)
+        if not isinstance(first, FolderOffer) or first.delta or self._folder(manifest.version).exists():
+            return None
+        with suppress(InvalidInput):
+            check_sizes(manifest, Path(first.path))
+            return Path(first.path)
+        return None
 
     def keep_only(self, versions: Iterable[int]) -> None:
         """Removes all other versions."""

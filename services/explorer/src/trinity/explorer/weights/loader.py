@@ -1,8 +1,9 @@
 """Loads one version into the engines, by collective group or storage, and computes its canary afterwards.
 
 Files come from the cache of transports, or for version 0 from the model that the engines began with. They are fetched
-and checked before the engines pause. A failed load leaves the engines paused with part of the weights new: only another
-full load resumes them.
+and checked before the engines pause. Only a version that is not LIVE yet is loaded from a folder while its files are
+checked: its tokens wait for the verdict, and it is LIVE sooner. A failed load leaves the engines paused with part of
+the weights new: only another full load resumes them.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import contextlib
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -20,10 +21,10 @@ import structlog
 from trinity.explorer.types import EngineFailed
 from trinity.explorer.weights.load_history import LoadHistory
 from trinity.runtime import tracing
-from trinity.runtime.errors import InvalidInput, Unavailable
+from trinity.runtime.errors import InvalidInput, TrinityError, Unavailable
 from trinity.runtime.metrics import Gauge, Histogram
 from trinity.runtime.process import FileLock
-from trinity.weights import Canary, Lora, Manifest, Measured, manifest_of_folder
+from trinity.weights import Canary, Lora, Manifest, Measured, check_files, manifest_of_folder
 
 Result = TypeVar("Result")
 
@@ -57,6 +58,9 @@ class Cache(Protocol):
 
     def fetch(self, manifest: Manifest) -> Fetched:
         """Raises InvalidInput if files are missing or damaged, Unavailable if no store answers."""
+
+    def in_place(self, manifest: Manifest) -> Path | None:
+        """The folder that `fetch` would check and use in place, if the sizes are right."""
 
     def keep_only(self, versions: Iterable[int]) -> None:
         """Remove all other versions."""
@@ -116,6 +120,7 @@ class Loader:
         self._base_model = base_model
         self._collective = collective
         self._collective_transport = collective_transport
+        self._merges = merges
         self._fetch = fetch if merges else fetch_adapters
         self._answered: set[int] = set()  # versions whose broadcast was taken, missed or declined
         self.updating = False
@@ -175,13 +180,20 @@ class Loader:
     ) -> Loaded | None:
         for again in (False, True):
             limit = fetch_seconds(manifest)
-            update_info, transport = await run_in_daemon_thread(
-                limit, self._fetch, self._cache, manifest, self._base_model
-            )
+            place: tuple[dict[str, Any], str] | None = None
+            if self._merges and not again and not is_live():
+                place = await run_in_daemon_thread(limit, _in_place, self._cache, manifest, self._base_model)
+            if place is not None:
+                update_info, transport = place
+            else:
+                update_info, transport = await run_in_daemon_thread(
+                    limit, self._fetch, self._cache, manifest, self._base_model
+                )
             if not still_wanted():
                 return None
             try:
-                loaded = await self._put(manifest, update_info, transport)
+                async with _checking(manifest, update_info, limit) if place else contextlib.nullcontext() as checked:
+                    loaded = await self._put(manifest, update_info, transport, checked)
             except EngineFailed as error:
                 log.warning("explorer.weights.load_failed", version=manifest.version, error=str(error))
                 if again:
@@ -191,7 +203,9 @@ class Loader:
                 return loaded
         return None
 
-    async def _put(self, manifest: Manifest, update_info: dict[str, Any], transport: str) -> Loaded:
+    async def _put(
+        self, manifest: Manifest, update_info: dict[str, Any], transport: str, checked: Awaitable[None] | None = None
+    ) -> Loaded:
         told: dict[str, Any] = {"version": manifest.version, "step": manifest.step, "transport": transport}
         with tracing.span("weights.load", **told):
             self.updating = True
@@ -201,10 +215,12 @@ class Loader:
                 self.updating = False
             PAUSE.observe(pause)
             log.info("explorer.weights.loaded", **told, pause=round(pause, 4))
-            return await self._check(manifest, serial, transport, pause)
+            return await self._check(manifest, serial, transport, pause, checked)
 
-    async def _check(self, manifest: Manifest, serial: int, transport: str, pause: float) -> Loaded:
-        """Compute the canary and record the result in the history."""
+    async def _check(
+        self, manifest: Manifest, serial: int, transport: str, pause: float, checked: Awaitable[None] | None = None
+    ) -> Loaded:
+        """Compute the canary and record the result in the history. Raises EngineFailed if `checked` finds damage."""
         loads, canary = self.loads, manifest.canary
         measured: Measured | None = None
         if canary is not None:
@@ -213,6 +229,13 @@ class Loader:
             except EngineFailed as error:
                 loads.mark_bad(serial, f"could not be checked: {error}")
                 raise
+        if checked is not None:
+            try:
+                await checked
+            except (TrinityError, OSError) as error:
+                loads.mark_bad(serial, f"was loaded from damaged files: {error}")
+                raise EngineFailed(f"loaded damaged files: {error}") from error
+        if canary is not None and measured is not None:
             CANARY.set(measured.max_error)
             if not measured.within(canary, loads.precision):
                 log.error("explorer.canary.failed", version=manifest.version, transport=transport, found=str(measured))
@@ -233,9 +256,19 @@ def fetch(cache: Cache, manifest: Manifest, base_model: str) -> tuple[dict[str, 
     else:
         fetched = cache.fetch(manifest)
         folder, transport = fetched.folder, fetched.transport
+    return _update_info(manifest, folder, base_model), transport
+
+
+def _in_place(cache: Cache, manifest: Manifest, base_model: str) -> tuple[dict[str, Any], str] | None:
+    """Does the same for files in a folder that this explorer sees, unchecked. Returns None for others."""
+    folder = cache.in_place(manifest) if manifest.files else None
+    return None if folder is None else (_update_info(manifest, folder, base_model), "folder")
+
+
+def _update_info(manifest: Manifest, folder: Path, base_model: str) -> dict[str, Any]:
     files, tensors = manifest.load_arguments(folder)
     update_info = {"files": files, "tensors": [list(tensor) for tensor in tensors]}
-    return {**update_info, **base_of(manifest.lora, base_model)}, transport
+    return {**update_info, **base_of(manifest.lora, base_model)}
 
 
 def fetch_adapters(cache: Cache, manifest: Manifest, base_model: str) -> tuple[dict[str, Any], str]:
@@ -280,6 +313,20 @@ def base_folder(model: str) -> Path:
 def fetch_seconds(manifest: Manifest) -> float:
     """Time limit of a fetch. A store or a remote folder that hangs longer counts as unreachable."""
     return _FETCH_SECONDS + manifest.size_bytes / _SLOWEST_BYTES_PER_SECOND
+
+
+@contextlib.asynccontextmanager
+async def _checking(
+    manifest: Manifest, update_info: dict[str, Any], limit_seconds: float
+) -> AsyncIterator[Awaitable[None]]:
+    """Check files in a thread while the body runs, which may wait for the result."""
+    folder = Path(update_info["files"][0]).parent
+    checked = asyncio.ensure_future(run_in_daemon_thread(limit_seconds, check_files, manifest, folder))
+    try:
+        yield checked
+    finally:
+        checked.cancel()
+        await asyncio.gather(checked, return_exceptions=True)
 
 
 async def run_in_daemon_thread(limit_seconds: float, call: Callable[..., Result], *arguments: Any) -> Result:
