@@ -26,7 +26,7 @@ _OWN = ("model_path", "trust_remote_code", "custom_chat_template", "chat_templat
 _SHARED = (
     "enable_thinking", "temperature", "top_p", "top_k", "repetition_penalty",
     "max_model_len", "max_prompt_tokens", "max_response_tokens", "min_response_tokens",
-    "rope_scaling", "rope_theta",
+    "rope_scaling", "rope_theta", "images",
 )  # fmt: skip
 _UNUSED = ("critic_model_path", "lora_configs")  # the trainer's: an explorer gets LoRA with the weights
 _SHOWN = 200
