@@ -73,10 +73,13 @@ def test_trinity_rfts_limit_of_steps_is_the_environments_too(workflow: str, argu
 
 def test_the_limit_of_an_environment_of_a_plugin_is_its_own() -> None:
     made = EnvironmentWorkflow(
-        make_episode_task('{"environment": "corridor", "environment_args": {"a": 1}, "max_env_steps": 50}'),
+        make_episode_task(
+            '{"environment": "corridor", "environment_args": {"a": 1}, "max_env_steps": 150,'
+            ' "branches": {"turns": [120]}}'
+        ),
         Toolbox(right),
     )
-    assert (made.player.rules.max_turns, made.player.rules.environment_args) == (50, {"a": 1})
+    assert (made.player.rules.max_turns, made.player.rules.environment_args) == (150, {"a": 1})
 
 
 def test_frozen_lakes_names_of_trinity_rft_reach_the_environment() -> None:
@@ -100,6 +103,11 @@ def test_frozen_lakes_names_of_trinity_rft_reach_the_environment() -> None:
             "alfworld_workflow",
             {"max_env_steps": 5, "environment_args": {"max_steps": 5}},
             r"max_env_steps: means the same as environment_args\.max_steps",
+        ),
+        (
+            "alfworld_workflow",
+            {"max_env_steps": 5, "branches": {"turns": [5]}},
+            "branches: has the turn 5, must be below max_turns=5",
         ),
         ("frozen_lake_workflow", {"env_max_steps": 0}, r"env_max_steps: is 0, must be a whole number from 1 to"),
         ("frozen_lake_workflow", {"is_slippery": "no"}, r"is_slippery: is 'no', must be true or false"),

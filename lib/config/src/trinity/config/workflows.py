@@ -103,8 +103,10 @@ class EpisodeRules:
         known = [f.name for f in fields(self)]
         environment, inner = args.get("environment", self.environment), args.get("environment_args")
         set_by = {_INNER + name: _INNER + name for name in (inner if isinstance(inner, dict) else ())}
+        most: Any = self.max_turns
         for name, value in args.items():
             rule, argument = _meaning(name, environment)
+            most = value if rule == "max_turns" else most
             if rule and rule not in known:
                 yield name, _unknown(name, known)
                 continue
@@ -117,9 +119,9 @@ class EpisodeRules:
             set_by.update(dict.fromkeys(targets, name))
         if not environment:
             yield "environment", "is missing; give the name of an environment"
-        branches, most = args.get("branches"), args.get("max_turns", self.max_turns)
+        branches = args.get("branches")
         last = max(branches.get("turns", [0])) if branches and not _branches_problem(branches) else 0
-        if type(most) is int and last >= most:
+        if type(most) is int and 0 < most <= last:
             yield "branches", f"has the turn {last}, must be below max_turns={most}: replies are numbered from 0"
 
 
