@@ -372,6 +372,13 @@ def test_a_key_of_another_length_is_named(content: str | None, said: str, stage:
     assert (code, f"--key {key}: " in text, said in text) == (2, True, True)
 
 
+@pytest.mark.parametrize("key", ["01" + "00" * 30 + "80", "ed" + "ff" * 30 + "7f", "02" + "00" * 31])
+def test_a_key_that_is_no_point_has_signed_nothing(key: str) -> None:
+    """Of a second form of a point, or of none: anybody could sign for some of them."""
+    with pytest.raises(verify.Broken, match="the key is no point of Ed25519"):
+        verify.is_signed(bytes.fromhex(key), b"", bytes(64))
+
+
 def test_the_usage_names_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         verify.main([str(tmp_path), "--key", str(tmp_path / "gone")])

@@ -215,13 +215,15 @@ def times(factor: int, point: tuple[int, int]) -> tuple[int, int]:
 
 
 def decoded(data: bytes) -> tuple[int, int]:
-    """Decodes a point (RFC 8032, 5.1.3): y, and in the last bit which of two x."""
+    """Decodes a point (RFC 8032, 5.1.3): y, and in the last bit which of two x. Raises Broken for other bytes."""
     y = int.from_bytes(data, "little") & (1 << 255) - 1
     square = (y * y - 1) * pow(D * y * y + 1, -1, P) % P
     x = pow(square, (P + 3) // 8, P)
     if (x * x - square) % P:
         x = x * pow(2, (P - 1) // 4, P) % P
-    return (P - x if x & 1 != data[31] >> 7 else x), y
+    x = P - x if x & 1 != data[31] >> 7 else x
+    require(y < P and x < P and (x * x - square) % P == 0, "the key is no point of Ed25519; give the signer's key")
+    return x, y
 
 
 def is_signed(key: bytes, message: bytes, signature: bytes) -> bool:
