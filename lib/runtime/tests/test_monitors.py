@@ -1,6 +1,7 @@
 """Metrics reach their place, a restart replaces what comes again, and a backend that fails never hurts the run."""
 
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import math
@@ -227,6 +228,9 @@ def test_an_unknown_kind_and_a_missing_package_name_the_key_and_the_fix(
         open_monitor(_options(tmp_path, "tensorbord"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InvalidInput, match=r"monitor\.monitor_type: is 'wandb'.* pip install wandb"):
+        open_monitor(_options(tmp_path, "wandb"))
+    monkeypatch.setattr(monitor, "entry_points", lambda group: importlib.metadata.EntryPoints())
+    with pytest.raises(InvalidInput, match=r"is 'wandb', .* not installed: pip install trinity-trackers"):
         open_monitor(_options(tmp_path, "wandb"))
 
 

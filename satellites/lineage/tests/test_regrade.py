@@ -316,7 +316,7 @@ def test_a_group_of_two_versions_is_left_out_by_either(job: Path, scored_here: l
         ({"reward": "math_reward", "start": 9}, r"step 9: p/n has trained 8 steps"),
         ({"without_version": ["7-6"]}, r"--without-versions 7-6: give FIRST-LAST"),
         ({"without_version": ["x"]}, r"--without-versions x: give FIRST-LAST"),
-        ({"without_task": ["*", "nothing/*"]}, r"--without-tasks nothing/\*: .* matches; there are sums/0/\d+, .*"),
+        ({"without_task": ["*", "nothing/*"]}, r"matches; there are sums/0/9, sums/0/10, .* and 3 more$"),
         ({"without_task": ["sums/0/3"]}, r"matches, and 1 groups that steps up to 4 have trained stay in the weights"),
         ({"without_explorer": ["explorer-2"]}, r"matches; there are explorer-0, explorer-1$"),
         ({"without_version": ["9"]}, r"9-9: no .* 5 to 8 matches; there are \d, .*"),

@@ -50,7 +50,7 @@ async def test_quantized_weights_are_those_of_the_loaded_version(quickstart_mode
 
 
 def canary_of(model: torch.nn.Module) -> Canary:
-    """What a trainer publishes for engines of half precision and, four times as wide, for those that quantize."""
+    """Tolerances of engines of half precision and, four times as wide, of those that quantize."""
     ids = torch.tensor([_TOKENS])
     with torch.no_grad():
         logs = torch.log_softmax(model(ids).logits[0, :-1], -1)

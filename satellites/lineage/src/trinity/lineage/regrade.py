@@ -282,7 +282,8 @@ class _Regrading:
             option, count = f"{_OPTIONS[reason]} {pattern}", trained[reason, pattern]
             stay = f"{count} groups that steps up to {self.step} have trained stay in the weights"
             if not found[reason, pattern]:
-                named = ", ".join(sorted(there[reason])[:_SHOWN])
+                known = sorted(there[reason], key=lambda name: (len(name), name))  # numbers in their order
+                named = ", ".join(known[:_SHOWN]) + (f" and {len(known) - _SHOWN} more" if known[_SHOWN:] else "")
                 why = f", and {stay}: give an earlier --from" if count else f"; there are {named}"
                 steps = f"{self.step + 1} to {self.last_step}"
                 raise RunError(f"{option}: no stored group of steps {steps} matches{why}", 2)

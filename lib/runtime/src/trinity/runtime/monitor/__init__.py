@@ -73,7 +73,7 @@ def open_monitor(options: MonitorOptions, first_step: int = 0) -> Monitor:
 def why_not(kind: str) -> str:
     """Says why metrics cannot go to a hosted kind from here; empty if they can."""
     if kind not in entry_points(group=_GROUP).names:
-        return f"is {kind!r}, which is in trinity-trackers, which is not installed"
+        return f"is {kind!r}, which is in trinity-trackers, which is not installed: pip install trinity-trackers"
     return "" if _installed(kind) else f"is {kind!r}, and this package is not installed: pip install {kind}"
 
 
