@@ -38,14 +38,6 @@ def _options(folder: Path, kind: str = "none", **args: Any) -> MonitorOptions:
     )
 
 
-def _lines(options: MonitorOptions) -> list[dict[str, Any]]:
-    def refuse(name: str) -> float:
-        raise AssertionError(f"{name} is not JSON")
-
-    text = (options.folder / f"{options.role}.jsonl").read_text()
-    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
-
-
 def test_wandb_ids_are_safe_and_tell_runs_apart(tmp_path: Path) -> None:
     options = _options(tmp_path, "wandb")
     assert run_id(options) == run_id(replace(options, config={}, folder=tmp_path / "elsewhere"))

@@ -184,7 +184,8 @@ def check_log(
         images = [hashlib.sha256(image).hexdigest() for image in task.get(22, [])]
         compared += pictures is None or row.pop(pictures, None) == images
         same = number < len(rows) and all(column(rows[number], key) == row[key] for key in row)
-        require(same, f"{path}: its task has another row {number} of {name} than --data (of several: {name}=FILE)")
+        other = f"{path}: its task has another row {number} of {name} than --data"
+        require(same, f"{other}; with several tasksets give --data {name}=FILE")
     return len(here), len(gone), compared
 
 
