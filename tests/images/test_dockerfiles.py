@@ -12,6 +12,8 @@ import pytest
 import yaml
 from dockerfile_parse import DockerfileParser
 
+from trinity.plugins.satellites import DISTRIBUTIONS
+
 pytestmark = pytest.mark.core
 
 ROOT = Path(__file__).parents[2]
@@ -164,8 +166,24 @@ def test_what_is_installed_is_copied_and_declared_and_complete(
         assert extras <= EXTRAS[part["name"]], extras - EXTRAS[part["name"]]
         installed.add(part["name"])
         needed |= {found[0] for line in part["dependencies"] if (found := re.match(r"trinity-[a-z-]+", line))}
+    needed |= _satellites(name.removeprefix("trinity-"))
     assert needed <= installed, needed - installed
     assert name == "trinity-rft" or name in installed
+
+
+def _satellites(service: str) -> set[str]:
+    """Distributions that a service looks for by hooks and as places of metrics."""
+    source = "".join(path.read_text() for path in (ROOT / "services" / service).glob("src/**/*.py"))
+    found = {DISTRIBUTIONS[hook] for hook in re.findall(r'\b(?:find|hook)\("(\w+)"', source) if hook in DISTRIBUTIONS}
+    return found | ({"trinity-trackers"} if "open_monitor" in source else set())
+
+
+def test_services_look_for_satellites() -> None:
+    assert {name: _satellites(name) for name in ("buffer", "explorer", "trainer")} == {
+        "buffer": {"trinity-archive", "trinity-compat-rft", "trinity-traffic", "trinity-trackers"},
+        "explorer": {"trinity-compat-rft", "trinity-traffic"},
+        "trainer": {"trinity-trackers"},
+    }
 
 
 def test_no_package_is_installed_but_from_a_lock(dockerfile: tuple[str, DockerfileParser]) -> None:
