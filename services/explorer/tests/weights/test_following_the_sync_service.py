@@ -14,10 +14,11 @@ from support.fakes.explorers.follower import WRONG, Explorer, FakeGroup
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.data.experience import VersionSpan
 from trinity.explorer.engine.pool import compare
-from trinity.explorer.weights import loader
+from trinity.explorer.weights import follower, loader
 from trinity.explorer.weights.follower import WeightsWrong
 from trinity.explorer.weights.load_history import Verdict, WeightsWithdrawn
 from trinity.weights import Canary, CollectiveOffer, ExplorerState, Manifest, VersionState
+from trinity.weights.stores.cache import Fetched
 
 pytestmark = pytest.mark.core
 
@@ -228,13 +229,24 @@ async def test_damaged_files_are_found_before_the_engines_pause(explorer: Explor
 async def test_a_candidate_that_turns_out_damaged_is_left_for_the_live_version(
     explorer: Explorer, gone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is tried again, but its files are then checked first: the engines do not load it over and over."""
     if gone:
         monkeypatch.setattr(loader, "check_files", lambda manifest, folder: (folder / "gone").read_bytes())
+    monkeypatch.setattr(follower, "_RETRY_SECONDS", 0.1)
+    fetched: list[int] = []
+    fetch = explorer.cache.fetch
+
+    def counted(manifest: Manifest) -> Fetched:
+        fetched.append(manifest.version)
+        return fetch(manifest)
+
+    monkeypatch.setattr(explorer.cache, "fetch", counted)
     await explorer.sync.show(explorer.version(1))
     await explorer.serves(1)
     await explorer.sync.show(explorer.version(1), damage(explorer, 2))
     await explorer.until(lambda: any("model.safetensors" in r.failure for r in explorer.sync.reports))
     await explorer.serves(1)
+    await explorer.until(lambda: fetched.count(2) >= 3)
     assert explorer.engines.versions == [1, 2, 1]
     assert explorer.sync.measured(2) == [], "damaged files say nothing about the engine"
     with pytest.raises(WeightsWithdrawn, match="version 2, which was loaded from damaged files"):

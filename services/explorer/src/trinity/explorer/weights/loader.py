@@ -123,6 +123,7 @@ class Loader:
         self._merges = merges
         self._fetch = fetch if merges else fetch_adapters
         self._answered: set[int] = set()  # versions whose broadcast was taken, missed or declined
+        self._failed: set[int] = set()  # versions whose load broke off: their files are checked first from then on
         self.updating = False
 
     async def load(
@@ -181,7 +182,7 @@ class Loader:
         for again in (False, True):
             limit = fetch_seconds(manifest)
             place: tuple[dict[str, Any], str] | None = None
-            if self._merges and not again and not is_live():
+            if self._merges and manifest.version not in self._failed and not is_live():
                 place = await run_in_daemon_thread(limit, _in_place, self._cache, manifest, self._base_model)
             if place is not None:
                 update_info, transport = place
@@ -196,6 +197,7 @@ class Loader:
                     loaded = await self._put(manifest, update_info, transport, checked)
             except EngineFailed as error:
                 log.warning("explorer.weights.load_failed", version=manifest.version, error=str(error))
+                self._failed.add(manifest.version)
                 if again:
                     raise
                 continue
