@@ -331,8 +331,6 @@ def test_models_that_cannot_share_prompts_are_refused() -> None:
     check_shared_prompts(windowed, True, 5)
     with pytest.raises(InvalidInput, match="is not packed"):
         check_shared_prompts(windowed, False, 5)
-    reads_images = SimpleNamespace(
-        config=SimpleNamespace(vision_config={}, model_type="qwen3_vl", get_text_config=dict)
-    )
+    reads_images = SimpleNamespace(config=SimpleNamespace(get_text_config=dict), reads_images=True)
     with pytest.raises(InvalidInput, match=r"shared_prompts.*the model reads images"):
         check_shared_prompts(reads_images, True, 5)

@@ -128,11 +128,11 @@ def _check_satellites(stage: Config) -> Iterator[Problem]:
         yield Problem("mode", f"is {stage.mode!r}, which is in {satellites.missing('modes')}")
     if stage.explorer.traffic is not None and not satellites.find("traffic"):
         yield Problem("explorer.traffic", f"needs {satellites.missing('traffic')}")
-    if not satellites.find("archive"):
+    declared = ALGORITHMS.get(stage.algorithm.algorithm_type)
+    reads_rows = declared is not None and declared.offline  # of a dataset; the check of rows refuses experience
+    given = [where for where in archives(stage) if not (reads_rows and where.startswith("buffer."))]
+    if given and not satellites.find("archive"):  # it imports numpy
         needed = f"names an archive, which needs {satellites.missing('archive')}; install it, or leave the key out"
-        declared = ALGORITHMS.get(stage.algorithm.algorithm_type)
-        reads_rows = declared is not None and declared.offline  # of a dataset; the check of rows refuses experience
-        given = [where for where in archives(stage) if not (reads_rows and where.startswith("buffer."))]
         yield from (Problem(where, needed) for where in given)
     if stage.data_processor.task_pipeline is None:
         return
