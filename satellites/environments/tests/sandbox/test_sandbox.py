@@ -74,7 +74,8 @@ def test_the_last_step_is_judged_too(played: Played) -> None:
 
 def test_nothing_of_the_policy_is_there_while_the_tests_run(played: Played) -> None:
     played.begin(row("ps ax -o args | grep -c '[s]leep 77' > /app/left; cp /app/left /logs/verifier/reward.txt"))
-    played.run("(sleep 77 &) ; mkdir -p /logs/verifier; ln -s /app/x /logs/verifier/reward.txt; echo 1 > /app/x")
+    played.run("for i in $(seq 20); do sleep 77 & done; mkdir -p /logs/verifier")
+    played.run("ln -s /app/x /logs/verifier/reward.txt; echo 1 > /app/x")
     assert played.game.step(call("submit")).reward == 0
 
 

@@ -54,6 +54,9 @@ class Guest:
         """
         if asked.get("alone"):
             self.end_all()
+            with contextlib.suppress(ChildProcessError):
+                while True:
+                    os.waitpid(-1, 0)  # a killed process is still seen until it has ended
         self.ended = ""
         given = base64.b64decode(asked.get("stdin", ""))
         in_read, in_write = os.pipe()
