@@ -24,6 +24,7 @@ async def test_quantized_weights_are_those_of_the_loaded_version(quickstart_mode
     options = EngineOptions(
         str(quickstart_model), "cpu", 256, dtype="bfloat16", max_num_seqs=2, engine_args={"quantization": _INT8}
     )
+    torch.manual_seed(0)
     pool = await EnginePool.start(options, [None])
     try:
         for number in (1, 2):
@@ -40,7 +41,7 @@ async def test_quantized_weights_are_those_of_the_loaded_version(quickstart_mode
             pool.loads.pass_canary(serial)
             pool.loads.trust(number)
             with torch.no_grad():
-                model.model.layers[0].mlp.down_proj.weight.mul_(3.0)
+                model.model.layers[0].mlp.down_proj.weight.mul_(10.0)
             assert not (await pool.measure(canary_of(model))).within(canary_of(model), pool.loads.precision)
             [made] = await asyncio.wait_for(pool.generate(_TOKENS, SamplingParams(max_tokens=8, ignore_eos=True)), 120)
             assert [(span.version, span.precision) for span in made.version_spans] == [(number, _INT8)]
