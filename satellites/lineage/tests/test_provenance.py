@@ -374,7 +374,7 @@ def test_a_key_of_another_length_is_named(content: str | None, said: str, stage:
 
 @pytest.mark.parametrize("key", ["01" + "00" * 30 + "80", "ed" + "ff" * 30 + "7f", "02" + "00" * 31])
 def test_a_key_that_is_no_point_has_signed_nothing(key: str) -> None:
-    """Of a second form of a point, or of none: anybody could sign for some of them."""
+    """Refuses other encodings of a point, and bytes off the curve: some of these keys accept forged signatures."""
     with pytest.raises(verify.Broken, match="the key is no point of Ed25519"):
         verify.is_signed(bytes.fromhex(key), b"", bytes(64))
 

@@ -51,7 +51,7 @@ async def test_quantized_weights_are_those_of_the_loaded_version(quickstart_mode
 
 
 def canary_of(model: torch.nn.Module) -> Canary:
-    """Tolerances of engines of half precision and, four times as wide, of those that quantize."""
+    """Makes a canary of this model. Engines that quantize may differ four times as much as others."""
     ids = torch.tensor([_TOKENS])
     with torch.no_grad():
         logs = torch.log_softmax(model(ids).logits[0, :-1], -1)

@@ -83,7 +83,7 @@ def test_a_model_with_one_layer_off_by_5_percent_is_found(
 
 
 def test_a_rare_token_may_differ_far_more_than_the_mean() -> None:
-    """As a sound engine's did, of a pretrained model: 0.0498 nats in the mean, 1.37 for a token of probability 1e-5."""
+    """A sound engine of a pretrained model differed by 0.0498 nats in the mean, by 1.37 for one token."""
     mean, most = canary.widened(USUAL, [[-11.4112]], [[-11.3941]])
     made = canary.make_canary(((1, 2),), [[-11.4112]], (mean, most), 6)
     assert Measured(0.0498, 1.37, -11.4112, -10.0418).within(made, "bfloat16")

@@ -86,7 +86,7 @@ def check_statement(folder: Path, key: bytes | None) -> dict[str, Any]:
     envelope = json.loads(path.read_bytes())
     payload = base64.b64decode(envelope["payload"])
     signatures = {one["keyid"]: base64.b64decode(one["sig"]) for one in envelope["signatures"]}
-    written = {  # base64 has several forms of the same bytes, and only one that encoders write
+    written = {  # encoders write one of the base64 forms of the same bytes
         "payloadType": PAYLOAD_TYPE,
         "payload": base64.b64encode(payload).decode(),
         "signatures": [{"keyid": name, "sig": base64.b64encode(sig).decode()} for name, sig in signatures.items()],

@@ -58,7 +58,7 @@ class Tasks:
         return len(self._read)
 
     def __getitem__(self, index: int) -> Any:
-        """Returns the task; None where the taskset has ended before. A taskset that raises is read anew next time."""
+        """Returns the task, or None beyond the end of the taskset. After an error the next call loads it again."""
         try:
             while len(self._read) <= index:
                 self._read.append(next(self._rest))
