@@ -8,7 +8,6 @@ tokens.
 """
 
 import base64
-import binascii
 import hashlib
 import io
 from collections.abc import Iterable, Sequence
@@ -172,8 +171,8 @@ def _image(value: Any, key: str, folder: Path, urls: UrlReader) -> bytes:
         raise DatasetError(f"{key!r} holds {value!r:.100}, must be a path, bytes or an image part")
     if value.startswith("data:"):
         try:
-            return base64.b64decode(value.partition(";base64,")[2], validate=True)
-        except binascii.Error:
+            return of_data_url(value)
+        except ValueError:
             raise DatasetError(f"{key!r} holds {value:.40}..., which is no base64") from None
     if "://" in value:
         try:
@@ -185,6 +184,11 @@ def _image(value: Any, key: str, folder: Path, urls: UrlReader) -> bytes:
         return file.read_bytes()
     except (OSError, ValueError) as error:
         raise DatasetError(f"{key!r}: {str(file)!r} cannot be read: {getattr(error, 'strerror', error)}") from None
+
+
+def of_data_url(url: str) -> bytes:
+    """The file in a URL `data:image/png;base64,...`. Raises ValueError for other characters than base64's."""
+    return base64.b64decode(url.partition(";base64,")[2], validate=True)
 
 
 def check(

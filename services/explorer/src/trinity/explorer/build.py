@@ -223,6 +223,7 @@ class ExplorerBuilder:
             open_to,
             self._explorer.agent_wait,
             self.bounds(),
+            None if archives(self._config) else options.images,
         )
         seed = model.seed if self._config.reproducible else None
         return ExplorerTools(

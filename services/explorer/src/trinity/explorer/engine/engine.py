@@ -121,7 +121,7 @@ class Engine:
         await self.after_load()
         async with self.using(adapter) as weights:
             try:
-                prompt = await self._vllm_prompt(list(prompt_token_ids), images, weights.salt)
+                prompt = await self.vllm_prompt(list(prompt_token_ids), images, weights.salt)
                 params, name = self._vllm_sampling(sampling), uuid.uuid4().hex
                 stream = self.llm.generate(prompt, params, request_id=name, **weights.arguments)
                 outputs = [output async for output in stream]
@@ -145,9 +145,12 @@ class Engine:
             if found != expected:
                 raise EngineFailed(f"vLLM gave the experts of {found} tokens, of {expected} that it read")
 
-    async def _vllm_prompt(self, token_ids: list[int], images: Sequence[PlacedImage], salt: str) -> Any:
-        """vLLM would take sampled tokens with the placeholder's id for images. So it renders the prompt with collapsed
-        placeholders and other ids, and the true ids are put back."""
+    async def vllm_prompt(self, token_ids: list[int], images: Sequence[PlacedImage], salt: str) -> Any:
+        """The prompt of AsyncLLM.generate. Raises InvalidInput for images that the model cannot read.
+
+        vLLM would take sampled tokens with the placeholder's id for images. So it renders the prompt with collapsed
+        placeholders and other ids, and the true ids are put back.
+        """
         from vllm import TokensPrompt
 
         prompt = TokensPrompt(prompt_token_ids=token_ids, cache_salt=salt)
@@ -253,7 +256,7 @@ class Engine:
             async with asyncio.timeout(_PROBE_SECONDS):
                 shown = placed(token_ids, images, self._rules(images)) if images else ()
                 async with self.using(adapter) as weights:
-                    prompt = await self._vllm_prompt(list(token_ids), shown, weights.salt)
+                    prompt = await self.vllm_prompt(list(token_ids), shown, weights.salt)
                     name = uuid.uuid4().hex
                     stream = self.llm.generate(
                         prompt, sampling, request_id=name, priority=_BEFORE_ALL_OTHERS, **weights.arguments

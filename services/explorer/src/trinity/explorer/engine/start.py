@@ -187,6 +187,7 @@ def _arguments_of(options: EngineOptions) -> dict[str, Any]:
         arguments["distributed_executor_backend"] = UniProcExecutor
     if options.images is not None:
         arguments |= {"limit_mm_per_prompt": {"image": MOST_IMAGES, "video": 0}, "mm_processor_cache_gb": 0}
+        arguments["allowed_media_domains"] = ["none, send a data: URL"]  # the endpoint fetches nothing for a client
     elif has_tower(options.model):
         arguments["language_model_only"] = True
     if options.max_num_seqs:

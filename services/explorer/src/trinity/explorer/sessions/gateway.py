@@ -13,8 +13,10 @@ from typing import Any
 import structlog
 
 from trinity.data.experience import SamplingParams
+from trinity.data.vision import ImageRules
 from trinity.explorer.serving.asgi import App, Receive, Refused, Send, key_of, read_json, send_error
 from trinity.explorer.serving.bounds import Bounds, replayed, too_long
+from trinity.explorer.sessions.images import is_image, without_files
 from trinity.explorer.sessions.replies import READERS, Events, Reader
 from trinity.explorer.sessions.session import CALL, Call, Session, SessionFailed, Sessions
 
@@ -22,6 +24,7 @@ log = structlog.get_logger(__name__)
 
 _READ_SECONDS = 60.0  # to send the body of a request, and to take each part of an answer
 _MODELS = "/v1/models"
+_CHAT = "/v1/chat/completions"
 # vLLM's fields that change the prompt or its origin.
 _REFUSED = (
     "add_generation_prompt", "background", "chat_template", "continue_final_message", "echo", "ec_transfer_params",
@@ -34,7 +37,10 @@ _DEEPEST = 4  # levels: message, answer of a tool, its parts
 
 
 class Gateway:
-    """`app` is vLLM's, which knows the policy as `model`. Sessions may use any model name."""
+    """`app` is vLLM's, which knows the policy as `model`. Sessions may use any model name.
+
+    images: rules by which the model reads images; None if it reads none.
+    """
 
     def __init__(
         self,
@@ -43,7 +49,9 @@ class Gateway:
         model: str,
         read_seconds: float = _READ_SECONDS,
         bounds: Bounds | None = None,
+        images: ImageRules | None = None,
     ) -> None:
+        self._images = images
         self._app, self._sessions, self._model = app, sessions, model
         self._read_seconds, self._bounds = read_seconds, bounds or Bounds()
 
@@ -62,7 +70,10 @@ class Gateway:
                 known = ", ".join(READERS)
                 raise Refused(404, "unknown_url", f"a session answers {known} and {_MODELS}, not {scope['path']}")
             body = await read_json(receive, self._read_seconds)
-            _check(body, session)
+            _check(body, session, self._images is not None and scope["path"] == _CHAT)
+            if self._images is not None and isinstance(body.get("messages"), list):
+                body, files = await asyncio.to_thread(without_files, body, self._images, session.images)
+                session.images |= files
             data = written({**body, "model": self._model, **defaults(body, session.sampling)})
             with self._bounds.request(session.name, body):
                 await self._answer(session, data, scope, receive, send)
@@ -185,19 +196,23 @@ def _headers(scope: Any, length: int) -> list[tuple[bytes, bytes]]:
     return [*kept, (b"content-type", b"application/json"), (b"content-length", b"%d" % length)]
 
 
-def check_recordable(body: dict[str, Any]) -> None:
-    """Raises Refused for a call whose prompt or reply would not be what is recorded."""
+def check_recordable(body: dict[str, Any], images: bool = False) -> None:
+    """Raises Refused for a call whose record would differ from its prompt or reply.
+
+    images: a message may have OpenAI's image parts.
+    """
     for name in _REFUSED:
         if body.get(name):
             raise Refused(400, "unsupported_parameter", f"{name} cannot be recorded; leave it out", name)
     for field in ("messages", "input"):
-        if kind := _unreadable(body.get(field)):
-            problem = f"holds a part with {kind!r:.100}; sessions are recorded as text, so send only text"
+        if kind := _unreadable(body.get(field), images):
+            more = f", or an image_url in {_CHAT}" if images else ""
+            problem = f"holds a part with {kind!r:.100}, which is not recorded here; send only text{more}"
             raise Refused(400, "unsupported_content", problem, field)
 
 
-def _check(body: dict[str, Any], session: Session) -> None:
-    check_recordable(body)
+def _check(body: dict[str, Any], session: Session, images: bool) -> None:
+    check_recordable(body, images)
     session.tools.update(_names(body.get("tools")))
     for where, calls in _calls(body):
         for name in _names(calls):
@@ -215,16 +230,19 @@ def _calls(body: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{field}[{index}]", _objects([message], "function_call")
 
 
-def _unreadable(values: Any, depth: int = 0) -> str:
+def _unreadable(values: Any, images: bool, depth: int = 0) -> str:
     """The type or key of the first part that is an image, sound or video, which vLLM would fetch from its URL; empty if
     there is none. Includes parts of a tool's answer. vLLM reads the keys of a part without a type, or with a uuid.
+    images: a message may have OpenAI's image parts.
     """
     for part in _objects(values) if depth < _DEEPEST else ():
+        if images and depth == 1 and is_image(part):
+            continue
         for kind in (str(part.get("type") or ""), *(part if depth else ())):  # messages may have the key `audio`
             if kind == "uuid" or any(word in kind for word in _NO_TEXT):
                 return kind
         for field in ("content", "output"):
-            if kind := _unreadable(part.get(field), depth + 1):
+            if kind := _unreadable(part.get(field), images, depth + 1):
                 return kind
     return ""
 

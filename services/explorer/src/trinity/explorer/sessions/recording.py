@@ -7,13 +7,16 @@ from functools import cached_property
 from typing import Any
 
 from trinity.data.experience import SamplingParams
-from trinity.explorer.engine.engine import completion_of
+from trinity.data.images import PlacedImage, expanded, placed
+from trinity.explorer.engine.engine import Engine, completion_of
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.serving.endpoint import PooledClient
+from trinity.explorer.sessions.images import shown
 from trinity.explorer.sessions.samples import Turn
 from trinity.explorer.sessions.session import CALL, Call
 from trinity.explorer.types import UNREAD_LOGPROBS, EngineFailed
 from trinity.explorer.weights.load_history import LoadHistory, WeightsWithdrawn
+from trinity.runtime.errors import InvalidInput
 
 # Characters of a private use area mark a reply in a rendered text. Real text does not have them.
 _REPLY = "\ue0a4\ue0a5\ue0a6"
@@ -39,7 +42,7 @@ class RecordingClient(PooledClient):
 
     @cached_property
     def renderer(self) -> Any:
-        return RecordingRenderer(self._pool.engines[0].llm.renderer, self._rewrites_history)
+        return RecordingRenderer(self._pool.engines[0], self._rewrites_history)
 
     async def generate(self, prompt: Any, sampling_params: Any = None, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         call = CALL.get()
@@ -64,14 +67,16 @@ class RecordingClient(PooledClient):
 
 
 class RecordingRenderer:
-    """vLLM's renderer with another treatment of histories that have recorded replies.
+    """vLLM's renderer with another treatment of histories that have recorded replies or images.
 
     Such a history is rendered with a mark for each reply. Only the text between marks is encoded; replies keep their
-    sampled tokens. If the template changes former turns or refuses the marks, the history is rendered as usual.
+    sampled tokens. If the template changes former turns or refuses the marks, the history is encoded as one text.
+    Images take their placeholders here, and reach the engine as a workflow's do.
     """
 
-    def __init__(self, renderer: Any, rewrites_history: bool) -> None:
-        self._renderer, self._rewrites_history = renderer, rewrites_history
+    def __init__(self, engine: Engine, rewrites_history: bool) -> None:
+        self._engine, self._rewrites_history = engine, rewrites_history
+        self._renderer = engine.llm.renderer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._renderer, name)
@@ -84,28 +89,56 @@ class RecordingRenderer:
             return await self._renderer.render_chat_async(conversations, chat_params, tok_params, **options)
         (messages,) = conversations
         replies = [] if self._rewrites_history else call.session.tree.recognise(messages)
-        segments = await self._segments(messages, dict(replies), chat_params) if replies else None
+        images = any(shown(message, call.session.images) for message in messages)
+        segments = await self._segments(call, messages, dict(replies), chat_params) if replies else None
+        if segments is None and images:
+            replies, segments = [], await self._segments(call, messages, {}, chat_params)
         if segments is None:
             found, (prompt,) = await self._renderer.render_chat_async(conversations, chat_params, tok_params, **options)
             call.place = call.session.tree.place([prompt["prompt_token_ids"]], [])
             return found, [prompt]
-        call.place = call.session.tree.place(segments, [turn for _, turn in replies])
+        tokens, placed_images = zip(*segments, strict=True)
+        call.place = call.session.tree.place(tokens, [turn for _, turn in replies], placed_images)
         prompts = [{"prompt_token_ids": call.place.tokens}]
-        return [messages], await self._renderer.render_cmpl_async(prompts, tok_params, **options)
+        made = await self._renderer.render_cmpl_async(prompts, tok_params, **options)
+        if images:
+            made = [{**made[0], **await self._engine.vllm_prompt(call.place.tokens, call.place.images, "")}]
+        return [messages], made
 
-    async def _segments(self, messages: list[Any], replies: Mapping[int, Turn], chat_params: Any) -> Any:
-        """Token ids before, between and after the replies; None if the template does not keep the marks."""
+    async def _segments(
+        self, call: Call, messages: list[Any], replies: Mapping[int, Turn], chat_params: Any
+    ) -> list[tuple[list[int], Sequence[PlacedImage]]] | None:
+        """Token ids before, between and after the replies, each with its images; None if the template does not keep the
+        marks. Raises ValueError for images that have no place in them."""
         mark = {"role": "assistant", "content": _REPLY}
         marked = [mark if index in replies else message for index, message in enumerate(messages)]
+        files: list[list[bytes]] = [[]]
+        for index, message in enumerate(messages):
+            if index in replies:
+                files.append([])
+            else:
+                files[-1] += shown(message, call.session.images)
         try:
             _, rendered = await self._renderer.render_messages_async(marked, chat_params)
         except ValueError:
+            if not replies:
+                raise
             return None
         parts = rendered.get("prompt", "").split(_REPLY)
         if len(parts) != len(replies) + 1:
             return None
-        tokenizer = self._renderer.get_tokenizer()
-        return [tokenizer.encode(part, add_special_tokens=False) for part in parts]
+        return [self._encoded(*one) for one in zip(parts, files, strict=True)]
+
+    def _encoded(self, text: str, images: Sequence[bytes]) -> tuple[list[int], Sequence[PlacedImage]]:
+        tokens = self._renderer.get_tokenizer().encode(text, add_special_tokens=False)
+        rules = self._engine.options.images
+        if not images or rules is None:
+            return tokens, ()
+        try:
+            tokens = expanded(tokens, images, rules)
+        except InvalidInput as error:
+            raise ValueError(str(error)) from None
+        return tokens, placed(tokens, images, rules)
 
 
 class Recording:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trinity.data.images import PlacedImage
 from trinity.explorer.types import Completion
 from trinity.explorer.workflows.conversation import Conversation, Exchange
 
@@ -38,11 +39,13 @@ class Said:
 class Turn:
     """One reply. `told`: tokens between the parent's reply and this one; all tokens before it without a parent.
 
+    `shown`: images among these tokens, with positions that begin at 0.
     `trained` is false if it was sampled from another distribution than the trainer computes with.
     """
 
     parent: "Turn | None"
     told: tuple[int, ...]
+    shown: tuple[PlacedImage, ...]
     completion: Completion
     reply: Said
     trained: bool
@@ -50,7 +53,7 @@ class Turn:
     @property
     def before(self) -> tuple[int, ...]:
         """The tokens before this reply."""
-        return tuple(Place(self.parent, self.told).tokens)
+        return tuple(Place(self.parent, self.told, self.shown).tokens)
 
     @property
     def path(self) -> list["Turn"]:
@@ -65,16 +68,27 @@ class Turn:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of the next reply: after `parent` and the tokens told since."""
+    """The place of the next reply: after `parent` and the tokens told since, with the images among these."""
 
     parent: Turn | None
     told: tuple[int, ...]
+    shown: tuple[PlacedImage, ...] = ()
 
     @property
     def tokens(self) -> list[int]:
         """The prompt."""
         before = self.parent.path if self.parent is not None else []
         return [t for turn in before for t in (*turn.told, *turn.completion.token_ids.tolist())] + [*self.told]
+
+    @property
+    def images(self) -> tuple[PlacedImage, ...]:
+        """All images of the prompt."""
+        found: list[PlacedImage] = []
+        at = 0
+        for turn in self.parent.path if self.parent is not None else []:
+            found += [image.moved(at) for image in turn.shown]
+            at += len(turn.told) + len(turn.completion.token_ids)
+        return (*found, *(image.moved(at) for image in self.shown))
 
 
 class SampleTree:
@@ -100,26 +114,34 @@ class SampleTree:
                 found.append((index, (following or candidates)[-1]))
         return found
 
-    def place(self, segments: Sequence[Sequence[int]], replies: Sequence[Turn]) -> Place:
-        """The place after a history. `segments` are the tokens before, between and after these replies.
+    def place(
+        self,
+        segments: Sequence[Sequence[int]],
+        replies: Sequence[Turn],
+        images: Sequence[Sequence[PlacedImage]] = (),
+    ) -> Place:
+        """The place after a history. `segments` are the tokens before, between and after these replies; `images` are
+        those of each segment.
 
         A reply that was sampled to its end has the token that ends a turn, with which the next segment begins.
         """
         parent: Turn | None = None
-        told = list(segments[0])
-        for segment, turn in zip(segments[1:], replies, strict=True):
+        images = images or [()] * len(segments)
+        told, shown = list(segments[0]), list(images[0])
+        for segment, seen, turn in zip(segments[1:], images[1:], replies, strict=True):
             sampled = turn.completion.token_ids.tolist()
-            if turn.parent is parent and turn.told == tuple(told):
-                parent, told = turn, []
+            if turn.parent is parent and (turn.told, turn.shown) == (tuple(told), tuple(shown)):
+                parent, told, shown = turn, [], []
             else:
                 told += sampled
             ended = bool(sampled) and bool(segment) and sampled[-1] == segment[0]
+            shown += [image.moved(len(told) - ended) for image in seen]
             told += segment[1:] if ended else segment
-        return Place(parent, tuple(told))
+        return Place(parent, tuple(told), tuple(shown))
 
     def add(self, place: Place, completion: Completion, reply: Said, trained: bool = True) -> Turn:
         """Add a reply that was sampled at a place."""
-        turn = Turn(place.parent, place.told, completion, reply, trained)
+        turn = Turn(place.parent, place.told, place.shown, completion, reply, trained)
         self.turns.append(turn)
         self._by_reply.setdefault(reply, []).append(turn)
         return turn
@@ -137,7 +159,7 @@ class SampleTree:
                 for turn in path
             )
             taken.update(path)
-            made.append(Conversation(path[0].told, exchanges))
+            made.append(Conversation(path[0].told, exchanges, images=Place(leaf, ()).images))
         return made[::-1]
 
 

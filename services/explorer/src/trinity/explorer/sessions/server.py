@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from trinity.data.experience import SamplingParams
+from trinity.data.vision import ImageRules
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.serving import endpoint
 from trinity.explorer.serving.asgi import App
@@ -56,10 +57,11 @@ class AgentGateway:
         open_to: OpenTo | None = None,
         agent_wait: float = 600.0,
         bounds: Bounds | None = None,
+        images: ImageRules | None = None,
     ) -> None:
         """`open_to`: access for outside programs, which begins with `start`. `agent_wait`: how long (seconds) a group
-        waits for a program to open its first session."""
-        self._open_to, self._bounds = open_to, bounds or Bounds()
+        waits for a program to open its first session. `images`: as Gateway's."""
+        self._open_to, self._bounds, self._images = open_to, bounds or Bounds(), images
         self.calls: Any = None  # of trinity-traffic; set before `start`, where plain calls are recorded
         self._client = RecordingClient(pool, rewrites_history)
         served = [MODEL, *([open_to.model] if open_to is not None else [])]
@@ -105,7 +107,7 @@ class AgentGateway:
     async def _serve(self, listening: socket.socket) -> None:
         try:
             app = await endpoint.application(self._client, self._options, self._template)
-            self._app = Gateway(app, self._sessions, MODEL, bounds=self._bounds)
+            self._app = Gateway(app, self._sessions, MODEL, bounds=self._bounds, images=self._images)
         except (SystemExit, KeyError, TypeError, ValueError) as error:
             raise InvalidInput("explorer.rollout_model", f"vLLM refuses {self._options}: {error}") from error
         finally:

@@ -47,6 +47,7 @@ class Session:
     tools: set[str] = field(default_factory=set)  # offered so far
     calls: set["asyncio.Task[None]"] = field(default_factory=set)  # in progress
     untrained: set[str] = field(default_factory=set)  # reasons why replies are not trained
+    images: dict[str, bytes] = field(default_factory=dict)  # files of its calls, by the hex of their digests
     failure: Exception | None = None
     closed: bool = False
     on_failure: Callable[[Exception], None] | None = field(default=None, repr=False)
