@@ -315,24 +315,36 @@ def test_what_was_staged_before_a_crash_goes_live_after_it(
     assert steps == [1, 2, 2, 3]
 
 
-@pytest.mark.parametrize("part", ["publish", "file", "_write", "put", "seal", "_announce"])
+@pytest.mark.parametrize(
+    ("part", "in_memory"),
+    [
+        *((part, False) for part in ("publish", "file", "_write", "put", "seal", "_announce")),
+        *((part, True) for part in ("publish", "_write", "_announce")),
+    ],
+)
 def test_a_trainer_that_dies_while_it_publishes_in_the_background_loses_no_version(
-    model: Path, sync: ForkedService, nats_url: str, tmp_path: Path, part: str
+    model: Path, sync: ForkedService, nats_url: str, tmp_path: Path, part: str, in_memory: bool
 ) -> None:
     """It dies before any file, with some files, whole files, full stores, sealed ones, or once sync has the version.
 
-    Step 3 may train meanwhile.
+    Step 3 may train meanwhile. Files in memory, into which the weights are copied, are those that are written.
     """
-    trainer = Trainer(tmp_path / "run", model, sync.address, nats_url, steps=3, trainer={"save_interval": 1})
+    method = {"sync_method": "memory"} if in_memory else None
+    saves = {"save_interval": 1}
+    folder = tmp_path / f"dies-{part}"  # names the run, and so its folder in memory
+    trainer = Trainer(folder, model, sync.address, nats_url, steps=3, trainer=saves, synchronizer=method)
+    memory = Path("/dev/shm") / f"trinity-{trainer.run}"
     known = Sync(sync.address, trainer.run)
     with JudgingExplorer(sync.address, trainer.run):
         trainer.allow(3)
         trainer.start(dies_after=part).until_killed()
         if part == "file":
-            (partial,) = (tmp_path / "run").rglob(".v2.*.partial")
+            (partial,) = folder.rglob(".v2.*.partial")
             assert list(partial.iterdir()) and len(known.manifest(1).files) > 1
         assert (2 in known.states()) is (part == "_announce")
+        assert memory.exists() or not in_memory
         assert trainer.start().wait()["error"] == ""
+    assert not (in_memory and memory.exists())
     plain = Trainer(tmp_path / "plain", model, sync.address, nats_url, steps=3)
     with JudgingExplorer(sync.address, plain.run):
         plain.allow(3)

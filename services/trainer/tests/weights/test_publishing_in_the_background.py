@@ -1,6 +1,10 @@
 """A version is published from a copy of the weights, in a thread, while the next step changes the weights."""
 
+import errno
 import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,13 +13,13 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from trinity.runtime.errors import Conflict
+from trinity.runtime.errors import Conflict, InvalidInput
 from trinity.trainer.process.control import Control
 from trinity.trainer.process.times import StepTimes
 from trinity.trainer.publishing import VersionPublisher
-from trinity.trainer.weights import write_shards
+from trinity.trainer.weights import shards, write_shards
 from trinity.trainer.weights.publisher import Publisher
-from trinity.trainer.weights.shards import Snapshot, describe
+from trinity.trainer.weights.shards import VERSION_FILES, Snapshot, describe
 from trinity.trainer.weights.verification import VerificationResults
 from trinity.weights import TensorInfo, VersionState
 
@@ -60,6 +64,98 @@ def test_the_next_snapshot_has_the_same_memory_unless_the_sizes_differ() -> None
     assert torch.equal(dict(snapshot.take(layout(larger), larger.items()))["a"], larger["a"])
 
 
+def test_a_snapshot_is_written_while_it_is_taken(tmp_path: Path) -> None:
+    weights, first = of_three_dtypes(), threading.Event()
+    folder, snapshot = tmp_path / "s", Snapshot(CPU).expect(layout(weights))
+
+    def lent() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in weights.items():
+            if name == "c":
+                assert first.wait(20), "no file before the last tensor"
+            yield name, tensor
+
+    taking = threading.Thread(target=snapshot.take, args=(layout(weights), lent()))
+    with ThreadPoolExecutor(1) as thread:
+        writing = thread.submit(write_shards, snapshot, layout(weights), folder, "p-{}.safetensors", 1, all_stay=True)
+        taking.start()
+        while not (folder / "p-0.safetensors").exists() and not writing.done():
+            time.sleep(0.01)
+        first.set()
+        taking.join(20)
+    plain = write_shards(weights.items(), layout(weights), tmp_path / "plain", "p-{}.safetensors", 1)
+    assert writing.result() == plain
+
+
+def test_nothing_is_written_of_a_snapshot_that_was_not_taken(tmp_path: Path) -> None:
+    weights = of_three_dtypes()
+    snapshot = Snapshot(CPU).expect(layout(weights))
+    with ThreadPoolExecutor(1) as thread:
+        writing = thread.submit(write_shards, snapshot, layout(weights), tmp_path, "p-{}.safetensors", all_stay=True)
+        snapshot.abandon()
+        with pytest.raises(RuntimeError, match="not copied"):
+            writing.result(20)
+    assert torch.equal(dict(snapshot.take(layout(weights), weights.items()))["b"], weights["b"]), "the next one is"
+
+
+@pytest.mark.parametrize("shard_bytes", [1, 40, 10**6])
+def test_a_copy_that_is_the_versions_files_is_what_is_written_else(
+    tmp_path: Path, shard_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, with the same checksums; and files that were given away do not change."""
+    monkeypatch.setattr(shards, "SHARD_BYTES", shard_bytes)
+    weights, memory = of_three_dtypes(), tmp_path / "memory"
+    snapshot = Snapshot(CPU, memory)
+    for version in ("v1", "v2"):
+        plain = write_shards(weights.items(), layout(weights), tmp_path / version, VERSION_FILES, shard_bytes)
+        snapshot.expect(layout(weights))
+        assert [len(list(memory.glob(".next.*"))), (memory / version).exists()] == [1, False]
+        with ThreadPoolExecutor(1) as thread:
+            giving = thread.submit(snapshot.give, memory / version)
+            snapshot.take(layout(weights), weights.items())
+        assert giving.result() == plain
+        assert dict(snapshot)["b"].equal(weights["b"]), "a broadcast may follow"
+        snapshot.reserve(layout(weights))
+        for tensor in weights.values():
+            tensor.add_(1)
+        snapshot.take(layout(weights), weights.items())
+        for file in plain[1]:
+            assert (memory / version / file.name).read_bytes() == (tmp_path / version / file.name).read_bytes()
+    snapshot.close()
+    assert sorted(path.name for path in memory.iterdir()) == ["v1", "v2"]
+
+
+def test_files_ahead_of_a_killed_trainer_are_removed(tmp_path: Path) -> None:
+    weights = of_three_dtypes()
+    killed, snapshot = (Snapshot(CPU, tmp_path) for _ in range(2))
+    killed.reserve(layout(weights))
+    snapshot.reserve(layout(weights))
+    assert len(list(tmp_path.iterdir())) == 1
+    killed.take(layout(weights), weights.items())  # it was only suspended
+    with pytest.raises(FileNotFoundError):
+        killed.give(tmp_path / "v1")
+
+
+def test_without_room_for_files_the_copy_is_in_the_processs_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, snapshot = of_three_dtypes(), Snapshot(CPU, tmp_path)
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as no_room, capture_logs() as said:
+        no_room.setattr(shards.os, "posix_fallocate", full)
+        snapshot.take(layout(weights), weights.items())
+    assert "No space left" in said[0]["reason"]
+    assert not snapshot.has_files and not list(tmp_path.iterdir())
+    assert torch.equal(dict(snapshot)["b"], weights["b"])
+    snapshot.take(layout(weights), weights.items())
+    assert snapshot.has_files, "there is room again"
+    with pytest.raises(InvalidInput, match="expected c"):
+        snapshot.expect(layout(weights)).take(layout(weights), [*[*weights.items()][:3], ("d", weights["c"])])
+        snapshot.give(tmp_path / "v1")
+
+
 @pytest.mark.parametrize("shard_bytes", [1, 40, 10**6])
 def test_tensors_that_stay_are_written_as_all_others_are(tmp_path: Path, shard_bytes: int) -> None:
     weights = of_three_dtypes()
@@ -88,6 +184,7 @@ class SlowPublisher:
     """Publishes once `go` is set: reads the weights then."""
 
     live_version = -1
+    memory: Path | None = None
 
     def __init__(self) -> None:
         self.go, self.begun = threading.Event(), threading.Event()
@@ -186,7 +283,7 @@ def test_memory_for_versions_is_reserved_from_the_beginning_and_only_a_version_w
     first.join(20)
     versions.finish()
     assert publisher.published == {1: [0.0]}
-    assert reserved == [0, versions._snapshot._buffer.data_ptr()], "the memory of the beginning"
+    assert set(reserved) == {0, versions._snapshot._buffer.data_ptr()}, "the memory of the beginning"
     versions.close()
 
 
@@ -233,7 +330,13 @@ def test_the_test_before_sees_a_snapshot_that_is_no_copy(
 ) -> None:
     engine, publisher = parts(versions)
     engine.tensors["w"].fill_(1)
-    monkeypatch.setattr(Snapshot, "take", lambda _, layout, weights: list(weights))
+
+    def take(snapshot: Snapshot, layout: Any, weights: Any) -> None:
+        for name, tensor in weights:
+            snapshot._coming.add(name, tensor, None)
+        snapshot._coming.end()
+
+    monkeypatch.setattr(Snapshot, "take", take)
     versions.publish(1)
     assert publisher.begun.wait(20)
     engine.tensors["w"][::2] = 2
@@ -279,6 +382,23 @@ def test_a_rollback_waits_for_the_version_that_is_being_published(versions: Vers
     assert versions.poll(1)
     assert publisher.published == {1: [0.0]} and publisher.polls == 1
     versions.close()
+
+
+def test_weights_that_cannot_be_copied_are_not_published(versions: VersionPublisher) -> None:
+    engine, publisher = parts(versions)
+    publisher.go.set()
+
+    def broken() -> Iterator[tuple[str, torch.Tensor]]:
+        raise Conflict("the ranks disagree")
+        yield
+
+    engine.weights = broken
+    with pytest.raises(Conflict, match="the ranks disagree"):
+        versions.publish(1)
+    with capture_logs() as said:
+        versions.close()
+    assert [line["reason"] for line in said] == ["the weights were not copied"]
+    assert publisher.published == {}
 
 
 def test_the_end_waits_for_a_version_and_raises_nothing(versions: VersionPublisher) -> None:

@@ -2,9 +2,9 @@
 
     open -> (observe -> publish)* , with a roll_back between steps if `poll` returns True -> finish -> close
 
-A step's weights are copied to host memory, and a thread publishes the copy while the next step trains or waits for its
-batch. One version is published at a time. A version exists once sync has it: after a crash before that, the weights of
-the same step are published, from the checkpoint or trained again.
+A step's weights are copied to host memory, and a thread publishes the copy, from its first tensors on, while the next
+step trains or waits for its batch. One version is published at a time. A version exists once sync has it: after a crash
+before that, the weights of the same step are published, from the checkpoint or trained again.
 """
 
 import contextlib
@@ -84,7 +84,7 @@ class VersionPublisher:
     _publishing: "Future[None] | None" = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._snapshot = Snapshot(self.engine.device)
+        self._snapshot = Snapshot(self.engine.device, self.publisher.memory if self.publisher is not None else None)
         parent = parent_of(self.plan.job_dir)
         self._forked_at = parent.step if parent is not None else None  # explorers of a fork have no older weights
 
@@ -142,10 +142,15 @@ class VersionPublisher:
             if self._reserving is not None:
                 self._reserving.result()
             layout = self.engine.layout()
-            with self.control.together(what):
-                weights = self._snapshot.take(layout, self.control.each(what, self.engine.weights()))
             entry = bytes.fromhex(self.control.progress.ledger_sha256)
+            weights = self._snapshot.expect(layout)
             self._publishing = self._thread.submit(self._publish, self.publisher, step, layout, weights, canary, entry)
+            try:
+                with self.control.together(what):
+                    weights.take(layout, self.control.each(what, self.engine.weights()))
+            except BaseException:
+                weights.abandon()
+                raise
         self.times.spent("publish", time.monotonic() - begin)
 
     def _publish(
@@ -167,6 +172,7 @@ class VersionPublisher:
                 publisher.wait_for_verification(lambda: self.control.stopping)
             if publisher.publish(step, layout, weights, canary, entry):
                 publisher.broadcast(weights)
+        weights.reserve(layout)  # if its memory is the version's now
         files.write_atomic(self.plan.job_dir / "latest_state_dict_iteration.txt", str(step).encode())
         SECONDS.labels("publish_in_background").observe(time.monotonic() - begin)
 
@@ -185,6 +191,7 @@ class VersionPublisher:
         except Exception as error:
             log.error("trainer.version.not_published", reason=str(error))
         self._thread.shutdown()
+        self._snapshot.close()
 
     def _canary(self, probe: Tokens, step: int) -> Canary | None:
         if not self.plan.config.synchronizer.canary or not probe:

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import structlog
 
@@ -15,7 +16,7 @@ from trinity.runtime.errors import Conflict, TrinityError
 from trinity.trainer.weights.canary import Tokens, probe_of_versions
 from trinity.trainer.weights.claim import Claim
 from trinity.trainer.weights.collective import CollectiveSender
-from trinity.trainer.weights.shards import Snapshot, Weights, read_version, write_shards
+from trinity.trainer.weights.shards import VERSION_FILES, Snapshot, Weights, read_version, write_shards
 from trinity.trainer.weights.verification import VerificationResults
 from trinity.trainer.weights.version_stores import VersionStores
 from trinity.weights import Canary, FileInfo, Lora, Manifest, TensorInfo, VersionState
@@ -29,7 +30,6 @@ log = structlog.get_logger(__name__)
 _LISTED = 20
 _SETTLE_SECONDS = 0.5
 _BETWEEN_POLLS = 0.05
-_FILES = "part-{:05d}.safetensors"
 _OPEN = (VersionState.STAGED, VersionState.VERIFIED)
 
 
@@ -87,6 +87,11 @@ class Publisher:
     @property
     def live_version(self) -> int:
         return self._results.live_version
+
+    @property
+    def memory(self) -> Path | None:
+        """The weights folder if it is in memory."""
+        return self._stores.root if self._removes_files else None
 
     @property
     def newest_step(self) -> int:
@@ -300,7 +305,11 @@ class Publisher:
         for left in root.glob(".v*.partial"):
             shutil.rmtree(left, ignore_errors=True)
         try:
-            tensors, infos = write_shards(weights, layout, partial, _FILES, all_stay=isinstance(weights, Snapshot))
+            if isinstance(weights, Snapshot) and weights.has_files:
+                tensors, infos = weights.give(partial)
+            else:
+                all_stay = isinstance(weights, Snapshot)
+                tensors, infos = write_shards(weights, layout, partial, VERSION_FILES, all_stay=all_stay)
         except FileNotFoundError:  # a successor has removed the partial files: `renew` raises
             self._claim.renew()
             raise
