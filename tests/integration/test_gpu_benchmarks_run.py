@@ -13,6 +13,7 @@ from support.programs import small_form
 
 TABLES = {
     "sync_object.py": ("pause", "the step changed", "checked in place", "difference: apply to the base", "ratio"),
+    "version_live.py": ("tiny, quiet", "tiny, busy", "before", "now", "pause", "LIVE"),
     "sync_nccl.py": ("pause", "loading", "extra memory", "ratio"),
     "sync_nccl.py --zero3": ("pause", "loading", "extra memory", "ratio"),
     "logprobs.py": (
