@@ -172,7 +172,7 @@ def plans(rng: random.Random, row: Row) -> Iterator[str]:
 TASKS = {
     "letters": Task(digits, letters, Letters, TURNS, [2, 3], 160, 16, 3e-4),
     "sandbox": Task(
-        shells, commands, ENVIRONMENTS["sandbox"], TURNS, [2, 3], 96, 4, 7e-4, steps=20, sft_steps=300, sft_batch=16,
+        shells, commands, ENVIRONMENTS["sandbox"], TURNS, [2, 3], 96, 4, 5e-4, steps=20, sft_steps=300, sft_batch=16,
         args={"max_steps": TURNS}, reply_tokens=8, length=192
     ),
     "alfworld": Task(
