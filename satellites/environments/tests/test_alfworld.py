@@ -63,6 +63,15 @@ def test_the_same_row_is_the_same_game() -> None:
     assert first.observations == second.observations
 
 
+def test_a_game_that_was_played_is_not_translated_again() -> None:
+    import fast_downward
+
+    first = play(AlfWorld(), AlfWorld.oracle(TASK, {}, 0), TASK).observations
+    before = fast_downward.pddl2sas.cache_info().misses
+    again = play(AlfWorld(), AlfWorld.oracle(TASK, {}, 0), TASK).observations
+    assert (again, fast_downward.pddl2sas.cache_info().misses) == (first, before)
+
+
 def test_threads_take_turns_and_see_their_own_game() -> None:
     tasks = [{"task_type": kind, "seed": 7} for kind in TASK_TYPES[:4]]
     plans = [AlfWorld.oracle(task, {}, 0) for task in tasks]

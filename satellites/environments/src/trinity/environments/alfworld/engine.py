@@ -9,6 +9,7 @@ to the next.
 import json
 import sys
 import threading
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from trinity.environments.extras import require
 
 _lock = threading.RLock()
 _idle: list[Any] = []
+_TRANSLATED = 16  # translations that a process keeps; a game has two
 NOTE = " (Python up to 3.12; compiles for minutes and needs g++ and make; brings GPL parts)"
 
 
@@ -64,10 +66,13 @@ class Engine:
 
 
 def _new_game() -> Any:
+    import fast_downward
     from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
     from textworld import EnvInfos
     from textworld.envs.pddl import PddlEnv
 
+    if not hasattr(fast_downward.pddl2sas, "cache_info"):  # PddlEnv translates a game for `load` and for each `reset`
+        fast_downward.pddl2sas = lru_cache(_TRANSLATED)(fast_downward.pddl2sas)
     return AlfredDemangler(PddlEnv(EnvInfos(won=True, admissible_commands=True)))
 
 
