@@ -13,7 +13,7 @@ _CHECKPOINT = (
 MUTATIONS = [
     Mutation(
         f"{_BUFFER}/log/reader.py",
-        "stored = entry.summary(sequence, self._context.limits, task_is_sound=True)",
+        "stored = entry.summary(sequence, self._context.limits)",
         "stored = entry.unchecked_summary(sequence)",
         _LIVE,
     ),

@@ -52,15 +52,15 @@ MUTATIONS = [
         f"{_ATTACHED}::test_of_a_flood_of_replies_in_one_message_only_the_first_are_read",
     ),
     Mutation(
-        "lib/data/src/trinity/data/outcome_checks.py",
+        "lib/data/src/trinity/data/experience.py",
         "> _CERTAIN:",
         "> 1.0:",
         "lib/data/tests/test_wire_refuses_what_cannot_be_right.py::test_two_tokens_in_one_place_are_not_both_certain",
     ),
     Mutation(
         "services/buffer/src/trinity/buffer/log/wire.py",
-        "check_certainties(message.task.sampling, [_sampled(experience) for experience in message.experiences])",
-        "pass",
+        "self.group().check(limits)",
+        "self.group()",
         "services/buffer/tests/test_entries_are_validated.py"
         "::test_two_rollouts_that_are_certain_of_different_tokens_in_one_place_are_refused",
     ),

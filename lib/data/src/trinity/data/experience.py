@@ -5,9 +5,10 @@ with `final`), or cut by a step that did not wait for it. Dimensions: P prompt t
 """
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,18 +16,24 @@ import numpy as np
 from trinity.config.experts import Mixture
 from trinity.data.images import MOST_IMAGES, PlacedImage, check_placeholders
 from trinity.data.json_objects import json_object
-from trinity.data.outcome_checks import LONGEST_NAME, Sampled, check_certainties, check_header, check_rollouts
 from trinity.data.routes import Routes
 from trinity.data.top_tokens import TopTokens
 from trinity.data.vision import ImageRules
 from trinity.runtime.errors import FailureCause, InvalidInput
 
 MOST_ROLLOUTS = 65_536  # of one task; also completions of one request
+ROLLOUTS_PER_REPEAT = 8  # a game has at most that many players
 MOST_METRICS = 1000  # of one experience; each is a series of the monitor
+LONGEST_NAME = 256
+LATEST_SECONDS = 1e11  # Unix time of the year 5138
 # Rewards and metrics are summed and squared: the largest float32 leaves room for both in float64.
 LARGEST_NUMBER = 3.4e38
 # Above every model's vocabulary. The limit bounds what a process allocates for an id of an unknown vocabulary.
 LARGEST_VOCABULARY = 2**24
+# Probability of at least 0.999. Far from what rounding in other batches changes of two tokens together.
+_CERTAIN = np.log(0.999)
+# Below these, rounding in another batch can make certain of one token what was certain of another.
+_LEAST_TEMPERATURE, _LEAST_TOP_P = 0.1, 0.6
 
 
 @dataclass(frozen=True)
@@ -196,11 +203,6 @@ class Experience:
         return len(self.token_ids) - self.prompt_length
 
     @property
-    def sampled(self) -> Sampled:
-        first = self.version_spans[0] if self.version_spans else VersionSpan(0, 0, 0)
-        return Sampled(self.token_ids, self.prompt_length, self.logprobs, self.action_mask, first.version, first.end)
-
-    @property
     def precisions(self) -> list[str]:
         """Returns the precisions of the engines that sampled it, without unrecorded ones."""
         return sorted({span.precision for span in self.version_spans} - {""})
@@ -344,12 +346,29 @@ class Group:
         """Raise InvalidInput for a group that may not enter the log."""
         if not self.experiences:
             raise InvalidInput("group.experiences", "is empty")
-        check_header(self)
-        check_rollouts(self.task.repeat_times, self.experiences)
+        check_attempt("group", self.attempt, self.explorer_id)
+        for name in ("started_at_seconds", "finished_at_seconds"):
+            if not 0 <= getattr(self, name) <= LATEST_SECONDS:
+                raise InvalidInput(f"group.{name}", f"is {getattr(self, name)}, must be Unix time")
+        self._check_rollouts()
         for index, experience in enumerate(self.experiences):
             experience.check(f"group.experiences[{index}]", limits)
-        sampled = [experience.sampled for experience in self.experiences if not experience.images]
-        check_certainties(self.task.sampling, sampled)
+        _check_certainties(self.task.sampling, [one for one in self.experiences if not one.images])
+
+    def _check_rollouts(self) -> None:
+        """Raise InvalidInput for more than eight times the task's rollouts, or for a step that occurs twice.
+
+        A workflow may fail to make all rollouts, or give several experiences for each: one of each player of a game.
+        """
+        most = ROLLOUTS_PER_REPEAT * self.task.repeat_times
+        seen = set()
+        for index, experience in enumerate(self.experiences):
+            if experience.rollout >= most:
+                what = f"a task with repeat_times {self.task.repeat_times} has at most {most} rollouts"
+                raise InvalidInput(f"group.experiences[{index}].rollout", f"is {experience.rollout}; {what}")
+            if (key := (experience.rollout, experience.step)) in seen:
+                raise InvalidInput(f"group.experiences[{index}].step", f"{key[1]} of rollout {key[0]} is there twice")
+            seen.add(key)
 
     def as_kept(self, kept: Iterable[KeptExperience]) -> "Group":
         """The group with the ledger's experiences and rewards. No token of a masked experience is trained.
@@ -382,6 +401,45 @@ class Group:
     @property
     def reward_mean(self) -> float:
         return sum(experience.reward for experience in self.experiences) / len(self.experiences)
+
+
+def check_attempt(name: str, attempt: int, explorer_id: str) -> None:
+    """Raise InvalidInput unless attempt and explorer are given."""
+    if attempt < 1:
+        raise InvalidInput(f"{name}.attempt", f"is {attempt}, must be >= 1")
+    if not 1 <= len(explorer_id) <= LONGEST_NAME:
+        raise InvalidInput(f"{name}.explorer_id", f"has {len(explorer_id)} characters, must have 1 to {LONGEST_NAME}")
+
+
+def _check_certainties(sampling: SamplingParams, group: Sequence[Experience]) -> None:
+    """Raise InvalidInput if two rollouts sampled different tokens after the same ones, both with a probability of 1.
+
+    A log-probability of 0 is real where the model is certain (0.0 in float32 from 1 - 6e-8 on), for a token or for all.
+    Two such tokens in one place are not: their probabilities add up to more than 1. Sampling that leaves one token, as
+    top_k 1 does, makes any token certain, so that nothing is checked.
+    """
+    if sampling.temperature < _LEAST_TEMPERATURE or sampling.top_p < _LEAST_TOP_P or sampling.top_k == 1:
+        return
+    order = sorted(range(len(group)), key=lambda index: (group[index].prompt_length, group[index].token_ids.tobytes()))
+    for before, after in pairwise(order):  # neighbours have the longest common beginnings
+        one, other = group[before], group[after]
+        length = min(len(one.token_ids), len(other.token_ids))
+        differs = np.flatnonzero(one.token_ids[:length] != other.token_ids[:length])
+        if not len(differs) or one.prompt_length != other.prompt_length:
+            continue
+        at = int(differs[0]) - one.prompt_length
+        if at < 0 or not (one.action_mask[at] and other.action_mask[at]):
+            continue
+        first, second = one.version_spans[0], other.version_spans[0]
+        if first.version != second.version or at >= min(first.end, second.end):
+            continue
+        if min(one.logprobs[at], other.logprobs[at]) > _CERTAIN:
+            raise InvalidInput(
+                f"group.experiences[{after}].logprobs",
+                f"has {float(other.logprobs[at]):g} for token {at}, and experiences[{before}] has "
+                f"{float(one.logprobs[at]):g} for another token after the same ones; both cannot be certain, so these "
+                "are not the log-probabilities of the sampled tokens",
+            )
 
 
 @dataclass(frozen=True)

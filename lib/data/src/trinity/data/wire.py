@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from trinity.api.common.v1 import experience_pb2, task_pb2, tensor_pb2
 from trinity.data.experience import (
+    LATEST_SECONDS,
     MOST_ROLLOUTS,
     AttemptFailure,
     Experience,
@@ -25,7 +26,6 @@ from trinity.data.experience import (
     Truncation,
 )
 from trinity.data.images import PlacedImage, digest
-from trinity.data.outcome_checks import LATEST_SECONDS
 from trinity.data.top_tokens import TopTokens
 from trinity.data.traffic import CallReward, RecordedCall
 from trinity.runtime.errors import FailureCause, InvalidInput
@@ -34,7 +34,7 @@ from trinity.runtime.names import BlobReference
 
 _KINDS = {TaskKind.TRAIN: task_pb2.TASK_KIND_TRAIN, TaskKind.EVALUATION: task_pb2.TASK_KIND_EVALUATION}
 _KINDS_BACK = {number: kind for kind, number in _KINDS.items()}
-TRUNCATIONS = {0, *(int(value) for value in Truncation)}
+_TRUNCATIONS = {0, *(int(value) for value in Truncation)}
 LONGEST_ERROR = 4000  # characters of a failure's text
 LONGEST_TIMEOUT_SECONDS = 1e9  # asyncio adds it to a clock
 _CAUSES = {cause.value for cause in FailureCause}
@@ -68,14 +68,9 @@ def from_tensor(tensor: tensor_pb2.Tensor, field: str, dtype: str, ndim: int = 1
     expected = math.prod(shape) * _DTYPES[dtype].itemsize
     if len(tensor.data) != expected:
         raise InvalidInput(f"{field}.data", f"has {len(tensor.data)} bytes; {dtype}{list(shape)} needs {expected}")
-    if dtype == "bool" and not is_boolean(tensor.data):
+    if dtype == "bool" and tensor.data.translate(None, b"\0\1"):  # numpy and torch give others no defined meaning
         raise InvalidInput(f"{field}.data", "has bytes other than 0 and 1")
     return np.frombuffer(tensor.data, dtype=_DTYPES[dtype]).reshape(shape)
-
-
-def is_boolean(data: bytes) -> bool:
-    """Returns True if all bytes are 0 or 1: numpy and torch give other values no defined meaning."""
-    return not data.translate(None, b"\0\1")
 
 
 def sampling_from_proto(message: task_pb2.SamplingParams) -> SamplingParams:
@@ -157,8 +152,8 @@ def experience_from_proto(
 
     Raises InvalidInput for a malformed array or enum, and for a missing image.
     """
-    if message.truncation not in TRUNCATIONS:
-        raise InvalidInput(f"{name}.truncation", f"is {message.truncation}, must be one of {sorted(TRUNCATIONS)}")
+    if message.truncation not in _TRUNCATIONS:
+        raise InvalidInput(f"{name}.truncation", f"is {message.truncation}, must be one of {sorted(_TRUNCATIONS)}")
     teacher = message.teacher_logprobs if message.HasField("teacher_logprobs") else None
     return from_message(
         Experience,

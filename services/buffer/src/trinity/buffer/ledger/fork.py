@@ -104,7 +104,7 @@ class _Regrading:
     def judged(self, part: BatchGroup, known: StoredGroup) -> tuple[StoredGroup, str]:
         """Returns the group as it may enter a batch, and why it does not or "". Raises InvalidInput."""
         entry = LogEntry.parse(part.outcome)
-        found = entry.summary(known.log_sequence, self._limits, task_is_sound=True)
+        found = entry.summary(known.log_sequence, self._limits)
         group = replace(
             found,
             oldest_version=min(known.oldest_version, self._step),  # a payload may have versions of an older line

@@ -21,7 +21,7 @@ from trinity.buffer.state.streams import StoreCut, is_there
 from trinity.buffer.window.groups import StoredGroup
 from trinity.buffer.window.policy import policy_of
 from trinity.buffer.window.window import Verdict, Window
-from trinity.data.outcome_checks import LONGEST_NAME
+from trinity.data.experience import LONGEST_NAME
 from trinity.data.wire import LONGEST_ERROR
 from trinity.runtime import tracing
 from trinity.runtime.broker import Message, tail

@@ -11,8 +11,7 @@ from trinity.buffer.log.wire import LogEntry, TaskMessage
 from trinity.buffer.operators.pipeline import Pipeline, Processed
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.window.groups import Kept, StoredGroup
-from trinity.data.experience import AttemptFailure, Limits, is_number, reward_problem
-from trinity.data.outcome_checks import LONGEST_NAME
+from trinity.data.experience import LONGEST_NAME, AttemptFailure, Limits, is_number, reward_problem
 from trinity.runtime import headers
 from trinity.runtime.broker import Message, StoredMessage, blobs
 from trinity.runtime.errors import DataLoss, InvalidInput, NotFound
@@ -206,7 +205,7 @@ class EntryValidator:
     async def group(self, sequence: int, entry: LogEntry, fenced: Collection[int]) -> tuple[StoredGroup, str]:
         """The group as it may enter a batch, and the operator that keeps it out of all. Raises InvalidInput."""
         await self._check_fed(entry.task)
-        stored = entry.summary(sequence, self._context.limits, task_is_sound=True)
+        stored = entry.summary(sequence, self._context.limits)
         await self._check_versions(stored, entry.task.gate_step, fenced, sequence <= self._context.stored_before)
         if not self.pipeline.names:
             return stored, ""

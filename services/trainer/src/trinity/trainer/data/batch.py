@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from trinity.config.algorithms import AlgorithmPlan
-from trinity.data.experience import Experience, Group, KeptExperience
+from trinity.data.experience import LONGEST_NAME, Experience, Group, KeptExperience
 from trinity.data.images import PlacedImage
-from trinity.data.outcome_checks import LONGEST_NAME
 from trinity.data.routes import Routes
 from trinity.data.top_tokens import TopTokens
 from trinity.data.wire import decode_outcome, parse_outcome
