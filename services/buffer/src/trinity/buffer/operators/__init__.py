@@ -1,16 +1,23 @@
 """Experience operators by name: every stored group goes through those of the YAML before it may enter a batch."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 from trinity.buffer.operators.base import Draft, Operator, Rollout, rollouts
-from trinity.buffer.operators.dapo import DynamicSamplingFilter, MaskResponseTruncated, OverlongRewardShaping
-from trinity.buffer.operators.data_juicer import DataJuicer
-from trinity.buffer.operators.rewards import InvalidRewardFilter, PassRateCalculator, RewardFilter, RewardStdFilter
-from trinity.buffer.operators.selection import OpmdFilter, RaftFilter
-from trinity.buffer.operators.shaping import RewardShapingMapper
-from trinity.buffer.operators.steps import MultiStepPadding
+from trinity.buffer.operators.built_in import (
+    DataJuicer,
+    DynamicSamplingFilter,
+    InvalidRewardFilter,
+    MaskResponseTruncated,
+    MultiStepPadding,
+    OpmdFilter,
+    OverlongRewardShaping,
+    PassRateCalculator,
+    RaftFilter,
+    RewardFilter,
+    RewardShapingMapper,
+    RewardStdFilter,
+)
 from trinity.plugins import satellites
 
 # The YAML's args are the keyword arguments. trinity.config.names has them too, for `trinity check`; a test compares.
@@ -35,12 +42,6 @@ OPERATORS: dict[str, Callable[..., Operator]] = {
 }
 
 
-def known_args(name: str) -> dict[str, Any]:
-    """A built-in operator's arguments and their defaults, as a YAML would write them."""
-    parameters = inspect.signature(OPERATORS[name]).parameters.values()
-    return {one.name: [] if one.default == () else one.default for one in parameters}
-
-
 def __getattr__(name: str) -> Any:
     """Operators of Trinity-RFT import their base class and registry from here."""
     found = satellites.find("operators")
@@ -49,11 +50,4 @@ def __getattr__(name: str) -> Any:
     return getattr(found, name)
 
 
-__all__ = [
-    "OPERATORS",
-    "Draft",
-    "Operator",
-    "Rollout",
-    "known_args",
-    "rollouts",
-]
+__all__ = ["OPERATORS", "Draft", "Operator", "Rollout", "rollouts"]
