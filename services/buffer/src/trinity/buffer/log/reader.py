@@ -3,13 +3,12 @@
 import itertools
 import zlib
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import replace
-from typing import Protocol
 
 from trinity.buffer.log.wire import LogEntry, TaskMessage
 from trinity.buffer.operators.pipeline import Pipeline, Processed
-from trinity.buffer.state.context import RunContext
+from trinity.buffer.state.context import LiveVersions, RunContext
 from trinity.buffer.window.groups import Kept, StoredGroup
 from trinity.data.experience import LONGEST_NAME, AttemptFailure, Limits, is_number, reward_problem
 from trinity.runtime import headers
@@ -128,27 +127,16 @@ def check_owner(names: RunNames, subject: str, entry: LogEntry) -> None:
         )
 
 
-class FedTask(Protocol):
-    """Returns the task of an ordinal (and taskset) as it was fed. Raises NotFound."""
-
-    async def __call__(self, ordinal: int, taskset: str = "") -> TaskMessage: ...
-
-
-class Versions(Protocol):
-    """The part of LiveVersions that is needed here."""
-
-    async def was_live(self, version: int) -> bool: ...
-
-    async def returns(self, version: int) -> bool: ...
-
-    async def meets(self, version: int, gate_step: int) -> bool: ...
-
-
 class EntryValidator:
-    """Knows nothing of batches. `fed_task` finds a task as it was fed (NotFound)."""
+    """Knows nothing of batches. `fed_task` finds the task of an ordinal (and taskset) as it was fed (NotFound)."""
 
     def __init__(
-        self, context: RunContext, reader: LogReader, pipeline: Pipeline, fed_task: FedTask, versions: Versions
+        self,
+        context: RunContext,
+        reader: LogReader,
+        pipeline: Pipeline,
+        fed_task: Callable[..., Awaitable[TaskMessage]],
+        versions: LiveVersions,
     ) -> None:
         self._context = context
         self.reader = reader

@@ -4,13 +4,13 @@ import contextlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from trinity.config.algorithms import AlgorithmPlan
-from trinity.data.experience import LONGEST_NAME, Experience, Group, KeptExperience
+from trinity.data.experience import LONGEST_NAME, Experience, Group
 from trinity.data.images import PlacedImage
 from trinity.data.routes import Routes
 from trinity.data.top_tokens import TopTokens
@@ -19,35 +19,7 @@ from trinity.runtime.errors import InvalidInput
 from trinity.trainer.algorithms import advantages
 from trinity.trainer.algorithms.aggregation import Totals
 from trinity.trainer.data.bad_steps import NotFinite, Undecodable
-
-
-class LedgerGroup(Protocol):
-    """A group as the ledger lists it: buffer.v1.LedgerGroup, whose fields these are."""
-
-    @property
-    def task_id(self) -> str: ...
-
-    @property
-    def staleness_steps(self) -> int: ...
-
-    @property
-    def parent_steps(self) -> int: ...
-
-    @property
-    def parent_sha256(self) -> bytes: ...
-
-    @property
-    def experiences(self) -> Sequence[KeptExperience]: ...
-
-
-class LedgerEntry(Protocol):
-    """A step's batch as the ledger lists it: buffer.v1.LedgerEntry."""
-
-    @property
-    def step(self) -> int: ...
-
-    @property
-    def groups(self) -> Sequence[LedgerGroup]: ...
+from trinity.trainer.data.client import LedgerEntry, LedgerGroup
 
 
 @dataclass(frozen=True)

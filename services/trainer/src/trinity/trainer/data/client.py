@@ -30,6 +30,12 @@ _HEARD_SECONDS = 10.0  # in which the buffer hears of a version
 _PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
+# What a batch consists of; other modules read these messages by their fields.
+LedgerEntry = pb.LedgerEntry
+LedgerGroup = pb.LedgerGroup
+Example = pb.Example
+
+
 class BatchLost(DataLoss):
     """The buffer cannot serve the steps that this trainer needs."""
 
@@ -38,11 +44,11 @@ class BatchLost(DataLoss):
 
 @dataclass
 class RawBatch:
-    """A whole batch as received: protobuf messages, which other modules read by their fields."""
+    """A whole batch as received."""
 
-    entry: pb.LedgerEntry
+    entry: LedgerEntry
     groups: list[pb.BatchGroup] = field(default_factory=list)
-    examples: list[pb.Example] = field(default_factory=list)
+    examples: list[Example] = field(default_factory=list)
 
 
 def encode_batch(batch: RawBatch) -> bytes:

@@ -6,32 +6,17 @@ A row whose prompt leaves no room for a response within the model's length is no
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import structlog
 
 from trinity.data.templates import ChatTemplate, end_of_text
 from trinity.runtime.errors import InvalidInput
-from trinity.trainer.data.batch import LedgerEntry, TrainBatch, TrainSequence
+from trinity.trainer.data.batch import TrainBatch, TrainSequence
+from trinity.trainer.data.client import Example, LedgerEntry
 
 log = structlog.get_logger(__name__)
-
-
-class Example(Protocol):
-    """A row of a dataset: buffer.v1.Example, whose fields these are."""
-
-    @property
-    def row(self) -> int: ...
-
-    @property
-    def messages_json(self) -> str: ...
-
-    @property
-    def rejected_json(self) -> str: ...
-
-    @property
-    def text(self) -> str: ...
 
 
 def from_examples(entry: LedgerEntry, examples: Iterable[Example], tokenizer: Any, limit: int) -> TrainBatch:
