@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.fakes.explorers.toolbox import Corridor, Step, Toolbox, make_episode_task, turns
+from support.fakes.explorers.toolbox import Corridor, Toolbox, make_episode_task, turns
 from trinity.compat_rft import r3l, reflection
 from trinity.compat_rft.r3l import R3L_WORKFLOWS, ReflectRetryWorkflow
 from trinity.config.workflows import EpisodeRules
@@ -15,6 +15,7 @@ from trinity.data.experience import Experience, TaskKind
 from trinity.explorer.workflows.conversation import Conversation
 from trinity.explorer.workflows.episode import Episode, Turn
 from trinity.runtime.errors import InvalidInput
+from trinity.sdk.contract import Answer
 
 pytestmark = pytest.mark.core
 
@@ -95,9 +96,9 @@ async def test_replies_at_another_temperature_are_trained_in_no_attempt() -> Non
     class Hot(Corridor):
         """Asks for another temperature where it is at 1."""
 
-        async def step(self, action: str) -> Step:
+        async def step(self, action: str) -> Answer:
             found = await super().step(action)
-            return replace(found, info={"sampling": {"temperature": 0.5}} if self.at == 1 else {})
+            return replace(found, info_json='{"sampling": {"temperature": 0.5}}' if self.at == 1 else "")
 
     _, second, _, guided = await play(Toolbox(policy(report(1)), {"corridor": Hot}))
     assert trained(second) == trained(guided) == "right"
@@ -183,9 +184,9 @@ async def test_a_replay_that_ends_early_gives_a_plain_second_attempt() -> None:
             type(self).made += 1
             self.second = type(self).made == 2
 
-        async def step(self, action: str) -> Step:
+        async def step(self, action: str) -> Answer:
             found = await super().step(action)
-            return Step("It is over.", done=True) if self.second else found
+            return Answer("It is over.", done=True) if self.second else found
 
     made = await play(Toolbox(policy(report(3)), {"corridor": Moody}))
     assert [group_of(e) for e in made] == ["", ""]
@@ -212,9 +213,9 @@ async def test_a_replay_that_diverges_is_counted_and_continues_from_what_is_seen
             type(self).made += 1
             self.name = f"hall {type(self).made}"
 
-        async def step(self, action: str) -> Step:
+        async def step(self, action: str) -> Answer:
             found = await super().step(action)
-            return Step(f"{self.name}: {found.observation}", found.reward, found.done, found.info, found.metrics)
+            return Answer(f"{self.name}: {found.observation}", found.reward, found.done, found.info, found.metrics)
 
     second = (await play(Toolbox(policy(report(1)), {"corridor": Renamed})))[1]
     assert second.metrics["replay_differs"] == 1
@@ -229,14 +230,14 @@ class Laboratory(Corridor):
 
     measured = True
 
-    async def step(self, action: str) -> Step:
+    async def step(self, action: str) -> Answer:
         paid = SCORES[self.at - 1] if self.at else 0
         self.steps += 1
         self.at += action == "right"
         score = SCORES[self.at - 1] if self.at else 0
         won = score == SCORES[-1]
         metrics = {"success": float(won)} if self.measured else {}
-        return Step(f"Step {self.at}.", (score - paid) / 100, won or self.steps >= 12, {}, metrics)
+        return Answer(f"Step {self.at}.", (score - paid) / 100, won or self.steps >= 12, "", metrics)
 
 
 class Unmeasured(Laboratory):

@@ -62,7 +62,11 @@ class Action:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a reset or an action, with its turn."""
+    """The answer to a reset or an action. `reward` is this step's, 0 after reset; `metrics` are the episode's so far.
+
+    `turn` counts the actions before it. `state` can be restored, if the episode keeps states. `images` are files. With
+    players, `player` sees the observation and acts next; `rewards` are this step's by player.
+    """
 
     observation: str = ""
     reward: float = 0.0
@@ -74,6 +78,11 @@ class Answer:
     images: Sequence[bytes] = ()
     player: str = ""
     rewards: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Raises ValueError for an answer that breaks the contract."""
+        return json_object(self.info_json)
 
 
 @dataclass(frozen=True)

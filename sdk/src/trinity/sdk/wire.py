@@ -3,7 +3,10 @@
 import hashlib
 import json
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.numbers import real_number
@@ -31,22 +34,26 @@ _CHECKSUM_BYTES = 16
 CallMessage = pb.ProviderCall
 ReplyMessage = pb.ProviderReply
 
+_Kind = TypeVar("_Kind")
+
+
+def _made(kind: type[_Kind], message: Message, **others: Any) -> _Kind:
+    """Makes a dataclass of a message with the same fields; `others` are those of another type or value."""
+    found = {field.name: getattr(message, field.name) for field in fields(kind) if field.name not in others}  # type: ignore[arg-type]
+    return kind(**found, **others)
+
 
 def described(description: Description) -> pb.EnvironmentDescription:
     return pb.EnvironmentDescription(**vars(description))
 
 
 def description_of(message: pb.EnvironmentDescription) -> Description:
-    return Description(
-        message.name,
-        message.summary[:1000],
-        message.max_parallel_episodes,
-        message.step_timeout_seconds,
-        message.reset_timeout_seconds or message.step_timeout_seconds,
-        message.deterministic,
-        message.snapshots,
-        message.images,
-        tuple(message.players),
+    return _made(
+        Description,
+        message,
+        summary=message.summary[:1000],
+        reset_timeout_seconds=message.reset_timeout_seconds or message.step_timeout_seconds,
+        players=tuple(message.players),
     )
 
 
@@ -55,17 +62,7 @@ def reset_to_proto(reset: Reset) -> pb.Reset:
 
 
 def reset_from_proto(message: pb.Reset) -> Reset:
-    return Reset(
-        message.environment,
-        message.task_json,
-        message.args_json,
-        message.seed,
-        message.keep_states,
-        message.state,
-        message.turn,
-        message.images,
-        message.reward_bound,
-    )
+    return _made(Reset, message)
 
 
 def action_to_proto(action: Action) -> pb.Action:
@@ -81,18 +78,8 @@ def answer_to_proto(answer: Answer) -> pb.EpisodeResponse:
 
 
 def answer_from_proto(message: pb.EpisodeResponse) -> Answer:
-    return Answer(
-        message.observation,
-        message.reward,
-        message.done,
-        message.info_json,
-        dict(message.metrics),
-        message.turn,
-        message.state,
-        tuple(message.images),
-        message.player,
-        dict(message.rewards),
-    )
+    metrics, images, rewards = dict(message.metrics), tuple(message.images), dict(message.rewards)
+    return _made(Answer, message, metrics=metrics, images=images, rewards=rewards)
 
 
 def score_request_to_proto(request: ScoreRequest) -> pb.ScoreRequest:
@@ -103,18 +90,7 @@ def score_request_to_proto(request: ScoreRequest) -> pb.ScoreRequest:
 
 
 def score_request_from_proto(message: pb.ScoreRequest) -> ScoreRequest:
-    items = [
-        Response(
-            item.prompt,
-            item.response,
-            item.truth,
-            item.task_json,
-            item.truncated,
-            item.response_tokens,
-            tuple(item.response_token_ids),
-        )
-        for item in message.items
-    ]
+    items = [_made(Response, item, response_token_ids=tuple(item.response_token_ids)) for item in message.items]
     return ScoreRequest(message.scorer, items, message.args_json, message.reward_bound)
 
 
@@ -193,14 +169,8 @@ def offer_to_proto(offer: Offer) -> pb.Offer:
 
 
 def offer_from_proto(message: pb.Offer) -> Offer:
-    return Offer(
-        message.protocol_version,
-        message.token,
-        message.provider,
-        message.instance,
-        [description_of(one) for one in message.environments],
-        list(message.scorers),
-    )
+    environments = [description_of(one) for one in message.environments]
+    return _made(Offer, message, environments=environments, scorers=list(message.scorers))
 
 
 def reset_arguments(reset: Reset) -> tuple[dict[str, Any], dict[str, Any], int]:
@@ -267,8 +237,4 @@ def answer(observation: Any, turn: int, state: bytes = b"") -> Answer:
         )
     except (TypeError, ValueError, InvalidInput) as error:
         raise Broken(f"its observation cannot be sent: {error}") from None
-    images = tuple(observation.images)
-    return Answer(
-        message.observation, message.reward, message.done, message.info_json, metrics, turn, state, images,
-        message.player, rewards,
-    )  # fmt: skip
+    return _made(Answer, message, metrics=metrics, images=tuple(observation.images), rewards=rewards)

@@ -17,9 +17,8 @@ from trinity.explorer.environments.client import (
     Episode,
     ScorerFailed,
 )
-from trinity.explorer.environments.types import Step
 from trinity.runtime.process import free_port
-from trinity.sdk.contract import Response
+from trinity.sdk.contract import Answer, Response
 
 pytestmark = pytest.mark.core
 
@@ -50,7 +49,7 @@ async def client(
     return made
 
 
-async def play(episode: Episode) -> list[Step]:
+async def play(episode: Episode) -> list[Answer]:
     steps = [await episode.reset()]
     while not steps[-1].done:
         steps.append(await episode.step("on"))

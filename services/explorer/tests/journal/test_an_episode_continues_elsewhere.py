@@ -9,7 +9,7 @@ import pytest
 
 from support.fakes.data.experience import make_task
 from support.fakes.explorers.dying_explorer import LENGTH, RUN, Explorer, info, only, the_task
-from support.fakes.explorers.toolbox import Corridor, Step
+from support.fakes.explorers.toolbox import Corridor
 from trinity.data.experience import (
     AttemptFailure,
     Group,
@@ -22,6 +22,7 @@ from trinity.explorer.journal import journal
 from trinity.explorer.types import Completion
 from trinity.runtime.broker import Broker, PublishRefused
 from trinity.runtime.names import owner_of
+from trinity.sdk.contract import Answer
 
 pytestmark = pytest.mark.core
 
@@ -126,14 +127,14 @@ class Duel(Corridor):
 
     players = ("white", "black")
 
-    async def reset(self, keep_states: bool = False) -> Step:
-        return Step("Begin.", player="white")
+    async def reset(self, keep_states: bool = False) -> Answer:
+        return Answer("Begin.", player="white")
 
-    async def step(self, action: str) -> Step:
+    async def step(self, action: str) -> Answer:
         actor, self.steps = self.players[self.steps % 2], self.steps + 1
         done = self.steps == LENGTH
         acts_next = "" if done else self.players[self.steps % 2]
-        return Step(f"Step {self.steps}: {action}.", done=done, player=acts_next, rewards={actor: 0.25})
+        return Answer(f"Step {self.steps}: {action}.", done=done, player=acts_next, rewards={actor: 0.25})
 
 
 class DuelWithLuck(Duel):
@@ -167,7 +168,7 @@ class Forgetful(Corridor):
 
     resets = 0
 
-    async def reset(self, keep_states: bool = False) -> Step:
+    async def reset(self, keep_states: bool = False) -> Answer:
         Forgetful.resets += 1
         step = await super().reset()
         return replace(step, observation=f"{step.observation} Round {Forgetful.resets}.")
@@ -178,7 +179,7 @@ class LateForgetful(Corridor):
 
     reward = 0.0
 
-    async def step(self, action: str) -> Step:
+    async def step(self, action: str) -> Answer:
         made = await super().step(action)
         return replace(made, reward=LateForgetful.reward) if self.steps == 2 else made
 
@@ -245,7 +246,7 @@ async def test_spans_keep_the_versions_that_sampled(broker: Broker) -> None:
 
 async def test_a_failed_attempt_is_not_continued(broker: Broker) -> None:
     class Breaks(Corridor):
-        async def step(self, action: str) -> Step:
+        async def step(self, action: str) -> Answer:
             if self.steps == 3:
                 raise EnvironmentFailed("it broke", EnvironmentCause.CRASH)
             return await super().step(action)
@@ -261,7 +262,7 @@ async def test_the_loss_of_a_provider_costs_no_turn(broker: Broker) -> None:
     class Away(Corridor):
         lost = False
 
-        async def step(self, action: str) -> Step:
+        async def step(self, action: str) -> Answer:
             if self.steps == 3 and not Away.lost:
                 Away.lost = True
                 raise EnvironmentFailed("it went away", EnvironmentCause.AWAY, environment="corridor", begun=True)

@@ -7,13 +7,14 @@ import pytest
 from support.fakes.data.pictures import picture
 from support.fakes.environments.gallery import Gallery
 from support.fakes.explorers.dying_explorer import Explorer, info, only, the_task
-from support.fakes.explorers.toolbox import IMAGE, Step
+from support.fakes.explorers.toolbox import IMAGE
 from trinity.data.experience import Limits
 from trinity.data.vision import ImageRules
 from trinity.explorer.environments.client import EnvironmentClient
 from trinity.runtime.broker import Broker
 from trinity.runtime.names import owner_of
 from trinity.sdk import serving
+from trinity.sdk.contract import Answer
 
 pytestmark = pytest.mark.core
 
@@ -53,17 +54,17 @@ async def test_a_replay_that_shows_other_pictures_begins_again(broker: Broker, s
         async def __aexit__(self, *_: object) -> None:
             pass
 
-        async def reset(self, keep_states: bool = False) -> Step:
+        async def reset(self, keep_states: bool = False) -> Answer:
             return self._step()
 
-        async def step(self, action: str) -> Step:
+        async def step(self, action: str) -> Answer:
             self.turn += 1
             return self._step()
 
-        def _step(self) -> Step:
+        def _step(self) -> Answer:
             colour = COLOURS[self.turn if same else (self.turn + self.episode) % 3] if self.turn < 3 else ""
             shown = (picture(16, 16, colour=colour),) if colour else ()
-            return Step("?", 0.5, self.turn == 3, images=shown)
+            return Answer("?", 0.5, self.turn == 3, images=shown)
 
     await Explorer(broker, "a", dies_at=3, environment=Shown).explore_and_die(the_task(), 1)
     next_one = Explorer(broker, "next", environment=Shown)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from trinity.api.common.v1 import experience_pb2
 from trinity.data.experience import Limits, VersionSpan
-from trinity.explorer.environments.types import Step
 from trinity.explorer.journal.turns import (
     DIGEST_BYTES,
     RETURNED,
@@ -22,6 +21,7 @@ from trinity.explorer.journal.turns import (
 from trinity.explorer.journal.wire import decode_entry, encode_abandoned, encode_answer, encode_turn
 from trinity.explorer.types import Completion
 from trinity.runtime.errors import FailureCause, InvalidInput
+from trinity.sdk.contract import Answer
 
 pytestmark = pytest.mark.core
 
@@ -38,7 +38,7 @@ def entry(attempt: int, number: int, token: int = 7, episode: str = "0/0") -> En
 
 
 def answered(number: int, token: int = 7) -> RecordedAnswer:
-    step = Step(f"after {token}", 0.5, False, {}, {}, number + 1, b"state")
+    step = Answer(f"after {token}", 0.5, False, "", {}, number + 1, b"state")
     return RecordedAnswer("0/0", number, turn(number, token).reply, step)
 
 
@@ -159,7 +159,7 @@ def test_a_turn_travels_unchanged() -> None:
     assert came.completion.logprobs.tolist() == [-1, -2, -3]
     assert (came.completion.version_spans, came.completion.finish_reason) == (spans, "length")
     assert decode_entry(encode_abandoned(FailureCause.TIMEOUT), LIMITS) == FailureCause.TIMEOUT
-    over = replace(answered(5), answer=Step("over", 1.5, True, {"a": [1]}, {"at": 2.0}, 6))
+    over = replace(answered(5), answer=Answer("over", 1.5, True, '{"a": [1]}', {"at": 2.0}, 6))
     assert decode_entry(encode_answer(over), LIMITS) == over
 
 

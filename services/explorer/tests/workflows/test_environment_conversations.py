@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from support.fakes.explorers.toolbox import Corridor, Step, Toolbox, make_episode_task, play, right, turns
+from support.fakes.explorers.toolbox import Corridor, Toolbox, make_episode_task, play, right, turns
 from trinity.config import make_plan
 from trinity.config.load import parse
 from trinity.data.templates import refuse_rewritten_history
 from trinity.explorer.workflows.single_turn import SimpleWorkflow
 from trinity.runtime.errors import InvalidInput
-from trinity.sdk.contract import Response, Score
+from trinity.sdk.contract import Answer, Response, Score
 
 pytestmark = pytest.mark.core
 
@@ -31,7 +31,7 @@ async def test_environments_and_scorers_see_the_whole_reply_and_training_the_sam
     seen: list[str] = []
 
     class Listening(Corridor):
-        async def step(self, action: str) -> Step:
+        async def step(self, action: str) -> Answer:
             seen.append(action)
             return await super().step(action)
 
@@ -86,10 +86,10 @@ def test_an_explorer_refuses_a_template_that_rewrites_history_before_it_samples(
 class Rewriting(Corridor):
     """Says after its first step that the conversation is a new one."""
 
-    async def step(self, action: str) -> Step:
+    async def step(self, action: str) -> Answer:
         answer = await super().step(action)
         info = {"conversation": "new", "instructions": "Be short."} if self.steps == 1 else {}
-        return dataclasses.replace(answer, info=info)
+        return dataclasses.replace(answer, info_json=json.dumps(info))
 
 
 async def test_a_new_conversation_has_nothing_of_the_one_before() -> None:
@@ -119,9 +119,9 @@ class Choosy(Corridor):
 
     wanted: ClassVar[Any] = {"temperature": 0.5, "max_tokens": 5, "stop": ["END"]}
 
-    async def reset(self) -> Step:
+    async def reset(self) -> Answer:
         answer = await super().reset()
-        return dataclasses.replace(answer, info={**answer.info, "sampling": self.wanted})
+        return dataclasses.replace(answer, info_json=json.dumps({**answer.info, "sampling": self.wanted}))
 
 
 async def test_an_environment_says_how_the_next_reply_is_sampled() -> None:

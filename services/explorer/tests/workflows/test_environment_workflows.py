@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.fakes.explorers.toolbox import Corridor, Step, Toolbox, make_episode_task, play, right, turns
+from support.fakes.explorers.toolbox import Corridor, Toolbox, make_episode_task, play, right, turns
 from trinity.data.experience import AttemptFailure, Group, TaskKind, Truncation
 from trinity.explorer.environments.client import EnvironmentFailed
 from trinity.explorer.rollout import attempt
 from trinity.explorer.types import EngineFailed
 from trinity.explorer.workflows.player import EPISODES
 from trinity.runtime.errors import FailureCause, InvalidInput
+from trinity.sdk.contract import Answer
 
 pytestmark = pytest.mark.core
 
@@ -129,8 +130,8 @@ async def test_step_rewards_add_up_to_the_episodes_reward_after_an_early_end() -
 
 async def test_a_long_observation_is_cut_and_says_so() -> None:
     class Talkative(Corridor):
-        async def reset(self) -> Step:
-            return Step("x" * 500)
+        async def reset(self) -> Answer:
+            return Answer("x" * 500)
 
     tools = Toolbox(right, {"corridor": Talkative})
     made = await play(tools, n=1, max_observation_characters=100)
@@ -153,7 +154,7 @@ class Broken(Corridor):
         type(self).made += 1
         self.bad = type(self).made == 2
 
-    async def step(self, action: str) -> Step:
+    async def step(self, action: str) -> Answer:
         if self.bad and self.steps == 1:
             raise self.problem
         await asyncio.sleep(0.01)
@@ -178,7 +179,7 @@ async def test_a_failed_episode_fails_its_whole_group_and_is_never_a_zero_reward
 
 async def test_an_episode_that_takes_too_long_is_a_timeout_and_is_closed() -> None:
     class Slow(Corridor):
-        async def step(self, action: str) -> Step:
+        async def step(self, action: str) -> Answer:
             await asyncio.sleep(60)
             return await super().step(action)
 

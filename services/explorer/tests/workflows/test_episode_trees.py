@@ -1,14 +1,16 @@
 """Rollouts that are the leaves of trees: what they share, what is sampled and trained once, and where they branch."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from support.fakes.explorers.toolbox import Corridor, Step, Toolbox, make_episode_task, play, right, turns
+from support.fakes.explorers.toolbox import Corridor, Toolbox, make_episode_task, play, right, turns
 from trinity.data.experience import Experience, TaskKind
 from trinity.explorer.environments.client import EnvironmentFailed
 from trinity.runtime.errors import InvalidInput
+from trinity.sdk.contract import Answer
 
 pytestmark = pytest.mark.core
 
@@ -21,19 +23,18 @@ class Restored(Corridor):
     deterministic, snapshots = False, True
     earned: float | None = None
 
-    async def reset(self, keep_states: bool = False) -> Step:
+    async def reset(self, keep_states: bool = False) -> Answer:
         assert keep_states
         return self._kept(await super().reset())
 
-    async def restore(self, answer: Step, earned: float) -> None:
+    async def restore(self, answer: Answer, earned: float) -> None:
         self.at, self.steps, self.earned = *json.loads(answer.state), earned
 
-    async def step(self, action: str) -> Step:
+    async def step(self, action: str) -> Answer:
         return self._kept(await super().step(action))
 
-    def _kept(self, step: Step) -> Step:
-        step.state = json.dumps([self.at, self.steps]).encode()
-        return step
+    def _kept(self, step: Answer) -> Answer:
+        return replace(step, state=json.dumps([self.at, self.steps]).encode())
 
 
 async def leaves(tools: Toolbox, n: int, branches: dict[str, Any], row: str = FOUR, **args: Any) -> list[Experience]:
@@ -97,10 +98,8 @@ async def test_rollouts_of_an_episode_that_ends_early_begin_again() -> None:
 
 async def test_rewards_so_far_are_restored() -> None:
     class Paying(Restored):
-        async def step(self, action: str) -> Step:
-            answer = await super().step(action)
-            answer.reward = 0.25
-            return answer
+        async def step(self, action: str) -> Answer:
+            return replace(await super().step(action), reward=0.25)
 
     tools = Toolbox(right, {"corridor": Paying})
     made = await leaves(tools, 2, {"turns": [3]})
@@ -127,11 +126,10 @@ async def test_an_environment_that_is_not_deterministic_as_announced_fails_the_a
     class Liar(Corridor):
         lies = 0
 
-        async def step(self, action: str) -> Step:
+        async def step(self, action: str) -> Answer:
             Liar.lies += 1
             answer = await super().step(action)
-            answer.observation += f" {Liar.lies}"
-            return answer
+            return replace(answer, observation=f"{answer.observation} {Liar.lies}")
 
     with pytest.raises(EnvironmentFailed, match="answers the same actions otherwise"):
         await leaves(Toolbox(right, {"corridor": Liar}), 2, {"turns": [1]})

@@ -9,7 +9,7 @@ import pytest
 
 from support.fakes.data.pictures import picture
 from support.fakes.data.vision import make_tokenizer
-from support.fakes.explorers.toolbox import IMAGE, PLACES, SAMPLED, Step, Toolbox, make_episode_task, play, turns
+from support.fakes.explorers.toolbox import IMAGE, PLACES, SAMPLED, Toolbox, make_episode_task, play, turns
 from trinity.compat_rft.workflows import WORKFLOWS as OF_TRINITY_RFT
 from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import Experience, Limits
@@ -18,6 +18,7 @@ from trinity.data.vision import ImageRules
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.workflows import WORKFLOWS, player
 from trinity.runtime.errors import InvalidInput
+from trinity.sdk.contract import Answer
 
 pytestmark = pytest.mark.core
 
@@ -41,13 +42,13 @@ class Pictures:
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    async def reset(self, keep_states: bool = False) -> Step:
-        return Step(self.said, images=(FIRST,))
+    async def reset(self, keep_states: bool = False) -> Answer:
+        return Answer(self.said, images=(FIRST,))
 
-    async def step(self, action: str) -> Step:
+    async def step(self, action: str) -> Answer:
         self.turn += 1
         shown = {1: (SECOND, THIRD), 2: ()}.get(self.turn, (FIRST,))
-        return Step(self.said, 0.25, self.turn == 4, images=shown)
+        return Answer(self.said, 0.25, self.turn == 4, images=shown)
 
 
 def toolbox(said: str = "a picture", environment: type[Pictures] = Pictures, **options: Any) -> Toolbox:
@@ -114,8 +115,8 @@ async def test_a_template_that_rewrites_history_shows_all_images_again() -> None
 
 async def test_a_new_conversation_has_its_own_images_alone() -> None:
     class New(Pictures):
-        async def step(self, action: str) -> Step:
-            return replace(await super().step(action), info={"conversation": "new"})
+        async def step(self, action: str) -> Answer:
+            return replace(await super().step(action), info_json='{"conversation": "new"}')
 
     made = await played(toolbox(environment=New), step_wise=True)
     assert [files(one.images) for one in made] == [[FIRST], [SECOND, THIRD], [], [FIRST]]
@@ -139,7 +140,7 @@ async def test_an_episode_ends_where_the_next_prompt_has_more_images_than_an_eng
 
 async def test_what_a_policy_spells_is_no_image_where_an_environment_repeats_it() -> None:
     class Echo(Pictures):
-        async def step(self, action: str) -> Step:
+        async def step(self, action: str) -> Answer:
             step = await super().step(action)
             return replace(step, observation=f"you said <image> and {SAMPLED}: <image>", images=step.images[:1])
 
@@ -169,8 +170,8 @@ async def test_the_real_tokenizer_places_images_of_later_turns(tmp_path: Path) -
 @pytest.mark.parametrize("name", ["R3L_workflow", "tool_call_workflow"])
 async def test_workflows_that_read_text_alone_refuse_images(name: str) -> None:
     class Tools(Pictures):
-        async def reset(self, keep_states: bool = False) -> Step:
-            return replace(await super().reset(), info={"tools": [{"name": "look"}]})
+        async def reset(self, keep_states: bool = False) -> Answer:
+            return replace(await super().reset(), info_json='{"tools": [{"name": "look"}]}')
 
     args = json.dumps({"environment": "pictures"})
     row = json.dumps({"prompt": "?", "response": "3"})

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from support.fakes.explorers.toolbox import Step, Toolbox, make_episode_task, turns
+from support.fakes.explorers.toolbox import Toolbox, make_episode_task, turns
 from trinity.compat_rft.workflows import WORKFLOWS as OF_TRINITY_RFT
 from trinity.data.experience import Experience, Group, TaskKind
 from trinity.explorer.workflows import WORKFLOWS
 from trinity.explorer.workflows.players import NoTurn
 from trinity.runtime.errors import InvalidInput
+from trinity.sdk.contract import Answer
 
 pytestmark = pytest.mark.core
 
@@ -35,13 +36,13 @@ class Count:
     async def __aexit__(self, *_: object) -> None:
         self.closed = True
 
-    def _show(self, **others: Any) -> Step:
-        return Step(f"It is {self.at}.", player=self.players[self.acting], **others)
+    def _show(self, **others: Any) -> Answer:
+        return Answer(f"It is {self.at}.", player=self.players[self.acting], **others)
 
-    async def reset(self, keep_states: bool = False) -> Step:
-        return self._show(info={"instructions": "Count."})
+    async def reset(self, keep_states: bool = False) -> Answer:
+        return self._show(info_json='{"instructions": "Count."}')
 
-    async def step(self, action: str) -> Step:
+    async def step(self, action: str) -> Answer:
         await asyncio.sleep(0)
         me, right = self.players[self.acting], action == str(self.at + 1)
         self.at += right
@@ -49,7 +50,7 @@ class Count:
         if not right or self.at == self.last:
             winners = [player for player in self.players if (player == me) == right]
             rewards = {player: 1.0 if player in winners else -1.0 for player in self.players}
-            return Step("Over.", done=True, metrics=metrics, rewards=rewards)
+            return Answer("Over.", done=True, metrics=metrics, rewards=rewards)
         if self.at not in self.again:
             self.acting = (self.acting + 1) % len(self.players)
         return self._show(metrics=metrics, rewards={me: 0.25})
@@ -62,8 +63,8 @@ class Three(Count):
 class Alone(Count):
     players = ()
 
-    def _show(self, **others: Any) -> Step:
-        return Step("Alone.", **others)
+    def _show(self, **others: Any) -> Answer:
+        return Answer("Alone.", **others)
 
 
 def counting(heard: list[tuple[str, str]]) -> str:
@@ -193,7 +194,7 @@ async def test_games_of_a_group_are_played_at_the_same_time() -> None:
     both = asyncio.Event()
 
     class Met(Count):
-        async def reset(self, keep_states: bool = False) -> Step:
+        async def reset(self, keep_states: bool = False) -> Answer:
             begun.append(1)
             if len(begun) == 2:
                 both.set()

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from support.fakes.explorers.toolbox import Corridor, Step, Toolbox, make_episode_task, turns
+from support.fakes.explorers.toolbox import Corridor, Toolbox, make_episode_task, turns
 from trinity import plugins
 from trinity.data.experience import Experience
 from trinity.explorer.workflows import tool_calls
 from trinity.explorer.workflows.tool_calls import ToolCallWorkflow, read_calls
 from trinity.runtime.errors import InvalidInput
-from trinity.sdk.contract import Response, Score
+from trinity.sdk.contract import Answer, Response, Score
 
 pytestmark = pytest.mark.core
 
@@ -142,15 +142,15 @@ async def test_turns_are_limited() -> None:
 
 async def test_an_environment_may_offer_the_tools() -> None:
     class Calculator(Corridor):
-        async def reset(self) -> Step:
+        async def reset(self) -> Answer:
             listed = [{"name": "double", "description": "Doubles.", "input_schema": {"type": "object"}}]
-            return Step("", info={"tools": listed})
+            return Answer("", info_json=json.dumps({"tools": listed}))
 
-        async def step(self, action: str) -> Step:
+        async def step(self, action: str) -> Answer:
             asked = json.loads(action.removeprefix("<tool_call>").removesuffix("</tool_call>"))
             good = asked["name"] == "double"
             said = f"<tool_response>\n{2 * asked['arguments']['x'] if good else 'no such tool'}\n</tool_response>"
-            return Step(said, metrics={"tool_errors": float(not good)})
+            return Answer(said, metrics={"tool_errors": float(not good)})
 
     tools = box(answering(call("double", x=2.5)), environments={"calculator": Calculator})
     (made,) = await run(tools, environment="calculator")

@@ -1,9 +1,10 @@
 """Built-in environments without a service."""
 
+import json
 from typing import Any
 
-from support.fakes.explorers.toolbox import Step
 from trinity.environments import ENVIRONMENTS
+from trinity.sdk.contract import Answer
 
 
 class InProcess:
@@ -19,11 +20,11 @@ class InProcess:
     async def __aexit__(self, *_: object) -> None:
         self._environment.close()
 
-    async def reset(self) -> Step:
+    async def reset(self) -> Answer:
         return self._shown(self._environment.reset(*self._given))
 
-    async def step(self, action: str) -> Step:
+    async def step(self, action: str) -> Answer:
         return self._shown(self._environment.step(action))
 
-    def _shown(self, found: Any) -> Step:
-        return Step(found.text, found.reward, found.done, found.info, found.metrics)
+    def _shown(self, found: Any) -> Answer:
+        return Answer(found.text, found.reward, found.done, json.dumps(found.info), found.metrics)

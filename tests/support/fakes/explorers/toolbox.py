@@ -6,7 +6,6 @@ is PLACES times the token IMAGE. In a text, SAMPLED stands for this token.
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from trinity.data.experience import Experience, SamplingParams, Task, VersionSpa
 from trinity.data.images import PlacedImage
 from trinity.explorer.types import Completion, Taught
 from trinity.explorer.workflows.environments import EnvironmentWorkflow
-from trinity.sdk.contract import Response, Score
+from trinity.sdk.contract import Answer, Response, Score
 
 ROLES = ("system", "user", "assistant", "tool")
 END, IMAGE, PLACES, SAMPLED = 5, 6, 4, "\ue000"
@@ -60,20 +59,6 @@ def turns(tokens: Sequence[int]) -> list[tuple[str, str]]:
     return [(role, decode(text)) for role, text in found]
 
 
-@dataclass
-class Step:
-    observation: str
-    reward: float = 0.0
-    done: bool = False
-    info: dict[str, Any] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
-    images: tuple[bytes, ...] = ()
-    state: bytes = b""
-    turn: int = 0
-    player: str = ""
-    rewards: dict[str, float] = field(default_factory=dict)
-
-
 class Corridor:
     """Walk `length` steps to the right. `left` goes back; anything else is refused; 8 steps at most."""
 
@@ -89,16 +74,16 @@ class Corridor:
     async def __aexit__(self, *_: object) -> None:
         self.closed = True
 
-    async def reset(self, keep_states: bool = False) -> Step:
+    async def reset(self, keep_states: bool = False) -> Answer:
         info = {"instructions": "Walk to the end.", "available_actions": ["left", "right"]}
-        return Step(f"Walk to the end.\n\nYou are at {self.at} of {self.length}.", info=info)
+        return Answer(f"Walk to the end.\n\nYou are at {self.at} of {self.length}.", info_json=json.dumps(info))
 
-    async def step(self, action: str) -> Step:
+    async def step(self, action: str) -> Answer:
         self.steps += 1
         self.at = max(0, self.at + {"right": 1, "left": -1}.get(action, 0))
         won = self.at >= self.length
         metrics = {"success": float(won), "steps": float(self.steps)}
-        return Step(f"You are at {self.at} of {self.length}.", float(won), won or self.steps >= 8, {}, metrics)
+        return Answer(f"You are at {self.at} of {self.length}.", float(won), won or self.steps >= 8, "", metrics)
 
 
 class Toolbox:

@@ -13,10 +13,10 @@ from trinity.data.images import rgb, size
 from trinity.data.vision import ImageRules
 from trinity.explorer.environments.providers import Backoff, Provider, Providers
 from trinity.explorer.environments.slots import EpisodeSlots
-from trinity.explorer.environments.types import EnvironmentCause, EnvironmentFailed, StateRefused, Step
-from trinity.explorer.environments.wire import action_request, reset_request, step_of
+from trinity.explorer.environments.types import EnvironmentCause, EnvironmentFailed, StateRefused
+from trinity.explorer.environments.wire import action_request, reset_request
 from trinity.runtime.errors import InvalidInput
-from trinity.sdk.contract import MAX_EPISODE_IMAGES_BYTES, MAX_IMAGES_PIXELS, Reset, Totals, answer_problem
+from trinity.sdk.contract import MAX_EPISODE_IMAGES_BYTES, MAX_IMAGES_PIXELS, Answer, Reset, Totals, answer_problem
 from trinity.sdk.environment import Description
 from trinity.sdk.wire import answer_from_proto
 
@@ -111,7 +111,7 @@ class Episode:
         """Names of the players; empty for a single one, and before reset."""
         return self._description.players
 
-    async def reset(self, keep_states: bool = False) -> Step:
+    async def reset(self, keep_states: bool = False) -> Answer:
         """Begin at the provider with the fewest open episodes. Raises EnvironmentFailed.
 
         Waits for a slot without limit. If a provider is unavailable, tries another or the same one again for
@@ -119,7 +119,7 @@ class Episode:
         """
         return await self._open_somewhere(keep_states)
 
-    async def restore(self, answer: Step, earned: float = 0.0) -> None:
+    async def restore(self, answer: Answer, earned: float = 0.0) -> None:
         """Continue from the state of an answer, after its actions, instead of a reset. Further answers have states.
         `earned`: the sum of the rewards so far.
 
@@ -129,7 +129,7 @@ class Episode:
         self._totals.reward = earned
         await self._open_somewhere(True)
 
-    async def _open_somewhere(self, keep_states: bool) -> Step:
+    async def _open_somewhere(self, keep_states: bool) -> Answer:
         if self._over or self._call is not None:
             raise RuntimeError("an episode is reset once, inside its `async with`")
         name, backoff = self._reset.environment, Backoff(self._wait_seconds)
@@ -148,7 +148,7 @@ class Episode:
                     raise
                 await backoff.wait_or_raise(failure)
 
-    async def step(self, text: str) -> Step:
+    async def step(self, text: str) -> Answer:
         """Send the policy's reply. Raises EnvironmentFailed, after which the episode is over."""
         if self._call is None or self._done or self._over:
             raise RuntimeError("step needs an episode that was reset and is neither done nor failed")
@@ -157,7 +157,7 @@ class Episode:
         request, what = action_request(sound, self._turn), f"action {self._turn}"
         return await self._exchange(request, what, self._description.step_timeout_seconds)
 
-    async def _open(self, provider: Provider, keep_states: bool) -> Step:
+    async def _open(self, provider: Provider, keep_states: bool) -> Answer:
         name = self._reset.environment
         self._held.enter_context(provider.busy(name))
         self._provider = provider
@@ -177,7 +177,7 @@ class Episode:
         self._over, self._begun = False, True
         return step
 
-    async def _exchange(self, request: Any, what: str, seconds: float) -> Step:
+    async def _exchange(self, request: Any, what: str, seconds: float) -> Answer:
         assert self._provider is not None
         where = f"{self._reset.environment} at {self._provider.address}"
         try:
@@ -208,7 +208,7 @@ class Episode:
         self._done = answer.done
         if answer.done:
             self._provider.record_success(self._reset.environment)
-        return step_of(answer)
+        return answer
 
     def _release_slot(self) -> None:
         slots, self._slots = self._slots, None

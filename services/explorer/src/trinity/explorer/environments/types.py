@@ -1,34 +1,11 @@
-"""Requests, answers and failures of environments. A failure has a cause to count, and is never a reward."""
+"""Failures of environments. A failure has a cause to count, and is never a reward."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 import grpc
 import grpc.aio
 
 from trinity.runtime.errors import TrinityError
-
-
-@dataclass(frozen=True)
-class Step:
-    """An answer of the environment. `reward` is this step's, 0 after reset; `metrics` are the episode's so far.
-
-    `turn` counts the actions before it. `state` can be restored, if the episode keeps states. `images` are files that
-    the model can read. With players, `player` sees the observation and acts next; `rewards` are this step's by player.
-    """
-
-    observation: str
-    reward: float
-    done: bool
-    info: dict[str, Any]
-    metrics: dict[str, float]
-    turn: int = 0
-    state: bytes = b""
-    images: tuple[bytes, ...] = ()
-    player: str = ""
-    rewards: Mapping[str, float] = field(default_factory=dict)
 
 
 class EnvironmentCause(StrEnum):

@@ -4,8 +4,7 @@ import grpc.aio
 
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
-from trinity.explorer.environments.types import Step
-from trinity.sdk.contract import Answer, Reset, json_object
+from trinity.sdk.contract import Reset
 from trinity.sdk.wire import reset_to_proto
 
 DESCRIBE = pb.DescribeRequest()
@@ -21,19 +20,3 @@ def reset_request(reset: Reset) -> pb.EpisodeRequest:
 
 def action_request(text: str, turn: int) -> pb.EpisodeRequest:
     return pb.EpisodeRequest(action=pb.Action(text=text, turn=turn))
-
-
-def step_of(answer: Answer) -> Step:
-    """The Step of an answer that keeps the contract."""
-    return Step(
-        answer.observation,
-        answer.reward,
-        answer.done,
-        json_object(answer.info_json),
-        dict(answer.metrics),
-        answer.turn,
-        answer.state,
-        tuple(answer.images),
-        answer.player,
-        dict(answer.rewards),
-    )

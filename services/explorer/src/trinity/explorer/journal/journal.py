@@ -24,7 +24,7 @@ import nats.js.errors
 import structlog
 
 from trinity.data.experience import Limits, Task, TaskKind
-from trinity.explorer.environments.types import EnvironmentCause, StateRefused, Step
+from trinity.explorer.environments.types import EnvironmentCause, StateRefused
 from trinity.explorer.journal.turns import (
     OPEN,
     RETURNED,
@@ -42,6 +42,7 @@ from trinity.runtime.broker import Broker, new_message_id, on_subject
 from trinity.runtime.errors import FailureCause, InvalidInput, TrinityError
 from trinity.runtime.metrics import Counter as Metric
 from trinity.runtime.names import RunNames, owner_of
+from trinity.sdk.contract import Answer
 
 log = structlog.get_logger(__name__)
 
@@ -204,7 +205,7 @@ class EpisodeJournal:
         self._sampled_by = ""  # explorer of the last turn that was played again
         self._turn = -1  # of the reply that the environment is about to answer
         self._acts = False  # the environment answered this explorer
-        self._heard: Step | None = None
+        self._heard: Answer | None = None
         self._branched: set[int] = set()
         self._complete = True
         while (last := self._newest(len(kept))) and not last.state and not last.done:  # no episode continues from there
@@ -248,11 +249,11 @@ class EpisodeJournal:
         self._sampled_by = kept.owner
         return kept.turn.completion
 
-    def answer(self, turn: int) -> Step | None:
+    def answer(self, turn: int) -> Answer | None:
         """The answer after `turn` actions, of an environment that keeps states; None if it is unknown."""
         return next((step for step in self._answers(len(self._kept)) if step.turn == turn), None)
 
-    def heard(self, answer: Step) -> None:
+    def heard(self, answer: Answer) -> None:
         """Keep an answer of an environment with states for the entry of the next reply. After an answer without a state
         no turn is kept."""
         self._heard = answer
@@ -260,7 +261,7 @@ class EpisodeJournal:
             self._complete = False
             log.info("explorer.journal.stateless", episode=self._name, actions=answer.turn)
 
-    def answered(self, answer: Step) -> None:
+    def answered(self, answer: Answer) -> None:
         """Keep the answer to the reply of the current turn, and begin to write it."""
         self.heard(answer)
         if self._turn < 0:  # to another episode's action, which a branch played again
@@ -272,7 +273,7 @@ class EpisodeJournal:
             # Sent at once after the reply's entry: a kill may follow. Without that entry it has no effect.
             self._writing.append(self._journal.start_writing(entry))
 
-    def branched(self, answer: Step) -> None:
+    def branched(self, answer: Answer) -> None:
         """Keep the state of an answer from which other episodes continue, for the next run of this attempt."""
         self._branched.add(answer.turn)
 
@@ -282,10 +283,10 @@ class EpisodeJournal:
         self._kept.clear()
         self._heard, self._complete = None, True
 
-    def _answers(self, turns: int) -> Iterator[Step]:
+    def _answers(self, turns: int) -> Iterator[Answer]:
         return (step for kept in self._kept[:turns] for step in kept.answers)
 
-    def _newest(self, turns: int) -> Step | None:
+    def _newest(self, turns: int) -> Answer | None:
         return max(self._answers(turns), key=lambda step: step.turn, default=None)
 
     async def keep(self, turn: int, seen: bytes, sampled: Completion, begin: int = 0) -> Completion:
@@ -325,7 +326,7 @@ class Continued:
         """`remote`: the episode at its provider, not reset yet."""
         self._remote, self._journal = remote, journal
         self._live = False
-        self._last: Step | None = None
+        self._last: Answer | None = None
         self._earned = 0.0  # by the journal's answers
 
     @property
@@ -333,7 +334,7 @@ class Continued:
         """True if another explorer could continue the episode."""
         return not self._live or self._remote.snapshots or self._remote.deterministic
 
-    async def reset(self, keep_states: bool = True) -> Step:
+    async def reset(self, keep_states: bool = True) -> Answer:
         """Raises EnvironmentFailed."""
         self._last = self._journal.answer(0)
         if self._last is None:
@@ -351,12 +352,12 @@ class Continued:
         """True if the environment is known to announce that the same actions give the same episode."""
         return bool(self._remote.deterministic)
 
-    async def restore(self, answer: Step, earned: float) -> None:
+    async def restore(self, answer: Answer, earned: float) -> None:
         """Begin at an answer of another episode, with its state. `earned`: the sum of the rewards so far."""
         self._last, self._earned = answer, earned
         self._journal.heard(answer)
 
-    async def step(self, text: str) -> Step:
+    async def step(self, text: str) -> Answer:
         """Raises EnvironmentFailed, and StateRefused if the episode has to begin again."""
         assert self._last is not None
         if not self._live:
@@ -368,13 +369,13 @@ class Continued:
             await self._restore(self._last)
         return self._heard(await self._remote.step(text), self._journal.answered)
 
-    async def _restore(self, last: Step) -> None:
+    async def _restore(self, last: Answer) -> None:
         if not last.state:
             raise StateRefused(f"the journal has no state after {last.turn} actions", EnvironmentCause.REFUSED)
         await self._remote.restore(last, self._earned)
         self._live = True
 
-    def _heard(self, step: Step, keep: Callable[[Step], None]) -> Step:
+    def _heard(self, step: Answer, keep: Callable[[Answer], None]) -> Answer:
         if self._remote.snapshots:
             keep(step)
         self._last = replace(step, state=b"") if self._remote.snapshots else step  # in the journal

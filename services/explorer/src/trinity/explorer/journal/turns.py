@@ -14,10 +14,10 @@ import numpy as np
 
 from trinity.data.experience import Experience, Limits, Truncation
 from trinity.data.images import PlacedImage
-from trinity.explorer.environments.types import Step
 from trinity.explorer.types import Completion, spans_of
 from trinity.explorer.weights.load_history import WeightsWithdrawn
 from trinity.runtime.errors import FailureCause, InvalidInput
+from trinity.sdk.contract import Answer
 
 OPEN = "open"
 RETURNED = FailureCause.LEASE_LOST  # cause of an attempt whose explorer returned the lease: its turns are kept
@@ -42,7 +42,7 @@ class RecordedTurn:
     seen: bytes
     completion: Completion
     begin: int = 0
-    answer: Step | None = None
+    answer: Answer | None = None
 
     @property
     def reply(self) -> bytes:
@@ -83,7 +83,7 @@ class RecordedAnswer:
     episode: str
     turn: int
     reply: bytes
-    answer: Step
+    answer: Answer
 
     def check(self) -> None:
         """Raises InvalidInput naming the wrong field."""
@@ -116,7 +116,7 @@ class Kept:
 
     turn: RecordedTurn
     parts: tuple[tuple[int, str], ...]
-    answered: Step | None = None
+    answered: Answer | None = None
 
     @property
     def owner(self) -> str:
@@ -131,7 +131,7 @@ class Kept:
         return self.turn.turn + 1, 0, self.answered is not None
 
     @property
-    def answers(self) -> list[Step]:
+    def answers(self) -> list[Answer]:
         """The known answers before and after the reply."""
         return [step for step in (self.turn.answer, self.answered) if step is not None]
 
@@ -147,7 +147,7 @@ class Kept:
     def without_states(self, but: Container[int]) -> "Kept":
         """The same without the answers' states, except those after these numbers of actions."""
 
-        def bare(step: Step | None) -> Step | None:
+        def bare(step: Answer | None) -> Answer | None:
             return step if step is None or step.turn in but else replace(step, state=b"")
 
         return replace(self, turn=replace(self.turn, answer=bare(self.turn.answer)), answered=bare(self.answered))
@@ -211,7 +211,7 @@ def known_before(attempt: int, entries: Iterable[Entry]) -> Known:
     for number, group in itertools.groupby(earlier, key=lambda entry: entry.attempt):
         known.fruitless += number - last - 1  # attempts without entries
         last, further = number, False
-        early: dict[tuple[str, int, bytes], Step] = {}  # answers that were stored before the replies to them
+        early: dict[tuple[str, int, bytes], Answer] = {}  # answers that were stored before the replies to them
         for entry in group:
             if isinstance(entry.turn, str):
                 if entry.turn == RETURNED:
@@ -235,7 +235,7 @@ def _add(
     turns: list[Kept],
     entry: RecordedTurn | RecordedAnswer,
     owner: str,
-    early: dict[tuple[str, int, bytes], Step],
+    early: dict[tuple[str, int, bytes], Answer],
 ) -> tuple[int, int, bool]:
     """Add a further entry to the turns of its episode. Returns how far it `reached`. Raises as known_before does."""
     name, at = entry.episode, entry.turn

@@ -1,22 +1,18 @@
 """Converts turns to protobuf messages and back. Decoding validates them (invariant I8)."""
 
-import json
-
 from google.protobuf.message import DecodeError
 
 from trinity.api.common.v1 import experience_pb2
 from trinity.api.environment.v1 import environment_pb2
 from trinity.data.experience import Limits
 from trinity.data.wire import from_tensor, to_tensor
-from trinity.explorer.environments.types import Step
-from trinity.explorer.environments.wire import step_of
 from trinity.explorer.journal.turns import RecordedAnswer, RecordedTurn
 from trinity.explorer.types import Completion
 from trinity.runtime.errors import FailureCause, InvalidInput
 from trinity.runtime.messages import from_message, to_message
-from trinity.sdk.contract import answer_problem
+from trinity.sdk.contract import Answer, answer_problem
 from trinity.sdk.environment import Description
-from trinity.sdk.wire import answer_from_proto
+from trinity.sdk.wire import answer_from_proto, answer_to_proto
 
 
 def encode_turn(turn: RecordedTurn) -> bytes:
@@ -30,14 +26,14 @@ def encode_turn(turn: RecordedTurn) -> bytes:
         logprobs=to_tensor(made.logprobs),
         version_spans=[to_message(span, experience_pb2.VersionSpan) for span in made.version_spans],
         finish_reason=made.finish_reason,
-        answer=_encoded(turn.answer) if turn.answer is not None else None,
+        answer=answer_to_proto(turn.answer) if turn.answer is not None else None,
     )
     return experience_pb2.TurnEntry(turn=message).SerializeToString()
 
 
 def encode_answer(answered: RecordedAnswer) -> bytes:
     """The entry of an answer to a turn's reply."""
-    message = to_message(answered, experience_pb2.RecordedAnswer, answer=_encoded(answered.answer))
+    message = to_message(answered, experience_pb2.RecordedAnswer, answer=answer_to_proto(answered.answer))
     return experience_pb2.TurnEntry(answered=message).SerializeToString()
 
 
@@ -76,15 +72,10 @@ def decode_entry(data: bytes, limits: Limits) -> RecordedTurn | RecordedAnswer |
     return turn
 
 
-def _encoded(answer: Step) -> environment_pb2.EpisodeResponse:
-    info = json.dumps(answer.info) if answer.info else ""
-    return to_message(answer, environment_pb2.EpisodeResponse, info=None, info_json=info)
-
-
-def _decoded(message: environment_pb2.EpisodeResponse) -> Step:
+def _decoded(message: environment_pb2.EpisodeResponse) -> Answer:
     """Raises InvalidInput if an answer breaks the contract."""
     answer = answer_from_proto(message)
     problem = "it has a turn below 0" if message.turn < 0 else ""
     if problem := problem or answer_problem(answer, answer.turn, Description("", images=True)):
         raise InvalidInput("turn.answer", f"cannot be right: {problem}")
-    return step_of(answer)
+    return answer

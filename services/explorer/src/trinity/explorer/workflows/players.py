@@ -18,13 +18,13 @@ from typing import Any, ClassVar
 from trinity.config.workflows import OLDER, POLICY, GameRules
 from trinity.data.experience import Experience, Task
 from trinity.explorer.chat import Message
-from trinity.explorer.environments.types import Step
 from trinity.explorer.journal.journal import EpisodeJournal
 from trinity.explorer.workflows.base import Toolbox, gather_rollouts, rollouts_group
 from trinity.explorer.workflows.environments import EnvironmentWorkflow
 from trinity.explorer.workflows.episode import End, Episode
 from trinity.explorer.workflows.player import Player, parse_action
 from trinity.runtime.errors import InvalidInput, TrinityError
+from trinity.sdk.contract import Answer
 
 
 class Table:
@@ -55,7 +55,7 @@ class Table:
         """A rule of the workflow ended this player's episode, and with it the game. The others keep their rewards."""
         if not self._over:
             self.left = player
-            self.show(Step(f"The game is over: {player} ended it.", 0.0, True, {}, {}))
+            self.show(Answer(f"The game is over: {player} ended it.", done=True))
 
 
 class Seat:
@@ -66,21 +66,23 @@ class Seat:
         self.answers: asyncio.Queue[Any] = asyncio.Queue()
         self.earned, self.metrics = 0.0, dict[str, float]()
 
-    async def reset(self) -> Step:
+    async def reset(self) -> Answer:
         first = await self._turn()
-        return replace(first, info={"instructions": self._table.instructions, **first.info})
+        return replace(first, info_json=json.dumps({"instructions": self._table.instructions, **first.info}))
 
-    async def step(self, text: str) -> Step:
+    async def step(self, text: str) -> Answer:
         await self._table.act(self.player, text)
         return await self._turn()
 
     def leave(self) -> None:
         self._table.leave(self.player)
 
-    async def _turn(self) -> Step:
+    async def _turn(self) -> Answer:
         answer = await self.answers.get()
         earned, self.earned = self.earned, 0.0
-        return Step(answer.observation, earned, answer.done, answer.info, self.metrics, images=tuple(answer.images))
+        return Answer(
+            answer.observation, earned, answer.done, answer.info_json, self.metrics, images=tuple(answer.images)
+        )
 
 
 class NoTurn(TrinityError):
