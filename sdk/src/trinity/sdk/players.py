@@ -55,14 +55,12 @@ class Actor:
             observation = await _value(self._environment.step(message.text))
         else:
             self._keep_states = message.keep_states
-            observation = await (self._restored(message) if message.state else self._reset(message))
+            made = self._restored(message) if message.state else self._environment.reset(*wire.reset_arguments(message))
+            observation = await _value(made)
         state = b""
         if self._keep_states and isinstance(observation, Observation) and not observation.done:
             state = wire.sealed(self._kind.description.name, await _value(self._environment.snapshot()))
         return wire.answer(observation, message.turn, state)
-
-    async def _reset(self, reset: Reset) -> Any:
-        return await _value(self._environment.reset(*wire.reset_arguments(reset)))
 
     async def _restored(self, reset: Reset) -> Observation:
         state = wire.opened(self._kind.description.name, reset.state)

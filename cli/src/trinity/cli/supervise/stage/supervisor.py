@@ -244,7 +244,8 @@ async def _run_stages(
         part = await stage.run(others, stop)
         if stop.is_set():
             return
-        part["wall_seconds"] += _earlier_seconds(plan.job_dir)
+        # The earlier, shorter part of a resumed stage.
+        part["wall_seconds"] += float(jobs.finished_summary(plan.job_dir).get("wall_seconds", 0.0))
         jobs.mark_finished(plan.job_dir, last, part)
         parts.append(part)
         display.say(f"stage {plan.config.name} is finished: {closing(part)}")
@@ -284,11 +285,6 @@ def _opening(plan: Plan, placement: Placement, last: int) -> str:
         f"stage {plan.config.name}: {kind}, {last} steps of {size} {unit}, on {where}; "
         f"logs in {near(plan.job_dir / 'log')}"
     )
-
-
-def _earlier_seconds(folder: Path) -> float:
-    """Returns the wall time of the earlier, shorter part of a resumed stage."""
-    return float(jobs.finished_summary(folder).get("wall_seconds", 0.0))
 
 
 def _summary(config: Config, parts: list[dict[str, Any]], seconds: float) -> dict[str, Any]:

@@ -173,17 +173,13 @@ def _chosen(wanted: str | list[str], name: str) -> bool:
     """The same as _matches, for targets."""
     in_tower = not _TOWERS.isdisjoint(name.split("."))
     if in_tower or is_experts(name):
-        asked = list(filter(_names_tower if in_tower else _names_experts, _listed(wanted)))
+        asked = list(filter(_names_tower if in_tower else NAMES_EXPERTS.search, _listed(wanted)))
         return bool(asked) and _matches(wanted if isinstance(wanted, str) else asked, name)
     return _matches(wanted, name)
 
 
 def _names_tower(wanted: str) -> bool:
     return any(tower in wanted for tower in _TOWERS)
-
-
-def _names_experts(wanted: str) -> bool:
-    return NAMES_EXPERTS.search(wanted) is not None
 
 
 def _matches(wanted: str | list[str], name: str) -> bool:

@@ -89,7 +89,8 @@ class Tree:
         if number in self._branches.turns and before is not None:
             self._fork(branch, before, answer)
         await self._player.turn(episode, branch)
-        uncertain = self._branches.entropy is not None and _surprisal(episode) >= self._branches.entropy
+        least = self._branches.entropy  # estimated by the mean surprisal of the last reply's tokens
+        uncertain = least is not None and -float(episode.completions[-1].logprobs.mean()) >= least
         if uncertain and before is not None:
             self._fork(branch, before, answer)
         if episode.end is None:
@@ -118,11 +119,6 @@ async def _catch_up(remote: Any, begun: Episode, answer: Any) -> None:
     if sent and found.observation != begun.answered:
         what = f"{begun.rules.environment} is announced as deterministic, and answers the same actions otherwise"
         raise EnvironmentFailed(what, EnvironmentCause.CONTRACT_VIOLATION)
-
-
-def _surprisal(episode: Episode) -> float:
-    """Mean -log p of the last reply's tokens, in nats: an estimate of the entropy."""
-    return -float(episode.completions[-1].logprobs.mean())
 
 
 def _parts(leaves: range, count: int) -> list[range]:

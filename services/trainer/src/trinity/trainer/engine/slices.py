@@ -268,7 +268,7 @@ class SlicedState:
             place = f"{fragment.start}/{fragment.name}"
             yield f"{MASTER}/{place}", fragment.of(fragment.master)
             for kind, value in {} if self._in_blocks else self._optimizer.state.get(fragment.master, {}).items():
-                if _is_elementwise(kind, value, fragment.master):
+                if isinstance(value, torch.Tensor) and kind != "step" and value.shape == fragment.master.shape:
                     yield f"{kind}/{place}", fragment.of(value)
         if self._in_blocks:
             yield from self._blocks()
@@ -339,10 +339,6 @@ def _parts_of_parameters(sharded: Any, names: dict[int, str], rank: int) -> Iter
             start = rank * size
             yield Fragment(names[id(parameter)], start, min(size, parameter.ds_numel - start), master, offset)
             offset += size
-
-
-def _is_elementwise(kind: str, value: Any, master: torch.Tensor) -> bool:
-    return isinstance(value, torch.Tensor) and kind != "step" and value.shape == master.shape
 
 
 def _largest(reader: SliceReader) -> dict[str, float]:
