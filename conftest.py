@@ -68,12 +68,13 @@ def _services_are_not_asked(request: pytest.FixtureRequest, monkeypatch: pytest.
 
     A name of a hub counts as one that is there.
 
-    cli/tests/supervise/test_services_are_asked.py and test_the_machine_is_checked.py call what is replaced here.
+    test_services_are_asked.py and test_the_machine_is_checked.py call what is replaced here.
     """
-    if "cli/tests" in str(request.path) or "import_verl/tests" in str(request.path):
+    if any(f"{name}/tests" in str(request.path) for name in ("cli", "deep_check", "import_verl")):
         from trinity.cli.supervise.checks import preflight
+        from trinity.deep_check import check
 
-        monkeypatch.setattr(preflight, "ask_services", lambda plan: contextlib.nullcontext(lambda: []))
+        monkeypatch.setattr(check, "ask_services", lambda plan: contextlib.nullcontext(lambda: []))
         monkeypatch.setattr(preflight, "hub_problem", lambda name: "")
 
 

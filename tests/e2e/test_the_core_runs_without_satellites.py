@@ -16,8 +16,8 @@ import pytest
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SATELLITES = (
-    "archive", "cluster", "conformance", "convert", "import_verl", "inspect", "lineage", "modes", "own_data",
-    "task_pipeline", "tinker", "trackers", "traffic", "trinity_rft", "ui",
+    "archive", "cluster", "conformance", "convert", "deep_check", "import_verl", "inspect", "lineage", "modes",
+    "own_data", "task_pipeline", "tinker", "trackers", "traffic", "trinity_rft", "ui",
 )  # fmt: skip
 SHORT = [
     "stages.0.buffer.total_steps=4",
@@ -134,6 +134,11 @@ def test_a_task_pipeline_names_its_distribution(core: SimpleNamespace) -> None:
 def test_a_run_without_a_yaml_names_its_distribution(core: SimpleNamespace) -> None:
     done = core.trinity("check", "--model", "m", "--data", "d.jsonl")
     assert done.returncode == 2 and "trinity-own-data, which is not installed" in done.stderr
+
+
+def test_a_deep_check_names_the_distribution_of_its_trials(core: SimpleNamespace) -> None:
+    done = core.trinity("check", "--deep", "--config", core.yaml)
+    assert "are not tried: that is in trinity-deep-check, which is not installed" in done.stdout, done.stderr
 
 
 def test_a_tracker_names_its_distribution(core: SimpleNamespace) -> None:

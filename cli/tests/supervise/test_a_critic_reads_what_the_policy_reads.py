@@ -6,7 +6,7 @@ import pytest
 
 from support.checks.deep_check import check
 from support.fakes.data.vision import make_files, pretend_torchvision
-from trinity.cli.supervise.checks import preflight
+from trinity.deep_check import check as deep_check
 
 pytestmark = pytest.mark.core
 
@@ -17,7 +17,7 @@ ROW = {"question": "?", "answer": "2"}
 def packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchvision is no requirement of these tests; nor is a tokenizer."""
     pretend_torchvision(monkeypatch)
-    monkeypatch.setattr(preflight, "check_rendering", lambda *_: [])
+    monkeypatch.setattr(deep_check, "check_rendering", lambda *_: [])
 
 
 @pytest.mark.parametrize("actor", [True, False])

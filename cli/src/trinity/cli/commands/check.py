@@ -24,6 +24,7 @@ from trinity.commands import (
 from trinity.commands.request import own_yaml, request, say_notices
 from trinity.config import Config, dump, expand, make_plan
 from trinity.config.devices import describe_sharing
+from trinity.plugins import satellites
 from trinity.plugins.environments import installed_environments
 from trinity.reading.job import make_folder
 from trinity.runtime.devices import detect_gpus
@@ -79,7 +80,7 @@ def check(
 def _deep(loaded: Config, stages: list[Config], source: str) -> int:
     """Checks model, data and this machine. Returns the exit code; raises ConfigError."""
     from trinity.cli.supervise.checks.disk import disk_advice, disk_problems
-    from trinity.cli.supervise.checks.preflight import check_deeper, check_stages, machine_problems
+    from trinity.cli.supervise.checks.preflight import check_stages, machine_problems
     from trinity.cli.supervise.phases import phase
     from trinity.runtime import waits
 
@@ -90,10 +91,13 @@ def _deep(loaded: Config, stages: list[Config], source: str) -> int:
         for line in report:
             print(f"{name}: {line}")
         print(f"{name}: {_what_is_there(loaded.mode, steps)}")
-    for stage in stages:
+    deeper = satellites.find("deep_check")
+    for stage in stages if deeper else []:
         plan = make_plan(stage.model_copy(update={"model": loaded.model}))
-        for sentence in check_deeper(plan, source, make_folder(loaded)):
+        for sentence in deeper.check_deeper(plan, source, make_folder(loaded)):
             print(f"{stage.name}: {sentence}")
+    if not deeper:
+        print(f"prompts, environments and services are not tried: that is in {satellites.missing('deep_check')}")
     plans = {stage.name: make_plan(stage) for stage in stages}
     full = {name: list(disk_problems(plan)) for name, plan in plans.items()}
     unfit = [f"{name}: not on this machine: {problem}"

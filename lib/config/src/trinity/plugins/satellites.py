@@ -16,6 +16,7 @@ DISTRIBUTIONS = {
     "archive": "trinity-archive",
     "conformance": "trinity-conformance",
     "convert": "trinity-convert",
+    "deep_check": "trinity-deep-check",
     "foreign_keys": "trinity-compat-rft",
     "modes": "trinity-modes",
     "operators": "trinity-compat-rft",

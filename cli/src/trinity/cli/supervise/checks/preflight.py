@@ -14,10 +14,7 @@ from urllib.request import urlopen
 
 from trinity import plugins
 from trinity.cli.supervise.checks.adapters import check_lora
-from trinity.cli.supervise.checks.rendered_rows import check_rendering
-from trinity.cli.supervise.checks.services import ask_services
-from trinity.cli.supervise.checks.task_rows import check_each, check_images, check_providers, check_tasks, check_text
-from trinity.cli.supervise.phases import phase
+from trinity.cli.supervise.checks.task_rows import check_each, check_tasks, check_text
 from trinity.cli.supervise.processes.endpoint import endpoint_problems, is_taken
 from trinity.cli.supervise.processes.services import container_problems
 from trinity.config import Config, ConfigError, Plan, Problem, devices, expand, make_plan
@@ -45,7 +42,7 @@ _HUB_FILES = (
 
 
 @dataclass(frozen=True)
-class _Dataset:
+class Dataset:
     """One dataset and its key in the YAML. `makes_steps`: its rows count for the number of optimizer steps."""
 
     key: str
@@ -86,7 +83,7 @@ def check_inputs(plan: Plan, source: str, *, listens: bool = True) -> int:
     if listens and plan.config.mode in ("explore", "serve", *([] if plan.offline else ["both"])):
         problems += endpoint_problems(plan.config)
     rows = 0
-    for dataset in _datasets(plan):
+    for dataset in datasets_of(plan):
         config = dataset.config
         assert config.path is not None
         try:
@@ -107,32 +104,6 @@ def check_inputs(plan: Plan, source: str, *, listens: bool = True) -> int:
     if problems:
         raise ConfigError(source, problems)
     return plan.steps_for(rows)
-
-
-def check_deeper(plan: Plan, source: str, job: Path) -> list[str]:
-    """Checks prompts by the tokenizer, templates, providers and rewards, which a start leaves to the processes.
-
-    `job`: folder of the run, which may be live. Returns sentences on defects; raises ConfigError if no run is possible.
-    """
-    read_rows = [(d.key, d.config, read_taskset(d.config))
-                 for d in _datasets(plan) if isinstance(d.config, TasksetConfig)]  # fmt: skip
-    buffers = [(d.key, d.config.format, read_buffer(d.config))
-               for d in _datasets(plan) if isinstance(d.config, ExperienceBufferConfig)]  # fmt: skip
-    examples = [(key, form, rows) for key, form, rows in buffers if "token_ids" not in rows[0]]
-    from trinity.cli.supervise.checks.task_environments import check_environments  # those and their scorers load sympy
-
-    name, found = plan.config.name, list[Problem | str]()
-    with ask_services(plan) as answers:
-        with phase(f"{name}: renders prompts with the tokenizer"):
-            found += [*check_images(plan, read_rows), *check_rendering(plan, read_rows, examples)]
-        if not plan.offline:
-            with phase(f"{name}: tries environments and rewards"):
-                found += check_environments(plan, read_rows, job)
-        with phase(f"{name}: asks explorer and trainer, which import vLLM and torch"):
-            found += answers()
-    if problems := list(dict.fromkeys(one for one in found if isinstance(one, Problem))):
-        raise ConfigError(source, problems)
-    return [*(str(one) for one in found), *check_providers(plan)]
 
 
 def machine_problems(plan: Plan) -> list[Problem]:
@@ -318,7 +289,7 @@ def _may_rate(model: AuxiliaryModelConfig) -> bool:
 def _check_vision(plan: Plan) -> list[Problem]:
     """The model reads the images of the tasks with local files and packages."""
     path, wanted = plan.config.model.model_path, plan.config.model.images
-    tasksets = [dataset for dataset in _datasets(plan) if isinstance(dataset.config, TasksetConfig)]
+    tasksets = [dataset for dataset in datasets_of(plan) if isinstance(dataset.config, TasksetConfig)]
     keys = [f"{dataset.key}.format.image_key" for dataset in tasksets if dataset.config.format.image_key]
     if (reason := why_no_images(path, wanted)) is not None:
         found = [Problem(key, f"is given, and {reason}; mend that, or remove it") for key in keys]
@@ -397,7 +368,7 @@ def hub_problem(name: str) -> str:
     return ""
 
 
-def _datasets(plan: Plan) -> list[_Dataset]:
+def datasets_of(plan: Plan) -> list[Dataset]:
     """Returns the datasets of a stage."""
     buffer, mode = plan.config.buffer, plan.config.mode
     if plan.offline:
@@ -405,17 +376,17 @@ def _datasets(plan: Plan) -> list[_Dataset]:
         assert source is not None
         if not plan.algorithm.offline:  # an archive, which the buffer itself reads
             return []
-        return [_Dataset("buffer.trainer_input.experience_buffer", source, makes_steps=True)]
+        return [Dataset("buffer.trainer_input.experience_buffer", source, makes_steps=True)]
     if mode == "serve":
         return []
     inputs = "buffer.explorer_input"
     found = []
     for index, taskset in enumerate(plan.tasksets if mode in ("both", "train") else []):
         key = f"{inputs}.taskset" if buffer.explorer_input.taskset else f"{inputs}.tasksets.{index}"
-        found.append(_Dataset(key, taskset, makes_steps=True))
+        found.append(Dataset(key, taskset, makes_steps=True))
     if plan.experts_per_step:
         name = plan.algorithm.sample_strategy.args["sft_dataset_name"]
         expert, key = buffer.trainer_input.auxiliary_buffers[name], f"buffer.trainer_input.auxiliary_buffers.{name}"
-        found.append(_Dataset(key, expert))
-    evaluated = (_Dataset(f"{inputs}.eval_tasksets.{i}", t) for i, t in enumerate(plan.eval_tasksets))
+        found.append(Dataset(key, expert))
+    evaluated = (Dataset(f"{inputs}.eval_tasksets.{i}", t) for i, t in enumerate(plan.eval_tasksets))
     return [*found, *evaluated]

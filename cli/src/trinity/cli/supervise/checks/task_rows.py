@@ -3,9 +3,7 @@
 import json
 import math
 import re
-import socket
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from trinity.config import Plan, Problem
 from trinity.config.names import reward_functions, reward_named, workflows
@@ -15,10 +13,7 @@ from trinity.data import images
 from trinity.data.datasets import DatasetError, Row, check_columns, features
 from trinity.data.json_objects import DEEPEST, is_too_deep
 from trinity.data.prompts import prompt_messages, reference_answers
-from trinity.data.task_source import folder_of
-from trinity.data.vision import image_rules
 
-_MOST_SECONDS_OF_IMAGES = 60.0  # of a taskset
 _SHOWN_ROWS = 3
 _MOST_ROW_BYTES = 6 * 1024**2  # as JSON; a message of NATS has 8 MiB
 # Built-in reward functions that compare a reply with the row's reference answer.
@@ -69,25 +64,6 @@ def check_each(rows: Sequence[Row], check: Callable[[Row, int], None]) -> None:
         first += f"; row(s) {', '.join(map(str, others[:_SHOWN_ROWS]))}{more} are refused too: mend or remove them"
     if first:
         raise DatasetError(first)
-
-
-def check_images(plan: Plan, tasksets: Sequence[tuple[str, TasksetConfig, Sequence[Row]]]) -> Iterator[Problem | str]:
-    """Decodes the images of the rows.
-
-    Yields the first unusable image of each taskset, and how many rows were checked.
-    """
-    rules = image_rules(plan.config.model.model_path, plan.config.model.images)
-    for key, taskset, rows in tasksets:
-        column, urls, begin = taskset.format.image_key, taskset.format.image_urls, time.monotonic()
-        for number, row in enumerate(rows if column else ()):
-            if time.monotonic() - begin > _MOST_SECONDS_OF_IMAGES:
-                yield f"{key}: the images of {number} of {len(rows)} rows were decoded in {_MOST_SECONDS_OF_IMAGES:g} s"
-                break
-            try:
-                images.check(row, number, str(column), folder_of(taskset.path), rules, plan.lengths.prompt, urls)
-            except DatasetError as error:
-                yield error.at(f"{key}.format.image_key")
-                break
 
 
 def names_for(plan: Plan, key: str, taskset: TasksetConfig) -> tuple[str, str]:
@@ -184,18 +160,3 @@ def _text(row: Row, number: int, column: str, what: str) -> None:
     if missing or isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
         found = f"{value!r:.200}" if column in row else "missing"
         raise DatasetError(f"row {number}: {column!r} is {found}, must be text: {what}")
-
-
-def check_providers(plan: Plan, seconds: float = 3) -> Iterator[str]:
-    """Yields sentences on environments whose address does not answer; a run waits for them."""
-    if plan.offline:
-        return
-    for index, provided in enumerate(plan.config.explorer.environments):
-        if provided.address == "attached" or provided.image:  # a run starts it
-            continue
-        host, _, port = provided.address.rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
-        except OSError as error:
-            reason = error.strerror or str(error)
-            yield f"explorer.environments.{index}.address: {provided.address} does not answer ({reason})"

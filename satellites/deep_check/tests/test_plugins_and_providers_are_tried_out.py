@@ -18,7 +18,7 @@ from support.checks.deep_check import check, play
 from support.servers.service import ServiceProcess
 from trinity import plugins
 from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc
-from trinity.cli.supervise.checks import task_environments
+from trinity.deep_check import tasksets
 from trinity.runtime import rpc
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.process import free_port
@@ -140,7 +140,7 @@ def test_a_reward_function_of_verl_is_called_by_one_line(tmp_path: Path, monkeyp
         seen.append((data_source, solution_str, ground_truth, extra_info))
         return {"score": float(solution_str == ground_truth), "pred": solution_str}
 
-    page = (Path(__file__).parents[2] / "docs/plugins.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/plugins.md").read_text()
     (line,) = [line for line in page.splitlines() if "return compute_score(" in line]
     found: dict[str, Any] = {"compute_score": compute_score, "__name__": __name__}
     exec(f"def mine(item, args):\n{line}", found)
@@ -154,7 +154,7 @@ def test_a_reward_function_of_verl_is_called_by_one_line(tmp_path: Path, monkeyp
 def test_a_reward_function_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
     monkeypatch.setitem(plugins.REWARD_FUNCTIONS, "mine", lambda *_: released.wait(60))
-    monkeypatch.setattr(task_environments, "_MOST_SECONDS", 0.1)
+    monkeypatch.setattr(tasksets, "_MOST_SECONDS", 0.1)
     code, text = check(tmp_path, ROW, default_reward_fn_type="mine")
     released.set()
     assert (code, "mine scored no reply within 0.1 s" in text) == (0, True), text

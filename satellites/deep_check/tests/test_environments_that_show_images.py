@@ -12,7 +12,7 @@ import pytest
 from support.checks.deep_check import check, play
 from support.fakes.data.vision import make_files, pretend_torchvision
 from support.fakes.environments.gallery import Gallery
-from trinity.cli.supervise.checks import preflight
+from trinity.deep_check import check as deep_check
 from trinity.sdk import serving
 
 pytestmark = pytest.mark.core
@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchvision is no requirement of these tests; nor are a tokenizer and weights."""
     pretend_torchvision(monkeypatch)
-    monkeypatch.setattr(preflight, "check_rendering", lambda *_: [])
+    monkeypatch.setattr(deep_check, "check_rendering", lambda *_: [])
 
 
 def seeing(folder: Path) -> str:

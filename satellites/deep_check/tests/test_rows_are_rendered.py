@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 from support.fakes.models.chat_templates import FAMILIES
 from support.fakes.models.tokenizer_folder import make_tokenizer_folder
 from trinity.cli.main import app
-from trinity.cli.supervise.checks import adapters, rendered_rows
+from trinity.cli.supervise.checks import adapters
 from trinity.config import Problem, make_plan
 from trinity.config.load import parse
+from trinity.deep_check import rendered_rows
 
 pytestmark = pytest.mark.core
 

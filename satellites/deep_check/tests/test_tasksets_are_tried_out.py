@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.checks.deep_check import check, play
-from trinity.cli.supervise.checks import task_environments
+from trinity.deep_check import tasksets
 from trinity.environments import ENVIRONMENTS
 
 pytestmark = pytest.mark.core
@@ -93,7 +93,7 @@ def test_a_missing_extra_is_said_with_its_installation(tmp_path: Path, monkeypat
 def test_an_environment_that_hangs_is_named_and_the_check_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
     monkeypatch.setattr(ENVIRONMENTS["countdown"], "reset", lambda *_, **__: released.wait(60))
-    monkeypatch.setattr(task_environments, "_MOST_SECONDS", 0.1)
+    monkeypatch.setattr(tasksets, "_MOST_SECONDS", 0.1)
     code, text = check(tmp_path, PUZZLE, **play("countdown"))
     released.set()
     assert (code, "no episode of 'countdown' began within 0.1 s" in text) == (0, True), text
