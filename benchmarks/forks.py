@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from buffer_table import Table, at_least, at_most
 from quickstart_runs import QUICKSTART, Runs
 
-from trinity.reading.paired import compare_runs
+from trinity.study.paired import compare_runs
 
 AT, STEPS = 20, 40
 MOST_SECONDS, MOST_DISK, LEAST_FACTOR = 10.0, 0.05, 5.0

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from agents_learning import EXAMPLES, python, run
 from buffer_table import Table
 
-from trinity.reading.results import collect
 from trinity.runtime.process import free_port
+from trinity.study.results import collect
 
 CALLS_PER_SECOND, DELAY_SECONDS = 20.0, 10.0
 

@@ -29,7 +29,7 @@ import whole_run
 from buffer_table import Table
 
 from support.programs.run import TrinityRun, kill_process, process_of
-from trinity.reading.bisect import compare
+from trinity.study.bisect import compare
 
 MOST_COST = 1.5
 MOST_COST_OFF = 1 / 0.98

@@ -16,7 +16,7 @@ LIGHT = {
     "environment": "trinity.environment.service",
     "sync": "trinity.sync.service",
     "tinker": "trinity.tinker.main, trinity.tinker.cost, trinity.tinker.gateway.service",
-    "reading": "trinity.reading.status, trinity.reading.view, trinity.reading.accounts.cost",
+    "reading": "trinity.reading.status, trinity.study.view, trinity.study.cost",
     "cli": "trinity.cli.main, trinity.cli.supervise.stage.supervisor, "
     "trinity.cli.commands.status, trinity.inspect.batch",
     "lineage": "trinity.lineage.replay, trinity.lineage.regrade, trinity.lineage.provenance",

@@ -14,7 +14,7 @@ import pytest
 
 from support.programs.run import TrinityRun, kill_process, write_config
 from trinity.archive.reader import read_experiences
-from trinity.reading.results import collect
+from trinity.study.results import collect
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SATELLITES = (
     "archive", "cluster", "conformance", "convert", "deep_check", "import_verl", "inspect", "lineage", "modes",
-    "own_data", "task_pipeline", "tinker", "trackers", "traffic", "trinity_rft", "ui",
+    "own_data", "study", "task_pipeline", "tinker", "trackers", "traffic", "trinity_rft", "ui",
 )  # fmt: skip
 SHORT = [
     "stages.0.buffer.total_steps=4",

@@ -28,7 +28,7 @@ from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.environments.client import EnvironmentClient
 from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.toolbox import ExplorerTools
-from trinity.reading.results import collect
+from trinity.study.results import collect
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(500)]
 

@@ -22,7 +22,7 @@ from trinity.environments.game import replies as written
 from trinity.explorer.rollout import attempt
 from trinity.explorer.workflows import WORKFLOWS
 from trinity.explorer.workflows.player import seed_of
-from trinity.reading.results import collect
+from trinity.study.results import collect
 
 pytestmark = pytest.mark.core
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from trinity.cli.main import app
 from trinity.inspect.results import as_csv, markdown, points_csv
 from trinity.reading.errors import RunError
-from trinity.reading.results import METRICS, Curve, collect
+from trinity.study.results import METRICS, Curve, collect
 
 pytestmark = pytest.mark.core
 

@@ -10,9 +10,10 @@ from typer.main import get_command
 from support.fakes.pages.recorded_run import ledger
 from trinity.inspect.cost import app, render
 from trinity.reading import wire
-from trinity.reading.accounts import budget, cost, device_log, fates, lives
+from trinity.reading.accounts import budget, device_log, fates, lives
 from trinity.reading.accounts.fates import Groups
 from trinity.reading.render import losses_text
+from trinity.study import cost
 
 pytestmark = pytest.mark.core
 

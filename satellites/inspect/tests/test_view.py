@@ -16,8 +16,8 @@ from support.fakes.data.files import Counting, write
 from support.fakes.pages.recorded_run import make_job
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.inspect.view import find_rows, view
-from trinity.reading import view as reading_view
 from trinity.reading.errors import RunError
+from trinity.study import view as reading_view
 from trinity.trainer.data.batch import TrainBatch, TrainSequence
 from trinity.trainer.engine.token_record import TokenValues
 from trinity.trainer.observers import Experiences

@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from trinity.lineage.bisect import bisect
-from trinity.reading.bisect import Difference, compare
 from trinity.reading.errors import RunError
+from trinity.study.bisect import Difference, compare
 
 pytestmark = pytest.mark.core
 

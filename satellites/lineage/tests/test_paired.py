@@ -11,7 +11,7 @@ import pytest
 
 from trinity.lineage.compare import compare, stage_folder
 from trinity.reading.errors import RunError
-from trinity.reading.paired import Difference, compare_runs, in_ranges, t_quantile
+from trinity.study.paired import Difference, compare_runs, in_ranges, t_quantile
 
 pytestmark = pytest.mark.core
 

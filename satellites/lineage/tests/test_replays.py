@@ -11,9 +11,9 @@ import pytest
 from support.fakes.stopped_job import stopped_job
 from trinity.lineage import replay
 from trinity.lineage import replay_report as report
-from trinity.reading.bisect import metrics_by_step
 from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage, find_job_stage
+from trinity.study.bisect import metrics_by_step
 
 pytestmark = pytest.mark.core
 

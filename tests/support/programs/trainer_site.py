@@ -23,9 +23,9 @@ from support.programs.forked_run import ForkedRun
 from support.programs.run import TrinityRun
 from support.servers.machines import Command, Machines
 from trinity.inspect.cost import render
-from trinity.reading.accounts.cost import account, measure
 from trinity.reading.accounts.fates import Groups
 from trinity.reading.nats import find_binary
+from trinity.study.cost import account, measure
 
 MODES = Path(__file__).parents[3] / "docs/modes.md"
 START = 400.0  # seconds for a group to form, on a machine with other work

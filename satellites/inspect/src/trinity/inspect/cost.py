@@ -7,11 +7,11 @@ import typer
 
 from trinity.commands import AsJson, command, group
 from trinity.plugins import satellites
-from trinity.reading.accounts.cost import collect
 from trinity.reading.accounts.fates import Facts
 from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage, find_job_stage
 from trinity.reading.render import losses_text, table, to_json
+from trinity.study.cost import collect
 
 app = group()
 

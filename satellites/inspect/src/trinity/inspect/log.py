@@ -16,10 +16,10 @@ from rich.text import Text
 from trinity.commands import command, group
 from trinity.reading.errors import RunError
 from trinity.reading.find import RunOnNats, find_log
-from trinity.reading.log import JobLogs, RunLines, find, history
-from trinity.reading.log_entry import Entry, Wanted
 from trinity.reading.nats import NatsAccess
 from trinity.reading.render import visible
+from trinity.study.log import JobLogs, RunLines, find, history
+from trinity.study.log_entry import Entry, Wanted
 
 app = group()
 

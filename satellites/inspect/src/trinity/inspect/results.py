@@ -13,7 +13,7 @@ from trinity.commands import AsJson, command, group
 from trinity.reading.errors import RunError
 from trinity.reading.find import jobs_root
 from trinity.reading.render import to_json, visible
-from trinity.reading.results import METRICS, Curve, collect
+from trinity.study.results import METRICS, Curve, collect
 
 app = group()
 

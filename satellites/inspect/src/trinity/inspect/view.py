@@ -12,9 +12,9 @@ from trinity.commands import AsJson, command, group
 from trinity.reading.errors import RunError
 from trinity.reading.find import AnnouncedRun, find_run
 from trinity.reading.reader import JobStage, announced_stage, find_job_stage
-from trinity.reading.references import UNREADABLE, References
 from trinity.reading.render import clipped, pairs, table, to_json, visible
-from trinity.reading.view import ARRAYS, Row, read_log, read_step, versions, with_arrays
+from trinity.study.references import UNREADABLE, References
+from trinity.study.view import ARRAYS, Row, read_log, read_step, versions, with_arrays
 
 app = group()
 

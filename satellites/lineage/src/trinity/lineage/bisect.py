@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from trinity.commands import AsJson, command, group
-from trinity.reading.bisect import compare
 from trinity.reading.render import to_json, visible
+from trinity.study.bisect import compare
 
 app = group()
 

@@ -10,8 +10,8 @@ import typer
 
 from trinity.commands import AsJson, command, group
 from trinity.reading.errors import RunError
-from trinity.reading.paired import Comparison, Difference, compare_runs, in_ranges
 from trinity.reading.render import table, to_json, visible
+from trinity.study.paired import Comparison, Difference, compare_runs, in_ranges
 
 app = group()
 

@@ -28,13 +28,13 @@ from trinity.config.parents import FORK, Parent, Regrade
 from trinity.lineage.replay_report import circumstances
 from trinity.reading import job as jobs
 from trinity.reading import run_record
-from trinity.reading.bisect import metrics_by_step
 from trinity.reading.errors import RunError
 from trinity.reading.find import jobs_root
 from trinity.reading.reader import JobStage, any_buffer, ask, find_job_stage
 from trinity.reading.render import near, to_json
 from trinity.runtime import files, names
 from trinity.runtime.errors import InvalidInput
+from trinity.study.bisect import metrics_by_step
 from trinity.weights.checkpoint_manifest import MANIFEST, ManifestWriter, entries_of, verify
 from trinity.weights.checkpoints import COMPLETE, checkpoint_folder, complete_steps
 

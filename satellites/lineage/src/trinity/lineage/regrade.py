@@ -43,13 +43,13 @@ from trinity.lineage.rewards import (
     Scored,
     rescored,
 )
-from trinity.reading.bisect import lines_of_steps
 from trinity.reading.client import Scorers
 from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage, scorers
 from trinity.reading.render import near, table, to_json, visible
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
+from trinity.study.bisect import lines_of_steps
 from trinity.weights.checkpoints import complete_steps
 
 app = group()

@@ -30,7 +30,6 @@ from trinity.config import Config, ConfigError, dump, expand, load, make_plan
 from trinity.config.run_record import Addresses
 from trinity.lineage.bisect import bisect
 from trinity.lineage.replay_report import Report, Step, Weights, circumstances, render
-from trinity.reading.bisect import metrics_by_step
 from trinity.reading.children import Child, stop_all
 from trinity.reading.client import Buffer
 from trinity.reading.errors import RunError
@@ -39,6 +38,7 @@ from trinity.reading.reader import JobStage, any_buffer, ask, find_job_stage, re
 from trinity.reading.render import to_json
 from trinity.runtime import files, names
 from trinity.runtime.devices import visible_gpus
+from trinity.study.bisect import metrics_by_step
 from trinity.weights.checkpoints import checkpoint_folder, complete_steps
 
 app = group()

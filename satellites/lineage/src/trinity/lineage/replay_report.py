@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from trinity.reading.bisect import Metrics, lines_of_steps
 from trinity.reading.errors import RunError
 from trinity.reading.render import table
 from trinity.runtime import files
+from trinity.study.bisect import Metrics, lines_of_steps
 
 _SHOWN = ("actor/grad_norm", "sample/reward_mean")
 _CIRCUMSTANCES = {"ranks": int, "device": str, "threads": int, "micro_batch_tokens": int}

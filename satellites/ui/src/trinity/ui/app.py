@@ -33,8 +33,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trinity.reading.errors import RunError
 from trinity.reading.render import age_text, error_text, size_text, visible, when
-from trinity.reading.view import versions
 from trinity.runtime.settings import LOOPBACK
+from trinity.study.view import versions
 from trinity.ui import (
     compare,
     curves,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from trinity.config import flat
-from trinity.reading import bisect, paired
 from trinity.reading.errors import RunError
+from trinity.study import bisect, paired
 from trinity.ui import curves, replays, screens
 from trinity.ui.places import Places
 from trinity.ui.source import Source

@@ -16,11 +16,12 @@ from typing import Annotated, Any
 import typer
 
 from trinity.commands import command, group
-from trinity.reading import series, view
+from trinity.reading import series
 from trinity.reading.client import Buffer
 from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage, any_buffer, find_job_stage
 from trinity.reading.render import table
+from trinity.study import view
 
 app = group()
 

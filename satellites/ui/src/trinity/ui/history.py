@@ -14,8 +14,8 @@ from trinity.config import make_plan
 from trinity.reading import series
 from trinity.reading.accounts import lives
 from trinity.reading.errors import RunError
-from trinity.reading.log_entry import Entry
 from trinity.reading.wire import waiting_after
+from trinity.study.log_entry import Entry
 from trinity.ui import charts, journeys, screens
 from trinity.ui.charts import Span
 from trinity.ui.source import UNREADABLE, Source

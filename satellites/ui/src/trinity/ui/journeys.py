@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from trinity.reading import series
-from trinity.reading.log_entry import Entry, parse
 from trinity.reading.tail import GrowingFile
+from trinity.study.log_entry import Entry, parse
 from trinity.ui import charts, screens
 from trinity.ui.charts import Span
 from trinity.ui.source import UNREADABLE, Source

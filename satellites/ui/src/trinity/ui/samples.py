@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trinity.reading import view
 from trinity.reading.errors import RunError
-from trinity.reading.references import References
+from trinity.study import view
+from trinity.study.references import References
 from trinity.ui.source import Source
 
 Facts = dict[str, Any]

@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 from markupsafe import Markup
 
 from trinity.config import flat
-from trinity.reading import results, series
+from trinity.reading import series
 from trinity.reading.alarms import Known, alarms, disk_of
 from trinity.reading.errors import RunError
 from trinity.reading.job import describe_finished
-from trinity.reading.log import JobLogs, history
-from trinity.reading.log_entry import Entry, Wanted
+from trinity.study import results
+from trinity.study.log import JobLogs, history
+from trinity.study.log_entry import Entry, Wanted
 from trinity.ui import charts, curves, pictures, replays, samples, tokens
 from trinity.ui.audit import count_problems
 from trinity.ui.places import Places, Unreadable

@@ -14,7 +14,7 @@ from typing import Any
 
 from trinity.config import ConfigError
 from trinity.reading import job as jobs
-from trinity.reading import series, status, view
+from trinity.reading import series, status
 from trinity.reading.accounts.fates import Groups
 from trinity.reading.client import Buffer, NoAnswer, Sync
 from trinity.reading.errors import RunError
@@ -25,6 +25,7 @@ from trinity.runtime import files
 from trinity.runtime.errors import TrinityError
 from trinity.runtime.logs import without_credentials
 from trinity.runtime.trust.roles import Role
+from trinity.study import view
 from trinity.ui.audit import Audit
 from trinity.ui.recorded import RecordedBuffer, is_recorded
 

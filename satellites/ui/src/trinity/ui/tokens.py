@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from trinity.reading.view import arrays
+from trinity.study.view import arrays
 from trinity.weights.checkpoints import newest_model
 
 COLOURINGS = ("version", "advantage", "mask", "logprob", "ratio", "gap", "entropy")

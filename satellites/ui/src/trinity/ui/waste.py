@@ -4,9 +4,9 @@ import asyncio
 import math
 from typing import Any
 
-from trinity.reading.accounts import cost
 from trinity.reading.accounts.fates import Groups
 from trinity.reading.errors import RunError
+from trinity.study import cost
 from trinity.ui import charts, screens
 from trinity.ui.source import Source
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from trinity.reading import ratings as module
-from trinity.reading.ratings import ratings
+from trinity.study import ratings as module
+from trinity.study.ratings import ratings
 
 pytestmark = pytest.mark.core
 

@@ -17,11 +17,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from trinity.reading.errors import RunError
-from trinity.reading.log_entry import NATS, Entry, Wanted, parse
 from trinity.reading.tail import GrowingFile
 from trinity.runtime.broker import Broker, StoredMessage
 from trinity.runtime.errors import NotFound
 from trinity.runtime.names import RunNames, owner_of
+from trinity.study.log_entry import NATS, Entry, Wanted, parse
 
 _BLOCK = 256  # messages; each has the lines of half a second
 _LOG_FILE = re.compile(r"(.+)\.log(?:\.\d+)?")

@@ -16,9 +16,9 @@ from statistics import NormalDist
 from typing import Any
 
 from trinity.config.errors import did_you_mean
-from trinity.reading.bisect import lines_of_steps
 from trinity.reading.errors import RunError
-from trinity.reading.view import stretches
+from trinity.study.bisect import lines_of_steps
+from trinity.study.view import stretches
 
 OF_TASKS = ("reward", "response_tokens")
 _ROWS = 20

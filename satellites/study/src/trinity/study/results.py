@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from trinity.reading.errors import RunError
-from trinity.reading.ratings import ratings
 from trinity.runtime import files
+from trinity.study.ratings import ratings
 
 RATING = "rating"  # of versions that played against older ones
 METRICS = ("success", "accuracy", "answered", "steps", "attempts", "reward", RATING)
