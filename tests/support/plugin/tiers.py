@@ -165,7 +165,9 @@ class FileTimes:
         self._took: defaultdict[tuple[str, str], float] = defaultdict(float)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        tier = dict(report.user_properties)["tier"]
+        tier = dict(report.user_properties).get("tier")
+        if tier is None:  # of xdist, for a test whose worker died
+            return
         self._took[tier, report.nodeid.partition("::")[0]] += report.duration
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
