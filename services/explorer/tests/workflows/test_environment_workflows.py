@@ -40,6 +40,15 @@ async def test_an_episode_is_one_experience_of_all_its_turns() -> None:
     assert all(episode.closed for episode in tools.episodes)
 
 
+async def test_a_rows_system_message_wins_over_the_instructions() -> None:
+    task = make_episode_task(
+        '{"environment": "corridor", "system_prompt": "Go."}', 1,
+        row_json='{"told": "Walk slowly."}', format={"system_prompt_key": "told", "system_prompt": "Run."},
+    )  # fmt: skip
+    (made,) = await play(Toolbox(right), task)
+    assert turns(made.token_ids.tolist())[0] == ("system", "Walk slowly.")
+
+
 async def test_the_rollouts_of_a_group_play_the_same_instance() -> None:
     tools = Toolbox(right)
     await play(tools, n=4)

@@ -129,7 +129,9 @@ class Player:
         if instructions and text.startswith(instructions):
             text = text[len(instructions) :].lstrip("\n")
         form, rules = self._task.format, self.rules
-        system = next((p for p in (form.get("system_prompt"), rules.system_prompt) if p is not None), instructions)
+        key = form.get("system_prompt_key")
+        given = self._task.raw.get(key) if key else form.get("system_prompt")
+        system = next((str(p) for p in (given, rules.system_prompt) if p is not None), instructions)
         system = "\n\n".join(part for part in (system, guidance) if part)
         head: list[Message] = [{"role": "system", "content": system}] if system else []
         shown = self._shown(first)
