@@ -13,8 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from support.fakes.data.archives import KINDS, RUN, Place, groups_of, the_same
 from support.fakes.data.experience import make_task
@@ -22,6 +24,7 @@ from support.servers.postgres import PostgresServer
 from trinity.archive import Archive, open_archive
 from trinity.archive.rows import COLUMNS
 from trinity.data.experience import Experience, Group, SamplingParams, TaskKind, Truncation, VersionSpan
+from trinity.data.images import PlacedImage
 from trinity.runtime.errors import Conflict, InvalidInput, Unavailable
 
 pytestmark = pytest.mark.core
@@ -35,7 +38,7 @@ _int64 = st.integers(-(2**63), 2**63 - 1)
 
 
 @st.composite
-def experiences(draw: st.DrawFn, index: int) -> Experience:
+def experiences(draw: st.DrawFn, index: int, of_task: tuple[bytes, ...] = ()) -> Experience:
     prompt, response = draw(st.integers(1, 3)), draw(st.integers(0, 6))
     half = response // 2
     spans = (
@@ -44,6 +47,7 @@ def experiences(draw: st.DrawFn, index: int) -> Experience:
     ids = draw(st.lists(st.integers(0, 2**31 - 1), min_size=prompt + response, max_size=prompt + response))
     bits = draw(st.lists(st.integers(0, 2**32 - 1), min_size=response, max_size=response))
     taught = draw(st.none() | st.lists(st.floats(-90, 0, width=32), min_size=response, max_size=response))
+    files = st.lists(st.sampled_from([*of_task, b"a", b"\0\xff"]), max_size=2)
     return Experience(
         rollout=draw(st.integers(0, 2**31 - 1)),
         step=index,
@@ -59,6 +63,7 @@ def experiences(draw: st.DrawFn, index: int) -> Experience:
         teacher_logprobs=None if taught is None else np.array(taught, dtype=np.float32),
         prompt_text=draw(_texts),
         response_text=draw(_texts),
+        images=tuple(PlacedImage(draw(st.integers(0, 2**31 - 1)), file) for file in draw(files)),
     )
 
 
@@ -71,8 +76,9 @@ def groups(draw: st.DrawFn) -> Group:
         kind=draw(st.sampled_from(list(TaskKind))),
         sampling=SamplingParams(seed=draw(st.none() | _int64), stop=tuple(draw(st.lists(_texts, max_size=2)))),
         timeout_seconds=draw(st.floats(1e-300, 1e9)),
+        images=tuple(draw(st.lists(st.binary(max_size=5), max_size=2))),
     )
-    members = tuple(draw(experiences(index)) for index in range(draw(st.integers(1, 3))))
+    members = tuple(draw(experiences(index, task.images)) for index in range(draw(st.integers(1, 3))))
     seconds = st.floats(0, 2e9)
     return Group(task, draw(st.integers(1, 9)), draw(_texts), members, draw(seconds), draw(seconds))
 
@@ -91,11 +97,49 @@ def test_the_same_groups_come_back(new_place: Callable[[], Place], made: list[Gr
 
 def test_no_field_is_forgotten() -> None:
     fields = {field.name.replace("info_json", "info") for field in dataclasses.fields(Experience)}
-    # An archive of tasks with images is refused; gates choose where routes are missing; a loss refuses a missing top.
-    left_out = {"images", "routes", "teacher_top"}
+    left_out = {"routes", "teacher_top"}  # gates choose where routes are missing; a loss refuses a missing top
     assert fields - left_out <= set(COLUMNS)
     of_group = {field.name for field in dataclasses.fields(Group)} - {"experiences"}
     assert of_group <= set(COLUMNS)  # the task's fields go through protobuf: see `groups`
+
+
+def _make_older(place: Place, kind: str) -> None:
+    """Takes the column `images` out of an archive whose experiences have none."""
+    path = Path(place.path.removeprefix("sqlite:///"))
+    if kind == "jsonl":
+        text = path.read_text()
+        assert text.count(',"images":[]}') == text.count("\n")
+        path.write_text(text.replace(',"images":[]}', "}"))
+    elif kind == "parquet":
+        for part in path.glob("*.parquet"):
+            parquet.write_table(parquet.read_table(part).drop_columns(["images"]), part)
+    else:
+        engine = sa.create_engine(place.path.replace("postgresql://", "postgresql+psycopg://"))
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f'ALTER TABLE "{place.name}" DROP COLUMN images')
+        engine.dispose()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_archive_without_the_column_of_images_is_read_and_continued(
+    new_place: Callable[[], Place], kind: str
+) -> None:
+    place, (old, new) = new_place(), (groups_of(1), groups_of(2))
+    archive = place.open()
+    archive.append(old, position=1)
+    archive.close()
+    _make_older(place, kind)
+    assert the_same(place.read(), old)
+    archive = place.open()
+    assert archive.position() == 1
+    shown = [dataclasses.replace(one, images=(PlacedImage(3, b"file"),)) for one in new[0][1].experiences]
+    new = [(2, dataclasses.replace(new[0][1], experiences=tuple(shown)))]
+    archive.append(new, position=2)
+    archive.close()
+    assert the_same(place.read(), [*old, *new])
+    again = place.open()
+    assert again.position() == 2
+    again.close()
 
 
 # Once, and from where it was.

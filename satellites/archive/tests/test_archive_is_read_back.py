@@ -129,6 +129,11 @@ _GOOD = {"token_ids": [1, 2, 3], "prompt_length": 1, "reward": 1.0}
         ({"task_id": 7}, "column task_id: is 7, must be text"),
         ({"task": "{}"}, "column task: is no trinity.api.common.v1.Task"),
         ({"metrics": "[]"}, "column metrics: is .*, must be an object"),
+        ({"images": "{}"}, "column images: is .*, must be a list"),
+        ({"images": "[7]"}, r"column images: has 7, must be \[position of its first placeholder, base64\]"),
+        ({"images": '[[-1, ""]]'}, "column images: has .*, must be .position"),
+        ({"images": '[[1, "?"]]'}, "column images: has .*, must be base64"),
+        ({"images": '[[1, "sha256:00"]]'}, "column images: has .*, which is no image of the row's task"),
     ],
 )
 def test_wrong_rows_are_named(change: dict[str, Any], message: str, kind: str, tmp_path: Path) -> None:

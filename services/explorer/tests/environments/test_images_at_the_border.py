@@ -1,22 +1,15 @@
 """Images of environments are looked at where they arrive, and models that read none get no episode that shows any."""
 
-import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from support.fakes.data.pictures import picture
 from support.fakes.environments.gallery import Gallery
-from trinity.config import make_plan
-from trinity.config.load import parse
 from trinity.data.vision import ImageRules
-from trinity.explorer.build import ExplorerBuilder
 from trinity.explorer.environments import episode as episode_module
 from trinity.explorer.environments.client import EnvironmentCause, EnvironmentClient, EnvironmentFailed
-from trinity.explorer.settings import ExplorerSettings
-from trinity.explorer.types import EngineOptions
 from trinity.sdk import Observation, serving
 
 pytestmark = pytest.mark.core
@@ -82,31 +75,6 @@ async def test_a_model_that_reads_text_alone_gets_no_episode_with_images() -> No
                 await episode.reset()
         await made.close()
     assert (failure.value.cause, failure.value.passing) == (EnvironmentCause.REFUSED, False)
-
-
-async def test_an_explorer_of_a_run_with_an_archive_plays_none_of_them() -> None:
-    """Archives hold no images."""
-    config: dict[str, Any] = {
-        "model": {"model_path": "m"},
-        "algorithm": {"repeat_times": 2},
-        "buffer": {"batch_size": 1, "explorer_input": {"taskset": {"path": "rows.jsonl"}}},
-    }
-    options = EngineOptions("m", "cpu", 64, images=RULES)
-
-    def asked(**changes: Any) -> ImageRules | str:
-        plan = make_plan(parse(json.dumps({**config, **changes}), "test"))
-        return ExplorerBuilder(plan, ExplorerSettings(), "a", "run")._images(options)
-
-    key = "data_processor.experience_pipeline.input_save_path"
-    assert asked() is RULES
-    refusal = asked(data_processor={"experience_pipeline": {"input_save_path": "all.jsonl"}})
-    assert refusal == f"{key} is given; archives hold no images"
-    async with serving(Gallery) as address:
-        made = EnvironmentClient("127.0.0.1:1", [("gallery", address)], wait_seconds=0.2, images=refusal)
-        async with made.episode("gallery", {}) as episode:
-            with pytest.raises(EnvironmentFailed, match=f"shows images, and {key} is given; archives hold no images"):
-                await episode.reset()
-        await made.close()
 
 
 class Unannounced(Gallery):

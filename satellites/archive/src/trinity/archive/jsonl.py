@@ -13,7 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from trinity.archive.rows import COLUMNS, ExperienceRow, check_row, grouped, not_archived, number, rows_of
+from trinity.archive.rows import (
+    COLUMNS,
+    OLDER_COLUMNS,
+    ExperienceRow,
+    check_row,
+    grouped,
+    not_archived,
+    number,
+    rows_of,
+)
 from trinity.data.experience import Group
 from trinity.runtime import files
 from trinity.runtime.errors import Conflict, InvalidInput
@@ -186,7 +195,7 @@ def _json(text: bytes) -> Any:
 def _parsed(line: bytes) -> dict[str, Any] | None:
     """A line as a row of an archive. Returns None for other lines."""
     row = _json(line)
-    return row if isinstance(row, dict) and tuple(row) == COLUMNS else None
+    return row if isinstance(row, dict) and tuple(row) in (COLUMNS, OLDER_COLUMNS) else None
 
 
 def _is_being_written(line: bytes) -> bool:

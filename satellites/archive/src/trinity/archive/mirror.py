@@ -75,9 +75,6 @@ class Mirror:
             check_owner(self._context.names, message.subject, entry)
             stored = entry.summary(message.sequence, self._context.limits)
             group = entry.group()
-            if any(one.images for one in group.experiences):  # explorers refuse them where there is an archive
-                log.warning("buffer.archive.images_skipped", name=self._name, task=group.task.task_id)
-                return
             key = group.task.ordinal
             if key in self._seen or group.task.kind is not TaskKind.TRAIN:
                 return

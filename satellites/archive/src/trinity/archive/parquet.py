@@ -22,6 +22,7 @@ from trinity.archive.jsonl import lock
 from trinity.archive.rows import (
     ARRAYS,
     COLUMNS,
+    LATER,
     OBJECTS,
     TYPES,
     ExperienceRow,
@@ -47,6 +48,7 @@ _TYPES = {
     **{dtype: pyarrow.list_(pyarrow.from_numpy_dtype(dtype)) for dtype in ARRAYS.values()},
 }
 SCHEMA = pyarrow.schema([(column, _TYPES[kind]) for column, kind in TYPES.items()])
+_OLDER = SCHEMA.remove(SCHEMA.get_field_index(LATER))
 
 
 class ParquetArchive:
@@ -154,7 +156,7 @@ def _open(file: Path) -> Any:
 
 
 def _is_archived(opened: Any) -> bool:
-    return bool(opened.schema_arrow.equals(SCHEMA))
+    return bool(opened.schema_arrow.equals(SCHEMA) or opened.schema_arrow.equals(_OLDER))
 
 
 def _keys(opened: Any, row_group: int, place: str, before: int) -> Iterator[ExperienceRow]:

@@ -8,18 +8,20 @@ ours 296 us). It accepts half surrogate pairs, which protobuf cannot hold, and r
 number". It would still need the readers of arrays and a table of messages.
 """
 
+import base64
 import contextlib
 import json
 import math
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
 from trinity.data.experience import Experience, Group, SamplingParams, Task, TaskKind, Truncation, VersionSpan
+from trinity.data.images import PlacedImage, digest
 from trinity.data.wire import task_from_json, task_to_json
 from trinity.runtime.errors import InvalidInput
 
@@ -53,13 +55,18 @@ TYPES = {
     "task": "json",  # protobuf's JSON of trinity.api.common.v1.Task
     "started_at_seconds": "float64",
     "finished_at_seconds": "float64",
+    "images": "json",  # [[first placeholder, file], ...]: base64, or sha256:<hex> of an image of the task
 }
 COLUMNS = tuple(TYPES)
+# An archive without this column reads as one without images, and is continued.
+LATER = "images"
+OLDER_COLUMNS = tuple(column for column in COLUMNS if column != LATER)
 KEY = ("run", "log_sequence", "index_in_group")
 ARRAYS = {column: kind for column, kind in TYPES.items() if kind[0] in "<|"}
 OBJECTS = tuple(column for column, kind in TYPES.items() if kind == "json")
 REQUIRED = ("token_ids", "prompt_length", "reward")
 
+_NAMED = "sha256:"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,49}")
 _SCHEMES = ("sqlite", "postgresql", "postgres")
 
@@ -122,7 +129,7 @@ def rows_of(run: str, groups: Iterable[tuple[int, Group]]) -> list[dict[str, Any
 def _rows_of_group(run: str, sequence: int, group: Group) -> Iterable[dict[str, Any]]:
     if not group.experiences:
         raise InvalidInput("group.experiences", f"of task {group.task.task_id} is empty; there is nothing to archive")
-    task = task_to_json(group.task)
+    task, of_task = task_to_json(group.task), set(group.task.images)
     for index, experience in enumerate(group.experiences):
         values = {
             "run": run,
@@ -138,10 +145,16 @@ def _rows_of_group(run: str, sequence: int, group: Group) -> Iterable[dict[str, 
             "metrics": {name: number(value) for name, value in experience.metrics.items()},
             "info": experience.info_json,
             "task": task,
+            "images": [[image.start, _image_text(image, of_task)] for image in experience.images],
             "started_at_seconds": group.started_at_seconds,
             "finished_at_seconds": group.finished_at_seconds,
         }
         yield {column: values[column] if column in values else getattr(experience, column) for column in COLUMNS}
+
+
+def _image_text(image: PlacedImage, of_task: Set[bytes]) -> str:
+    named = image.file in of_task  # each row has the task with its images
+    return f"{_NAMED}{image.digest.hex()}" if named else base64.b64encode(image.file).decode()
 
 
 def number(value: float) -> float | str:
@@ -160,10 +173,12 @@ def group_of(rows: Sequence[tuple[str, ExperienceRow]], made_up_task: str) -> Gr
     """
     if all(row.get("index_in_group") is not None for _, row in rows):
         rows = sorted(rows, key=lambda pair: _integer(pair[1], "index_in_group", pair[0]))
-    experiences = tuple(_experience(row, place, index) for index, (place, row) in enumerate(rows))
     place, first = rows[0]
+    task = _task(first, place, made_up_task, len(rows))
+    files = {f"{_NAMED}{digest(file).hex()}": file for file in task.images}
+    experiences = tuple(_experience(row, place, index, files) for index, (place, row) in enumerate(rows))
     return Group(
-        task=_task(first, place, made_up_task, len(rows)),
+        task=task,
         attempt=_integer(first, "attempt", place, 1),
         explorer_id=_text(first, "explorer_id", place),
         experiences=experiences,
@@ -202,7 +217,8 @@ def grouped(rows: Iterable[tuple[int, ExperienceRow]]) -> list["array[int]"]:
     return groups
 
 
-def _experience(row: ExperienceRow, place: str, index: int) -> Experience:
+def _experience(row: ExperienceRow, place: str, index: int, files: Mapping[str, bytes]) -> Experience:
+    """files: the task's images, by their names in rows."""
     token_ids = _array(row, "token_ids", place)
     prompt_length = _integer(row, "prompt_length", place)
     response = len(token_ids[max(0, prompt_length) :])  # Experience.check refuses a negative length
@@ -230,6 +246,7 @@ def _experience(row: ExperienceRow, place: str, index: int) -> Experience:
         teacher_logprobs=None if row.get("teacher_logprobs") is None else _array(row, "teacher_logprobs", place),
         prompt_text=_text(row, "prompt_text", place),
         response_text=_text(row, "response_text", place),
+        images=tuple(_image(image, place, files) for image in _object(row, "images", place, [])),
     )
 
 
@@ -326,6 +343,19 @@ def _span(value: Any, place: str) -> VersionSpan:
     if value[0] >= 2**63:
         raise wrong(place, "version_spans", f"has version {value[0]}, must be below 2**63 (int64)")
     return VersionSpan(*value)
+
+
+def _image(value: Any, place: str, files: Mapping[str, bytes]) -> PlacedImage:
+    if not isinstance(value, list) or [type(part) for part in value] != [int, str] or not 0 <= value[0] < 2**31:
+        raise wrong(place, "images", f"has {_shown(value)}, must be [position of its first placeholder, base64]")
+    start, text = value
+    try:
+        file = files[text] if text.startswith(_NAMED) else base64.b64decode(text, validate=True)
+    except KeyError:
+        raise wrong(place, "images", f"has {_shown(text)}, which is no image of the row's task") from None
+    except ValueError:
+        raise wrong(place, "images", f"has {_shown(text)}, must be base64 of an image's file") from None
+    return PlacedImage(start, file)
 
 
 def _integer(row: ExperienceRow, column: str, place: str, default: int | None = None) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from trinity.archive.rows import ARRAYS, KEY, OBJECTS, TYPES, ExperienceRow, not_archived, rows_of
+from trinity.archive.rows import ARRAYS, KEY, LATER, OBJECTS, TYPES, ExperienceRow, not_archived, rows_of
 from trinity.data.experience import Group
 from trinity.runtime.errors import InvalidInput, Unavailable
 
@@ -97,8 +97,8 @@ class SqlArchive:
         with self._database.transaction() as connection:
             _one_at_a_time(connection)
             for table in tables:
-                if sa.inspect(connection).has_table(table.name):
-                    self._database.check_columns(connection, table)
+                if sa.inspect(connection).has_table(table.name) and self._database.is_older(connection, table):
+                    connection.execute(_with_later(table))
             for table in tables:
                 connection.execute(sa.schema.CreateTable(table, if_not_exists=True))
             known = sa.select(self._positions.c.run).where(self._positions.c.run == self._run)
@@ -113,7 +113,9 @@ class SqlRows:
         self._database = Database(path, must_exist=True)
         self._table, _ = _tables(name)
         with self._database.transaction() as connection:
-            self._database.check_columns(connection, self._table)
+            self._columns = [*self._table.c]
+            if self._database.is_older(connection, self._table):
+                self._columns = [column for column in self._table.c if column.name != LATER]
 
     def close(self) -> None:
         self._database.close()
@@ -129,7 +131,7 @@ class SqlRows:
         """Rows of a group with their places."""
         run, sequence = group
         columns = self._table.c
-        query = sa.select(self._table).where(columns.run == run, columns.log_sequence == sequence)
+        query = sa.select(*self._columns).where(columns.run == run, columns.log_sequence == sequence)
         with self._database.transaction() as connection:
             found = connection.execute(query.order_by(columns.index_in_group)).all()
         place = f"{self._database} table {self._table.name} run {run} log_sequence {sequence} index_in_group"
@@ -170,17 +172,19 @@ class Database:
         except exc.DBAPIError as error:
             raise InvalidInput("path", f"{self}: {error.orig}") from error
 
-    def check_columns(self, connection: sa.Connection, table: sa.Table) -> None:
-        """Raises InvalidInput unless the table exists with exactly these columns."""
+    def is_older(self, connection: sa.Connection, table: sa.Table) -> bool:
+        """Returns True if the table lacks LATER. Raises InvalidInput unless it has exactly the other columns."""
         try:
             there = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
         except exc.NoSuchTableError:
             raise InvalidInput("name", f"{self} has no table {table.name}; {self.tables(connection)}") from None
-        if there != set(table.columns.keys()):
+        older = LATER in table.columns and LATER not in there
+        if there | ({LATER} if older else set()) != set(table.columns.keys()):
             other = ", ".join(sorted(there ^ set(table.columns.keys())))
             raise InvalidInput(
                 "name", f"{self} has a table {table.name} that is no archive (differs in {other}); name another one"
             )
+        return older
 
     def tables(self, connection: sa.Connection) -> str:
         inspector = sa.inspect(connection)
@@ -209,6 +213,10 @@ def _tables(name: str) -> tuple[sa.Table, sa.Table]:
         sa.Column("position", sa.BigInteger, nullable=False),
     )
     return sa.Table(name, metadata, *columns), positions
+
+
+def _with_later(table: sa.Table) -> sa.DDL:
+    return sa.DDL(f"ALTER TABLE %(fullname)s ADD COLUMN {LATER} TEXT").against(table)
 
 
 def _encoded(row: dict[str, Any]) -> dict[str, Any]:

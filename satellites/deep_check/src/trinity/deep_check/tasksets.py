@@ -12,7 +12,6 @@ from trinity import plugins
 from trinity.cli.supervise.checks.task_environments import episodes_of, playable_here
 from trinity.cli.supervise.checks.task_rows import names_for
 from trinity.config import Plan, Problem
-from trinity.config.checks.vision import archives
 from trinity.config.names import reward_named
 from trinity.config.schema.buffer import TasksetConfig
 from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS, GameRules, scored_by
@@ -122,8 +121,6 @@ def _showing(plan: Plan, key: str, name: str) -> Iterator[Problem]:
         yield Problem(place, f"is {name!r}, which shows images; {workflow} reads only text")
     if (reason := why_no_images(path, plan.config.model.images)) is not None:
         yield Problem(place, f"is {name!r}, which shows images, and {reason}")
-    for archive in archives(plan.config):
-        yield Problem(archive, f"is given, and {name!r} shows images; archives hold none yet. Remove it")
 
 
 def _begin(kind: Any, row: Row, args: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ import structlog
 from trinity.config import Plan
 from trinity.config.checks.players import plays_older
 from trinity.config.checks.teacher import teachers
-from trinity.config.checks.vision import archives
 from trinity.config.experts import mixture_of
 from trinity.config.memory import vocabulary_of
 from trinity.config.schema.buffer import GenerationConfig
@@ -18,7 +17,7 @@ from trinity.config.schema.explorer import TrialConfig
 from trinity.data.experience import Limits
 from trinity.data.task_source import sampling_of
 from trinity.data.templates import refuse_rewritten_history
-from trinity.data.vision import ImageRules, image_rules
+from trinity.data.vision import image_rules
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.devices import has_nccl, platform_of
@@ -207,7 +206,7 @@ class ExplorerBuilder:
             [(one.name, one.address) for one in given if one.address != "attached"],
             self._explorer.environment_wait,
             [one.name for one in given if one.address == "attached"],
-            self._images(options),
+            options.images or READS_NONE,
             self._explorer.reward_bound,
         )
         lengths, model = self._plan.lengths, self._explorer.rollout_model
@@ -223,7 +222,7 @@ class ExplorerBuilder:
             open_to,
             self._explorer.agent_wait,
             self.bounds(),
-            None if archives(self._config) else options.images,
+            options.images,
         )
         seed = model.seed if self._config.reproducible else None
         return ExplorerTools(
@@ -235,12 +234,6 @@ class ExplorerBuilder:
         model = self._explorer.rollout_model
         options = ["--enable-auto-tool-choice", "--tool-call-parser", model.tool_call_parser]
         return [*options, "--reasoning-parser", model.reasoning_parser] if model.reasoning_parser else options
-
-    def _images(self, options: EngineOptions) -> ImageRules | str:
-        """The model's rules for environments' images, or the reason why it reads none."""
-        if options.images is not None and (given := archives(self._config)):
-            return f"{given[0]} is given; archives hold no images"
-        return options.images or READS_NONE
 
     def calls(self, broker: Broker) -> Any:
         """The recorded calls of the run, of which any explorer may get a task; None without trinity-traffic.

@@ -21,21 +21,17 @@ def check_images(config: Config, tasksets: list[tuple[str, TasksetConfig]]) -> I
     if any(form.image_key or form.image_urls for form in formats):
         what = "has an image_key or image_urls; images are for tasksets, datasets are trained as text"
         yield Problem("buffer.trainer_input", what)
-    seen = False
     for key, taskset in tasksets:
         workflow = config.buffer.explorer_input.workflow_of(taskset, key.startswith("eval"))
-        seen |= taskset.format.image_key is not None
         if taskset.format.image_key is not None and workflow.removeprefix("async_") != WORKFLOW:
             what = f"is given, and {workflow} shows no images; use default_workflow_type: {WORKFLOW}"
             yield Problem(f"{base}.{key}.format.image_key", what)
         elif taskset.format.image_key is None and workflow.removeprefix("async_") == WORKFLOW:
             yield Problem(f"{base}.{key}.format.image_key", f"is missing; {WORKFLOW} needs the column of the images")
-    for where in archives(config) if seen else ():
-        yield Problem(where, "is given; archives hold no images yet. Remove it, or image_key")
 
 
 def archives(config: Config) -> list[str]:
-    """Returns the keys that name an archive of experience. Archives hold no images."""
+    """Returns the keys that name an archive of experience."""
     pipeline, buffer = config.data_processor.experience_pipeline, config.buffer.trainer_input.experience_buffer
     given = (
         ("data_processor.experience_pipeline.input_save_path", pipeline.input_save_path),

@@ -14,9 +14,11 @@ from trinity.buffer.state.context import RunContext
 from trinity.buffer.window.groups import StoredGroup
 from trinity.config import Plan
 from trinity.config.schema.buffer import ExperienceBufferConfig
+from trinity.config.schema.model import ModelConfig
 from trinity.data.datasets import Row, read_buffer, reader
-from trinity.data.experience import Group
+from trinity.data.experience import Group, Limits
 from trinity.data.selectors import make_selector
+from trinity.data.vision import image_rules, why_no_images
 from trinity.data.wire import encode_outcome
 from trinity.plugins import satellites
 from trinity.runtime.errors import InvalidInput
@@ -51,8 +53,11 @@ class _Examples:
 class _Recorded:
     """Groups of experience, as an archive has them. A row is a group."""
 
-    def __init__(self, config: ExperienceBufferConfig) -> None:
+    def __init__(self, config: ExperienceBufferConfig, model: ModelConfig) -> None:
         assert config.path
+        self._path = config.path
+        self._images = Limits(images=image_rules(model.model_path, model.images))
+        self._unreadable = why_no_images(model.model_path, model.images)
         self.rows: Sequence[Group] = hook("archive", _PATH).read_experiences(config.path, config.name)
 
     def members(self, rows: Iterable[int]) -> list[StoredGroup]:
@@ -76,7 +81,14 @@ class _Recorded:
         return found
 
     def part(self, row: int) -> BatchGroup:
-        return BatchGroup(encode_outcome(self.rows[row]), row + 1)
+        """Raises InvalidInput for images that the model does not read."""
+        group = self.rows[row]
+        for index, experience in enumerate(group.experiences):
+            if experience.images and self._unreadable is not None:
+                raise InvalidInput(_PATH, f"{self._path!r} has images in group {row}, and {self._unreadable}")
+            if experience.images:
+                experience.check(f"group {row} of {self._path}: experiences[{index}]", self._images)
+        return BatchGroup(encode_outcome(group), row + 1)
 
 
 class OfflineSource:
@@ -127,5 +139,5 @@ def _open(plan: Plan, config: ExperienceBufferConfig) -> _Source:
         raise InvalidInput(_PATH, "is missing")
     found = satellites.find("archive")
     if not plan.algorithm.offline or (found and found.holds_experiences(config.path, config.name)):
-        return _Recorded(config)
+        return _Recorded(config, plan.config.model)
     return _Examples(config, plan.algorithm.rows)
