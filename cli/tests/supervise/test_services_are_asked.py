@@ -108,7 +108,7 @@ def test_a_trainer_is_refused_for_what_transformers_and_its_engine_refuse(
     expected = (
         "",
         "cannot be loaded: Error no file named model.safetensors",
-        "qwen9",
+        "does not know its model_type 'qwen9'; a newer one may (pip install -U transformers)",
         "none_such",
         "ulysses_sequence_parallel_size: is 2, which does not divide the 1 ranks",
     )

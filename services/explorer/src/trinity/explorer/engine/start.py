@@ -95,7 +95,7 @@ def _refusal(options: EngineOptions, error: OSError | ValueError) -> InvalidInpu
         return error
     errors = getattr(error, "errors", None)  # of pydantic, whose text has an address on each line
     said = "; ".join(f"{'.'.join(map(str, one['loc']))} {one['msg']}".strip() for one in errors()) if errors else error
-    return InvalidInput("explorer.rollout_model", f"vLLM refuses {options.model}: {said}")
+    return InvalidInput("explorer.rollout_model", f"vLLM refuses {options.model}: {' '.join(str(said).split())}")
 
 
 def check_packages(options: EngineOptions) -> None:

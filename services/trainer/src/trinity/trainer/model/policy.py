@@ -250,7 +250,26 @@ def _loaded(kind: Any, key: str, path: str, config: ModelConfig, dtype: torch.dt
         with torch.device("meta"):
             return kind.from_config(own, **options)
     except (OSError, ValueError) as error:
-        raise InvalidInput(key, f"{path!r} cannot be loaded: {error}") from None
+        reason = _unknown_type(path, config.trust_remote_code) or " ".join(str(error).split())
+        raise InvalidInput(key, f"{path!r} cannot be loaded: {reason}") from None
+
+
+def _unknown_type(path: str, trusts_code: bool) -> str:
+    """Returns the fix for a model whose model_type transformers does not know; empty for a known one."""
+    from transformers import CONFIG_MAPPING, PreTrainedConfig, __version__
+
+    try:
+        own, _ = PreTrainedConfig.get_config_dict(path)
+    except (OSError, ValueError):
+        return ""
+    kind = own.get("model_type")
+    if not kind or kind in CONFIG_MAPPING:
+        return ""
+    if "auto_map" in own and not trusts_code:
+        fix = "model.trust_remote_code: true runs the code that the checkpoint has"
+    else:
+        fix = "a newer one may (pip install -U transformers), or choose another model"
+    return f"transformers {__version__} does not know its model_type {kind!r}; {fix}"
 
 
 def _dequantized(kind: Any, key: str, path: str, own: Any, options: dict[str, Any], weights: bool) -> Any:
