@@ -1,5 +1,6 @@
 """An archive of one run read back by another: as SFT, and as reinforcement learning without explorers."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from trinity.config.algorithms import resolve
 from trinity.config.schema.algorithm import AlgorithmConfig
 from trinity.data.wire import decode_outcome
 from trinity.trainer.data.batch import from_groups
+from trinity.trainer.data.client import BufferClient
 
 pytestmark = pytest.mark.core
 
@@ -52,9 +54,14 @@ async def test_an_archive_is_trained_on_in_ledger_order_without_explorers(
         run.buffer.start()
         assert [await trainer.batch(step) for step in (1, 4)] == first
         entries = [await trainer.entry(step) for step in (1, 2, 3, 4)]
+        of_the_trainer = BufferClient(run.buffer.address, run.run)
+        of_the_trainer.start(1)
+        read = await asyncio.to_thread(of_the_trainer.next, 30)
+        of_the_trainer.close()
     finally:
         await trainer.close()
         run.stop()
+    assert read is not None and len(read.groups) == 2
     assert [list(entry.rows) for entry in entries] == [[0, 1], [2, 3], [4, 5], [0, 1]]
     parts = [pb.BatchPart.FromString(part) for part in first[0]]
     outcomes = [part.group.outcome for part in parts if part.HasField("group")]

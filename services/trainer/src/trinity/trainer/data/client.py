@@ -212,6 +212,7 @@ class BufferClient:
         got = [group.ordinal for group in batch.groups]
         if got != [member.ordinal for member in entry.groups]:
             raise DataLoss(f"step {entry.step}: the groups sent are not those of the ledger entry")
-        rows = [*entry.rows, *(expert.row for expert in entry.auxiliary)]
+        rows = [] if entry.groups else [*entry.rows]  # rows of an archive are groups
+        rows += [expert.row for expert in entry.auxiliary]
         if [example.row for example in batch.examples] != rows:
             raise DataLoss(f"step {entry.step}: the rows sent are not those of the ledger entry")
