@@ -66,10 +66,10 @@ class Engine:
 
 
 def _new_game() -> Any:
-    import fast_downward
     from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
     from textworld import EnvInfos
     from textworld.envs.pddl import PddlEnv
+    from textworld.envs.pddl.logic import fast_downward
 
     if not hasattr(fast_downward.pddl2sas, "cache_info"):  # PddlEnv translates a game for `load` and for each `reset`
         fast_downward.pddl2sas = lru_cache(_TRANSLATED)(fast_downward.pddl2sas)
