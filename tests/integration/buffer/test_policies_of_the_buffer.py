@@ -21,7 +21,6 @@ from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.config.algorithms import resolve
 from trinity.config.schema.algorithm import AlgorithmConfig
 from trinity.data.experience import Group, Outcome, Task
-from trinity.data.images import PlacedImage
 from trinity.runtime.errors import EXIT_FOR_GOOD
 from trinity.trainer.data.batch import from_groups
 
@@ -236,11 +235,7 @@ async def test_the_log_is_archived_as_it_came_and_as_operators_left_it(started: 
     from trinity.archive import read_experiences
 
     def answer(task: Task, _: int) -> Outcome:
-        made = rewards_of(task, 1, 1, 1, 1) if task.ordinal == 3 else rewards_of(task, 0, 1, 3, -9)
-        if task.ordinal == 5:  # of an explorer that does not know that there are archives, which hold no images
-            shown = PlacedImage(0, b"a picture")
-            return replace(made, experiences=tuple(replace(one, images=(shown,)) for one in made.experiences))
-        return made
+        return rewards_of(task, 1, 1, 1, 1) if task.ordinal == 3 else rewards_of(task, 0, 1, 3, -9)
 
     pipeline = {
         "operators": [{"name": "reward_std_filter"}, {"name": "reward_filter"}],
@@ -263,9 +258,8 @@ async def test_the_log_is_archived_as_it_came_and_as_operators_left_it(started: 
         stored = (await trainer.stats()).stored
     whole = read_experiences(pipeline["input_save_path"], "pipeline_input")  # type: ignore[arg-type]
     left = read_experiences(kept, "experience_buffer")
-    assert len(whole) == stored - 1
-    assert len(left) == stored - 2
-    assert 5 not in {group.task.ordinal for group in (*whole, *left)}
+    assert len(whole) == stored
+    assert len(left) == stored - 1
     assert [e.reward for e in left[0].experiences] == [0, 1, 3]
     expected = rewards_of(left[0].task, 0, 1, 3, -9).experiences[2]
     found = left[0].experiences[2]
