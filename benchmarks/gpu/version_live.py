@@ -339,7 +339,7 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", nargs="+", choices=list(SHAPES), default=["1.5B", "7B"])
-    parser.add_argument("--rounds", type=int, default=3, help="of each, after one that is not counted")
+    parser.add_argument("--rounds", type=int, default=3, help="counted rounds of each; an uncounted one precedes them")
     parser.add_argument("--before", default="", metavar="FILE", help="shards.py of an older commit")
     parser.add_argument("--out", type=Path, help="gets the table after every row")
     parser.add_argument("--cpu", action="store_true", help="trainer and engine on the CPU")

@@ -1,4 +1,4 @@
-"""What the log takes: every field that the trainer reads is checked."""
+"""The log checks every field that the trainer reads."""
 
 import contextlib
 from collections.abc import Callable

@@ -327,7 +327,7 @@ def test_a_trainer_that_dies_while_it_publishes_in_the_background_loses_no_versi
 ) -> None:
     """It dies before any file, with some files, whole files, full stores, sealed ones, or once sync has the version.
 
-    Step 3 may train meanwhile. Files in memory, into which the weights are copied, are those that are written.
+    Step 3 may train meanwhile. With `sync_method: memory` the weights are copied into the version's files themselves.
     """
     method = {"sync_method": "memory"} if in_memory else None
     saves = {"save_interval": 1}
