@@ -172,6 +172,19 @@ async def test_episodes_that_share_a_worker_keep_their_time_and_end_with_it(aren
         await episode.reset(reset())
 
 
+@pytest.mark.parametrize("arena", [odd.OddInProcess], indirect=True)
+async def test_an_episode_is_not_put_behind_the_close_of_another(arena: Arena) -> None:
+    for turns in range(1, 6):  # of the event loop, after which the close has come so far
+        one = arena.enter("odd")
+        await one.reset(reset())
+        closing = asyncio.create_task(one.__aexit__(None, None, None))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        async with arena.enter("odd") as two:
+            await two.reset(reset())
+        await closing
+
+
 @pytest.mark.parametrize("arena", [odd.OddShared], indirect=True)
 async def test_a_call_behind_slow_neighbours_says_that_it_waited_for_its_turn(arena: Arena) -> None:
     announced = arena.sources["odd"].description

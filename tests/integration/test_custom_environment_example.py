@@ -45,7 +45,7 @@ def command(folder: Path) -> Command:
             pytest.skip("node and npm are not installed")
         if not (folder / "node_modules").exists():
             install = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts"]
-            done = subprocess.run(install, cwd=folder, capture_output=True, text=True, timeout=120)
+            done = subprocess.run(install, cwd=folder, capture_output=True, text=True, timeout=300)
             if done.returncode:
                 shutil.rmtree(folder / "node_modules", ignore_errors=True)
                 if os.environ.get("CI"):
@@ -74,7 +74,7 @@ async def running(repository: Path, *arguments: str, token: str = TOKEN) -> Asyn
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await process.communicate()
 
 
@@ -107,7 +107,7 @@ async def test_it_keeps_the_contract(repository: Path, command: Command, languag
 async def test_attached_it_is_won_and_lost_through_the_service(
     repository: Path, command: Command, service: ServiceProcess, language: str
 ) -> None:
-    client = EnvironmentClient(service.address, wait_seconds=20)
+    client = EnvironmentClient(service.address, wait_seconds=60)
     async with running(repository, *command(language), "attach", service.address, language):
         games = await asyncio.gather(*(win(client, seed) for seed in range(30)))
         assert [reward for _, reward in games] == [1.0] * 30
@@ -121,7 +121,7 @@ async def test_attached_it_is_won_and_lost_through_the_service(
 async def test_both_languages_play_the_same_game(repository: Path, command: Command, service: ServiceProcess) -> None:
     games = []
     for language in LANGUAGES:
-        client = EnvironmentClient(service.address, wait_seconds=20)
+        client = EnvironmentClient(service.address, wait_seconds=60)
         async with running(repository, *command(language), "attach", service.address, language):
             games.append([await win(client, seed, highest=40) for seed in (0, 1, 5, -3, 2**40)])
         await client.close()
@@ -133,7 +133,7 @@ async def test_a_wrong_token_ends_it_with_the_reason(
     repository: Path, command: Command, service: ServiceProcess, language: str
 ) -> None:
     async with running(repository, *command(language), "attach", service.address, token="guess") as process:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             code = await process.wait()
             err = (await process.stderr.read()).decode()
     assert code == 1

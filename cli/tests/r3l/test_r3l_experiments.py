@@ -30,7 +30,7 @@ ALGORITHMS = {
 def run(script: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(script), *arguments]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == code, done.stdout + done.stderr
     return done
 

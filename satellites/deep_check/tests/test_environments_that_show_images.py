@@ -35,7 +35,6 @@ class Pictures(Environment):
         return Observation("", done=True)
 """
 SHOWS = f"{TASKSET}.workflow_args.environment: is 'pictures', which shows images"
-ARCHIVE = "data_processor.experience_pipeline.input_save_path"
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +68,6 @@ def of_workflow(name: str) -> dict[str, Any]:
         (play("countdown"), False, [], ""),
         (of_workflow("R3L_workflow"), True, [], f"{SHOWS}; R3L_workflow reads only text"),
         (of_workflow("tool_call_workflow"), True, [], f"{SHOWS}; tool_call_workflow reads only text"),
-        (play("pictures"), True, [f"{ARCHIVE}=all.jsonl"], f"{ARCHIVE}: is given, and 'pictures' shows images"),
     ],
 )
 def test_images_that_are_not_read_are_named_with_their_key(

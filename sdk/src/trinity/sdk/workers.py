@@ -207,7 +207,6 @@ class WorkerPlayer:
         return reply.result
 
     async def close(self) -> None:
-        self._worker.open -= 1  # the next call waits behind this close
         try:
             if self._running is not None:
                 await asyncio.wait([self._running])
@@ -220,6 +219,7 @@ class WorkerPlayer:
         finally:
             if self._running is not None and self._running.done() and not self._running.cancelled():
                 self._running.exception()  # raised already
+            self._worker.open -= 1
             self._release()
 
 
