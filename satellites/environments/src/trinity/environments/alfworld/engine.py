@@ -9,6 +9,7 @@ to the next.
 import json
 import sys
 import threading
+from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from trinity.environments.extras import require
 _lock = threading.RLock()
 _idle: list[Any] = []
 _TRANSLATED = 16  # translations that a process keeps; a game has two
+_TEXTS = 1024  # texts of grammars that a process keeps parsed
 NOTE = " (Python up to 3.12; compiles for minutes and needs g++ and make; brings GPL parts)"
 
 
@@ -68,11 +70,15 @@ class Engine:
 def _new_game() -> Any:
     from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
     from textworld import EnvInfos
-    from textworld.envs.pddl import PddlEnv
-    from textworld.envs.pddl.logic import fast_downward
+    from textworld.envs.pddl import PddlEnv, logic, textgen
 
-    if not hasattr(fast_downward.pddl2sas, "cache_info"):  # PddlEnv translates a game for `load` and for each `reset`
-        fast_downward.pddl2sas = lru_cache(_TRANSLATED)(fast_downward.pddl2sas)
+    planner = logic.fast_downward
+    if not hasattr(planner.pddl2sas, "cache_info"):  # PddlEnv translates a game for `load` and for each `reset`
+        planner.pddl2sas = lru_cache(_TRANSLATED)(planner.pddl2sas)
+        logic._parse_and_convert = lru_cache(_TRANSLATED)(logic._parse_and_convert)
+        parsed = lru_cache(_TEXTS)(textgen._parse_and_convert)  # each observation parses its text again
+        textgen._parse_and_convert = lambda *args, **kwargs: deepcopy(parsed(*args, **kwargs))  # `derive` changes it
+        textgen.Rule.parse_conjunctive_query = staticmethod(lru_cache(_TEXTS)(textgen.Rule.parse_conjunctive_query))
     return AlfredDemangler(PddlEnv(EnvInfos(won=True, admissible_commands=True)))
 
 
