@@ -5,6 +5,7 @@ import contextlib
 import math
 import socket
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,7 @@ TASKS = Gauge(
 
 _HEALTH_SECONDS = 5.0
 _RETURN_SECONDS = 5.0
+_MOST_THREADS = 4096  # made as they are needed; more than the agents of any explorer
 _UNRECORDABLE = (
     "is true, which needs TRINITY_EXPLORER_API_KEYS_FILE, and a run to store experience in: "
     "TRINITY_EXPLORER_SERVE_FOLDER must be empty"
@@ -81,6 +83,8 @@ class ExplorerService:
 
     async def work(self, ready: asyncio.Event, address: str) -> None:
         process.guard_group()  # vLLM's processes would survive a kill of this one
+        # Agents in threads wait for the gateway, whose own threads must not wait for theirs to end.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_MOST_THREADS))
         running = self._running
         if not running.only_serves:
             await self._return_leases()
