@@ -55,6 +55,21 @@ async def explored(tools: Remote, groups: int, rollouts: int, workflow: str = "e
         return await asyncio.gather(*(attempt.explore(task, 1, "me", tools) for task in tasks))
 
 
+async def test_the_limit_returns_where_another_episode_of_the_attempt_waits() -> None:
+    """One episode waits for its slot, another gets one at once and starts the limit."""
+    full, free = EpisodeSlots("full"), EpisodeSlots("free")
+    await full.acquire(1)
+    async with asyncio.timeout(LONG) as limit:
+        with episode_slots.attempt(limit, LONG):
+            waiting = asyncio.create_task(full.acquire(1))
+            await asyncio.sleep(0)
+            assert limit.when() is None
+            await free.acquire(1)
+            full.release()
+            await waiting
+        assert limit.when() is not None
+
+
 def assert_stored(outcomes: list[Outcome], rollouts: int) -> None:
     assert [type(one) for one in outcomes] == [Group] * len(outcomes), outcomes
     assert all(len(one.experiences) == rollouts for one in outcomes if isinstance(one, Group))

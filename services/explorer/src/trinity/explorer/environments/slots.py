@@ -46,8 +46,9 @@ class Attempt:
             self.timeout.reschedule(None)
 
     def resume_limit(self, waited: bool) -> None:
-        """Restart the limit once the slot is acquired or the wait cancelled."""
-        if self.timeout is not None and not self.started and waited:
+        """Restart the limit once the slot is acquired or the wait cancelled, if this or another episode's wait had
+        suspended it."""
+        if self.timeout is not None and not self.started and (waited or self.timeout.when() is None):
             self.timeout.reschedule(asyncio.get_running_loop().time() + self.seconds)
             self.began = time.monotonic()
         self.started = True
