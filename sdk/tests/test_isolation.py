@@ -51,6 +51,43 @@ async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
             await asyncio.sleep(0.01)
 
 
+def test_a_class_without_a_description_has_the_name_of_its_own() -> None:
+    class CardGame(odd.Odd):
+        description = Description("cards")
+
+    class Table(Environment):
+        def reset(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> Observation:
+            return Observation("")
+
+        def step(self, action: str) -> Observation:
+            return Observation("", done=True)
+
+    class Poker(Table):
+        """Cards for many."""
+
+    class Whist(CardGame):
+        pass
+
+    found = [kind.description for kind in (Table, Poker, Whist)]
+    assert found == [Description("table"), Description("poker", "Cards for many."), Description("cards")]
+
+
+def test_a_description_that_breaks_the_contract_is_refused_at_once() -> None:
+    class Endless(odd.Odd):
+        description = Description("endless", step_timeout_seconds=0)
+
+    with pytest.raises(TypeError, match=r"Endless\.description\.step_timeout_seconds: is 0, must be above 0"):
+        Arena([Endless])
+
+
+@pytest.mark.parametrize("arena", [odd.OddInLoop], indirect=True)
+async def test_half_a_character_of_an_observation_is_replaced(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(odd.OddInLoop, "step", lambda self, action: Observation("a\ud83d"))
+    async with arena.enter("odd") as episode:
+        await episode.reset(reset())
+        assert (await step(episode, "on")).observation == "a?"
+
+
 @pytest.mark.parametrize("arena", ALL, indirect=True)
 async def test_an_episode_is_played_and_closed_once(arena: Arena, tmp_path: Path) -> None:
     closed = tmp_path / "closed"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from support.fakes.environments.playing import play
 from trinity.environments import ENVIRONMENTS
+from trinity.environments.arguments import Arguments
 from trinity.environments.bridges import mcp
 from trinity.environments.bridges.gymnasium import Gymnasium, without_colours
 from trinity.environments.bridges.mcp import McpTools
@@ -25,9 +26,10 @@ from trinity.environments.bridges.openenv import OpenEnv
 from trinity.environments.bridges.reasoning_gym import ReasoningGym
 from trinity.environments.bridges.verifiers_v1 import Tasks
 from trinity.environments.extras import require
-from trinity.environments.game import TurnRules
+from trinity.environments.game import ToolGame, Turn, TurnRules
 from trinity.environments.replies import write
 from trinity.runtime.errors import Conflict, Full, InvalidInput, TimedOut, Unavailable
+from trinity.sdk import Description
 
 pytestmark = pytest.mark.core
 
@@ -309,6 +311,32 @@ SUM = {"question": "What is 19 + 23?", "answer": "42"}
 
 def call(name: str, **arguments: Any) -> str:
     return f"<think>hm</think><tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+class Look(ToolGame):
+    description = Description("look")
+    tools: ClassVar[list[dict[str, Any]]] = [{"name": "look"}]
+
+    def begin(self, task: Arguments, args: Arguments, seed: int) -> str:
+        return ""
+
+    def play(self, action: str) -> Turn:
+        return Turn("")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"name": "look", "arguments": {"at": "\\ud83d\\ude00"}}', ""),
+        ('{"name": "look", "arguments": {"at": "\\ud83d"}}', "the <tool_call> has half of a surrogate pair"),
+        ('{"name": "look", "arguments": []}', ""),
+        ("[]", "the <tool_call> is no JSON object with a name"),
+    ],
+)
+def test_calls_of_tools_that_no_server_could_read_are_refused(text: str, problem: str) -> None:
+    found = Look().parse_call(text)[2]
+    assert found.startswith(problem)
+    assert bool(found) == bool(problem)
 
 
 @needs("mcp", "mcp")

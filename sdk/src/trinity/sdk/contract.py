@@ -346,6 +346,11 @@ def _object_problem(info_json: str) -> str:
     return ""
 
 
+def sendable(text: str) -> str:
+    """Returns the text with a question mark for each half of a surrogate pair, which no message may contain."""
+    return text.encode(errors="replace").decode()
+
+
 def too_long(text: str) -> bool:
     """Returns True for more than MAX_TEXT_BYTES. Encodes only texts that could be too long."""
     return len(text) * 4 > MAX_TEXT_BYTES and len(text.encode(errors="surrogatepass")) > MAX_TEXT_BYTES

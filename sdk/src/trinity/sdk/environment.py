@@ -70,6 +70,7 @@ class _Declared:
     processes: ClassVar[int | None] = None
     episodes_per_process: ClassVar[int] = 1
     memory_limit_mib: ClassVar[int | None] = None
+    _has_own_name: ClassVar[bool] = True  # no base class declares a description
 
     @staticmethod
     def read_row(task: dict[str, Any], args: dict[str, Any]) -> None:
@@ -77,7 +78,9 @@ class _Declared:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if not hasattr(cls, "description") and cls.__module__ != __name__:
+        if "description" in vars(cls):
+            cls._has_own_name = False
+        elif cls._has_own_name and cls.__module__ != __name__:
             name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
             summary = (cls.__doc__ or "").strip().partition("\n")[0]
             cls.description = Description(name, summary)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+from trinity.sdk.contract import description_problem
 from trinity.sdk.environment import AsyncEnvironment, Description, Environment, EnvironmentClass
 from trinity.sdk.errors import Full
 from trinity.sdk.players import LoopPlayer, Player, Release, ThreadPlayer
@@ -91,6 +92,8 @@ def _check(kind: EnvironmentClass) -> None:
     name = getattr(kind, "__name__", repr(kind))
     if not (isinstance(kind, type) and issubclass(kind, (Environment, AsyncEnvironment))):
         raise TypeError(f"{name} must be a subclass of Environment or AsyncEnvironment")
+    if problem := description_problem(kind.description):
+        raise TypeError(f"{name}.description.{problem}")
     if kind.description.snapshots and not all(_has(kind, method) for method in ("snapshot", "restore")):
         raise TypeError(f"{name} says snapshots and must have the methods snapshot and restore")
     if kind.isolation not in ("none", "thread", "process"):

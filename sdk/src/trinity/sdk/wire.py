@@ -24,6 +24,7 @@ from trinity.sdk.contract import (
     Score,
     ScoreRequest,
     json_object,
+    sendable,
 )
 from trinity.sdk.environment import Description, Observation
 from trinity.sdk.errors import Broken, InvalidInput
@@ -224,7 +225,7 @@ def answer(observation: Any, turn: int, state: bytes = b"") -> Answer:
             str(name): real_number(value, f"rewards.{name}") for name, value in dict(observation.rewards).items()
         }
         message = pb.EpisodeResponse(  # checks the types of what the environment's author gave
-            observation=observation.text,
+            observation=sendable(observation.text) if isinstance(observation.text, str) else observation.text,
             reward=real_number(observation.reward, "reward"),
             done=bool(observation.done),
             info_json=json.dumps(observation.info) if observation.info else "",

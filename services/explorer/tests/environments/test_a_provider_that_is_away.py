@@ -66,6 +66,15 @@ async def tools_for(stack: AsyncExitStack, address: str, own: str = "127.0.0.1:1
     return Remote(client)
 
 
+async def test_a_description_that_breaks_the_contract_is_no_absence(stack: AsyncExitStack) -> None:
+    there = await stack.enter_async_context(serving(ScriptedProvider("good", step_seconds=0.0)))
+    tools = await tools_for(stack, there.address)
+    found = await attempt.explore(game(), 1, "me", tools)
+    assert isinstance(found, AttemptFailure)
+    assert "its description of 'good' breaks the contract: step_timeout_seconds: is 0.0, must be above 0" in found.error
+    assert tools.waits == 0
+
+
 def game(name: str = "good", **changes: Any) -> Task:
     return replace(
         make_episode_task(GAME.replace("good", name), 2, workflow="environment_workflow"),

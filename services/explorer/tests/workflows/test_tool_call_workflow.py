@@ -43,8 +43,12 @@ def functions() -> Iterator[None]:
     def leave() -> None:
         raise SystemExit(3)
 
+    @plugins.tool("echo", "Echoes.", {})
+    def echo(text: str) -> str:
+        return text
+
     yield
-    for name in ("add", "sleep", "leave"):
+    for name in ("add", "sleep", "leave", "echo"):
         del plugins.TOOLS[name], plugins._TOOL_FUNCTIONS[name]
 
 
@@ -59,7 +63,7 @@ def answering(first: str) -> Any:
 
 
 async def run(box: Toolbox, n: int = 1, **args: Any) -> list[Experience]:
-    given = json.dumps({"tools": ["add", "sleep", "leave"], **args})
+    given = json.dumps({"tools": ["add", "sleep", "leave", "echo"], **args})
     row = json.dumps({"prompt": "What is 2 and 3?", "response": "5"})
     made = await ToolCallWorkflow(make_episode_task(given, n, row_json=row, max_tokens=200), box).run()
     for index, experience in enumerate(made):
@@ -88,6 +92,11 @@ async def test_a_call_is_answered_and_the_answer_is_scored() -> None:
     assert trained == call("add", a=2, b=3) + "answer: 5", "what a tool said is not trained"
     schema = tools.schemas[0][0]["function"]
     assert (schema["name"], schema["parameters"]["required"]) == ("add", ["a", "b"])
+
+
+async def test_half_a_character_in_a_result_is_replaced() -> None:
+    (made,) = await run(box(answering(call("echo", text="a\ud83d"))))
+    assert turns(made.token_ids.tolist())[-2:] == [("tool", "a?"), ("assistant", "answer: a?")]
 
 
 @pytest.mark.parametrize(

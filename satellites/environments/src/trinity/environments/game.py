@@ -230,6 +230,9 @@ class ToolGame(TextGame):
         try:
             call = json.loads(text)
             name, given = call["name"], call.get("arguments") or {}
+            json.dumps(call, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            return "", {}, "the <tool_call> has half of a surrogate pair (\\ud800 to \\udfff)"
         except (ValueError, TypeError, KeyError, RecursionError, AttributeError):
             return "", {}, "the <tool_call> is no JSON object with a name"
         known = [tool["name"] for tool in self.tools]

@@ -16,7 +16,15 @@ from trinity.explorer.environments.slots import EpisodeSlots
 from trinity.explorer.environments.types import EnvironmentCause, EnvironmentFailed, StateRefused
 from trinity.explorer.environments.wire import action_request, reset_request
 from trinity.runtime.errors import InvalidInput
-from trinity.sdk.contract import MAX_EPISODE_IMAGES_BYTES, MAX_IMAGES_PIXELS, Answer, Reset, Totals, answer_problem
+from trinity.sdk.contract import (
+    MAX_EPISODE_IMAGES_BYTES,
+    MAX_IMAGES_PIXELS,
+    Answer,
+    Reset,
+    Totals,
+    answer_problem,
+    sendable,
+)
 from trinity.sdk.environment import Description
 from trinity.sdk.wire import answer_from_proto
 
@@ -153,8 +161,7 @@ class Episode:
         if self._call is None or self._done or self._over:
             raise RuntimeError("step needs an episode that was reset and is neither done nor failed")
         self._turn += 1
-        sound = text.encode(errors="replace").decode()  # the wire takes no half of a surrogate pair
-        request, what = action_request(sound, self._turn), f"action {self._turn}"
+        request, what = action_request(sendable(text), self._turn), f"action {self._turn}"
         return await self._exchange(request, what, self._description.step_timeout_seconds)
 
     async def _open(self, provider: Provider, keep_states: bool) -> Answer:

@@ -92,6 +92,7 @@ class Provider:
         self.open: Counter[str] = Counter()
         self._records: dict[str, _FailureRecord] = {}
         self._described: dict[str, Description] = {}
+        self._unsound: dict[str, str] = {}  # why, by name
         self._scorers: frozenset[str] = frozenset()
         self._described_at = -_DESCRIBED_FOR_SECONDS
 
@@ -155,7 +156,7 @@ class Provider:
             await self._describe(name)
         except EnvironmentFailed:
             return False
-        return name in self._described or name in self._scorers
+        return name in self._described or name in self._unsound or name in self._scorers
 
     def failure(self, name: str, error: grpc.aio.AioRpcError) -> EnvironmentFailed:
         """The failure of a call's status. An unknown name that was known before is AWAY."""
@@ -164,6 +165,9 @@ class Provider:
         return failure_of(self.address, name, error)
 
     def _missing(self, name: str) -> EnvironmentFailed:
+        if name in self._unsound:
+            message = f"{self.address}: its description of {name!r} breaks the contract: {self._unsound[name]}"
+            return EnvironmentFailed(message, EnvironmentCause.REFUSED)
         known = ", ".join(sorted(self._described)) or "none"
         message = f"{self.address}: no environment is named {name!r}; known: {known}"
         if name in self._known:
@@ -185,8 +189,9 @@ class Provider:
                 f"{self.address}: speaks version {answer.protocol_version} of the contract, not {PROTOCOL_VERSION}"
             )
             raise EnvironmentFailed(message, EnvironmentCause.REFUSED)
-        offered = map(description_of, answer.environments)
-        self._described = {one.name: _with_grace(one) for one in offered if not description_problem(one)}
+        offered = [description_of(one) for one in answer.environments]
+        self._unsound = {one.name: problem for one in offered if (problem := description_problem(one))}
+        self._described = {one.name: _with_grace(one) for one in offered if one.name not in self._unsound}
         self._scorers = frozenset(answer.scorers)
         self._known.update(self._described, self._scorers)
         for attached in answer.providers:  # providers that went away too

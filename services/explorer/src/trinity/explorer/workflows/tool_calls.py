@@ -19,6 +19,7 @@ from trinity.explorer.workflows.conversation import Conversation
 from trinity.explorer.workflows.player import seed_of, starts_conversation
 from trinity.explorer.workflows.single_turn import SimpleWorkflow
 from trinity.runtime.errors import InvalidInput
+from trinity.sdk.contract import sendable
 
 _MAX_CALLS = 8  # of one turn
 _MAX_RESULT = 8_000  # characters
@@ -204,6 +205,7 @@ class ToolCallWorkflow(SimpleWorkflow):
             return f"Error: {call.problem}"
         rollout.counts["tool_calls"] += 1
         text, good = await source.call(call)
+        text = sendable(text)
         rollout.counts["tool_errors"] += not good
         return text if len(text) <= _MAX_RESULT else f"{text[:_MAX_RESULT]} [... cut]"
 
