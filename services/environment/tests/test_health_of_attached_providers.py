@@ -112,6 +112,24 @@ async def test_describe_lists_the_providers_with_their_health_and_since_when(ser
     assert (found.health, "went away" in found.reason) == (pb.PROVIDER_HEALTH_AWAY, True)
 
 
+async def test_a_provider_that_still_closes_an_episode_is_full_and_healthy(service: Service) -> None:
+    class Slow(Odd):
+        description = replace(Odd.description, max_parallel_episodes=1)
+
+        def close(self) -> None:
+            time.sleep(0.5)
+
+    async with attaching(Slow, address=service.address, token=TOKEN, name="one"):
+        player = Player(service)
+        await player.reset()
+        await player.step("done")
+        await player.call.done_writing()
+        await to_the_end(player.call)
+        code, details = await refused(Player(service).reset())
+        assert (code, "its limit" in details) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+        assert (await health(service))["one"].health == pb.PROVIDER_HEALTH_SERVING
+
+
 async def test_few_of_many_that_went_away_are_remembered() -> None:
     hub = Hub(Arena(), AttachTokens(TOKEN))
     for number in range(120):

@@ -48,6 +48,7 @@ _BLAMELESS = {
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,  # it still closes episodes that have ended here
 }
 
 
