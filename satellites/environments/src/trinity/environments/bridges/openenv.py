@@ -31,7 +31,9 @@ class OpenEnv(TextGame):
     `reset` are arguments of the server's reset. Rewards are the server's; success is `success_reward` (1) at least.
     """
 
-    description = Description("openenv", "An environment on an OpenEnv server.", step_timeout_seconds=120)
+    description = Description(
+        "openenv", "An environment on an OpenEnv server.", step_timeout_seconds=120, reset_timeout_seconds=360
+    )  # a reset asks the server three times
     isolation = "thread"
     defaults = TurnRules(max_steps=100)
     instructions = FORMAT_HINT
