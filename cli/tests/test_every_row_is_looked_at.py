@@ -121,6 +121,17 @@ def test_good_rows_are_taken(tmp_path: Path, offline: bool) -> None:
     assert code == 0, error
 
 
+def test_an_empty_system_prompt_is_none(tmp_path: Path) -> None:
+    code, error = check(tmp_path, {"how": ""}, False, format={"system_prompt_key": "how"})
+    assert code == 0, error
+
+
+def test_a_column_without_a_name_is_not_read(tmp_path: Path) -> None:
+    """As `DataFrame.to_csv` writes the index."""
+    code, error = check(tmp_path, {"": "0"}, False)
+    assert code == 0, error
+
+
 def test_an_answer_that_nothing_compares_with_may_be_missing(tmp_path: Path) -> None:
     code, error = check(tmp_path, {"answer": None}, False, default_reward_fn_type="format_reward")
     assert code == 0, error

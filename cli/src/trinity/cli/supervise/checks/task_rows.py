@@ -41,8 +41,8 @@ def check_tasks(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence[Row
         function = scored_by(here, rewards[number] or reward)
         if reads_prompt(here):
             _prompt(row, number, form.prompt_key, form.image_key)
-        if row.get(form.system_prompt_key or "") is not None:
-            _text(row, number, str(form.system_prompt_key), "the system prompt")
+        if form.system_prompt_key and row.get(form.system_prompt_key) not in (None, ""):
+            _text(row, number, form.system_prompt_key, "the system prompt")
         if function in _COMPARING and reads_prompt(here):
             _answers(row, number, form.response_key, f"the reference answer, which {function} compares with")
 
