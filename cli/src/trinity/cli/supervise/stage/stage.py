@@ -36,6 +36,7 @@ log = structlog.get_logger(__name__)
 
 EXIT_SPENT = 3  # the run ended by its budget
 _POLL_SECONDS = 0.5
+_AT_ONCE = "ended at once, without a checkpoint of the newest steps"
 _STOP_SECONDS = 6.0
 _SAVE_SECONDS = 600.0
 _REWARD_STEPS = 5
@@ -155,15 +156,21 @@ class Stage:
             f"{stop.signal}: the trainer saves a checkpoint after the running step, then the run ends; "
             "Ctrl-C ends it at once"
         )
+        if step := await self._checkpoint(watcher, stop):
+            self._display.say(f"the checkpoint of step {step} is saved")
+        elif stop.at_once.is_set():
+            self._display.say(_AT_ONCE)
+
+    async def _checkpoint(self, watcher: Watcher, stop: Ending) -> int | None:
+        """Returns the step of the checkpoint that the trainer saves; None without one, and if all is to end at once."""
         saving = asyncio.create_task(watcher.save_checkpoint(_SAVE_SECONDS))
         at_once = asyncio.create_task(stop.at_once.wait())
         await asyncio.wait([saving, at_once], return_when=asyncio.FIRST_COMPLETED)
         at_once.cancel()
-        if saving.done() and (step := saving.result()):
-            self._display.say(f"the checkpoint of step {step} is saved")
-        elif not saving.done():
-            saving.cancel()
-            self._display.say("ended at once, without a checkpoint of the newest steps")
+        if saving.done():
+            return saving.result()
+        saving.cancel()
+        return None
 
     def _count_devices(self) -> DeviceLog:
         """Counts devices from now on."""
@@ -190,7 +197,7 @@ class Stage:
                     if keeper.done() and not child.finished:
                         raise RunError(keeper.result())
                 if time.monotonic() > budget_at:
-                    await self._end_if_spent(watcher)
+                    await self._end_if_spent(watcher, stop)
                     budget_at = time.monotonic() + BEAT_SECONDS
                 if view.finished and all(child.finished for child in self.children if child.once):
                     return
@@ -199,16 +206,16 @@ class Stage:
         finally:
             stopping.cancel()
 
-    async def _end_if_spent(self, watcher: Watcher) -> None:
+    async def _end_if_spent(self, watcher: Watcher, stop: Ending) -> None:
         """Raises RunError if the budget is spent, once the trainer has saved a checkpoint."""
         budget = Budget(self._plan.config.budget.gpu_hours, self._job.folder)
         if not await asyncio.to_thread(budget.is_spent):
             return
         self._display.say("budget.gpu_hours is spent: the trainer saves a checkpoint, then the run ends")
-        step = await watcher.save_checkpoint(_SAVE_SECONDS)
+        step = await self._checkpoint(watcher, stop)
         saved = f"a checkpoint of step {step} is saved" if step else "no step was trained"
         if step is None:
-            saved = f"the trainer saved no checkpoint within {_SAVE_SECONDS:g} s; the newest one before it counts"
+            saved = _AT_ONCE if stop.at_once.is_set() else "the trainer saved no checkpoint; the newest one counts"
         raise RunError(f"{budget.text()} ({saved})", EXIT_SPENT)
 
     async def _keep_record(self, others: list[Child]) -> None:
