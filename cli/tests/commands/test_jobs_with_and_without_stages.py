@@ -7,7 +7,8 @@ import pytest
 
 from trinity.cli.commands import status
 from trinity.reading.errors import RunError
-from trinity.reading.find import find_job
+from trinity.reading.find import find_job, jobs_root
+from trinity.reading.job import stage_configs
 
 pytestmark = pytest.mark.core
 
@@ -40,6 +41,19 @@ def test_a_folder_of_jobs_is_no_job(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=rf"is no job but holds jobs; give one: --job {tmp_path}/a/one, or one of 1"):
             find_job(job=folder)
     assert find_job(job=tmp_path / "a/two") == tmp_path / "a/two"
+
+
+def test_a_repetition_in_the_folder_of_a_run_is_no_stage_of_it(tmp_path: Path) -> None:
+    for stage in ("rft", "rft/replay/fresh/p/n-fresh/rft"):
+        (tmp_path / stage / "log").mkdir(parents=True)
+        (tmp_path / stage / "config.json").write_text("{}")
+    assert stage_configs(tmp_path) == [tmp_path / "rft/config.json"]
+
+
+def test_the_root_of_the_runs_may_begin_with_a_tilde(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", "~/runs")
+    assert jobs_root() == tmp_path / "runs"
 
 
 def test_a_job_without_stages_is_one(tmp_path: Path) -> None:

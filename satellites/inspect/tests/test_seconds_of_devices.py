@@ -168,6 +168,7 @@ def test_a_late_group_of_a_cut_task_is_none_of_the_stored_ones() -> None:
 def test_a_budget_counts_all_stages_of_the_job(tmp_path: Path) -> None:
     for stage in ("sft", "rft"):
         write_events(tmp_path / stage, *of("trainer", devices=180))
+    write_events(tmp_path / "rft/replay/fresh/p/n-fresh/rft", *of("trainer", devices=180))  # another run
     assert not budget.Budget(None, tmp_path).is_spent()
     assert not budget.Budget(1.1, tmp_path).is_spent()
     assert budget.Budget(1.0, tmp_path).is_spent()

@@ -58,14 +58,16 @@ def find_job(config: Path | None = None, job: Path | None = None) -> Path:
         if not found:
             raise RunError(f"no run below {jobs_root().absolute()}; name one by --config or --job")
         return found[0]
-    if not jobs.is_job(job):
+    began = jobs.is_job(job)
+    if not (job / "version.json").exists():
+        if began and (job.absolute().parent / "version.json").exists():
+            raise RunError(f"{job} is the folder of a stage; give its job's: --job {job.absolute().parent}", code=2)
+        if below := sorted(job.glob("*/**/version.json")):
+            others = f", or one of {len(below) - 1} others" if below[1:] else ""
+            raise RunError(f"{job} is no job but holds jobs; give one: --job {below[0].parent}{others}", code=2)
+    if not began:
         begins = f"; trinity run --config {job / 'fork.yaml'} begins it" if (job / "fork.yaml").exists() else ""
         raise RunError(f"no run has begun in {job}{begins}")
-    if not (job / "version.json").exists() and (job.absolute().parent / "version.json").exists():
-        raise RunError(f"{job} is the folder of a stage; give its job's: --job {job.absolute().parent}", code=2)
-    if not (job / "version.json").exists() and (below := sorted(job.glob("*/**/version.json"))):
-        others = f", or one of {len(below) - 1} others" if below[1:] else ""
-        raise RunError(f"{job} is no job but holds jobs; give one: --job {below[0].parent}{others}", code=2)
     return job
 
 
@@ -164,4 +166,4 @@ def jobs_here(root: Path | None = None) -> list[Path]:
 
 def jobs_root() -> Path:
     """Returns the root folder of the runs on this machine."""
-    return Path(os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR", "./checkpoints"))
+    return Path(os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR", "./checkpoints")).expanduser()

@@ -239,7 +239,8 @@ def _lives(folder: Path) -> bool:
 
 def stage_configs(folder: Path) -> list[Path]:
     """Returns the config.json of the job or of each of its stages."""
-    return [path for path in sorted(folder.glob("**/config.json")) if (path.parent / "log").is_dir()]
+    found = [*folder.glob("config.json"), *sorted(folder.glob("*/config.json"))]  # deeper ones are of `trinity replay`
+    return [path for path in found if (path.parent / "log").is_dir()]
 
 
 def known_jobs(root: Path) -> list[Path]:

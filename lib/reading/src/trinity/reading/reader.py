@@ -129,9 +129,8 @@ def announced_stage(place: AnnouncedRun) -> JobStage:
 
 
 def stage_configs(folder: Path) -> list[Path]:
-    """Returns config files of the job and its stages, newest last, without evaluations below them."""
-    own = [path for path in jobs.stage_configs(folder) if folder in (path.parent, path.parent.parent)]
-    return sorted(own, key=lambda path: path.stat().st_mtime)
+    """Returns config files of the job and its stages, newest last."""
+    return sorted(jobs.stage_configs(folder), key=lambda path: path.stat().st_mtime)
 
 
 def _default_stage(folder: Path, found: dict[str, Path]) -> str:

@@ -64,8 +64,9 @@ def read(stage: Path) -> list[Watch]:
 
 
 def spent_seconds(job: Path) -> float:
-    """Returns the device-seconds of all stages of a job so far."""
-    stages = {path.parents[2] for path in job.glob("**/monitor/devices/*.jsonl")}
+    """Returns the device-seconds of all stages of a job so far. Runs of `trinity replay` lie deeper in its folder."""
+    found = (job.glob(f"{stage}monitor/devices/*.jsonl") for stage in ("", "*/"))
+    stages = {path.parents[2] for paths in found for path in paths}
     return sum(watch.seconds for stage in stages for watch in read(stage))
 
 
