@@ -213,6 +213,27 @@ def test_a_run_that_began_with_other_data_is_not_continued(started: list[tuple[C
     assert len(started) == 2
 
 
+def test_a_yaml_that_was_changed_by_hand_is_kept(started: list[tuple[Config, str]], tmp_path: Path) -> None:
+    command = ["run", "--model", "small", "--data", "sums"]
+    assert _trinity(*command)[0] == 0
+    file = tmp_path / "checkpoints/trinity/sums-small/run.yaml"
+    changed = file.read_text().replace("total_epochs: 1", "total_epochs: 2")
+    file.write_text(changed)
+    code, output = _trinity(*command)
+    assert (code, len(started), file.read_text()) == (2, 1, changed)
+    assert f"{file} was changed by hand; run it by `trinity run {file}`, or remove it" in output
+
+
+@pytest.mark.parametrize("test", ['{"question": "1+1", "answer": ""}', '{"problem": "1+1"}'])
+def test_a_split_without_answers_is_not_evaluated(started: list[tuple[Config, str]], tmp_path: Path, test: str) -> None:
+    Path("sums/test.jsonl").write_text(test + "\n")
+    code, output = _trinity("run", "--model", "small", "--data", "sums")
+    assert code == 0, output
+    text = (tmp_path / "checkpoints/trinity/sums-small/run.yaml").read_text()
+    assert "# not evaluated: the split test, as not every row has " in text
+    assert not load(started[0][1]).buffer.explorer_input.eval_tasksets
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -272,11 +272,11 @@ def text_of(
         "columns": _lines(form.columns, 8),
         "subset": _lines({"subset_name": subset}, 6) if subset else "",
     }
-    split = _test_split(data, subset) if grpo else ""
+    split, left_out = _test_split(data, subset, form) if grpo else ("", "")
     tests = {**values, "columns": _lines(form.columns, 10), "split": split,
              "subset": _lines({"subset_name": subset}, 8) if subset else "",
              "taskset": quoted(f"{Path(data).stem or 'data'}-{split}")}  # fmt: skip
-    values["tests"] = _TESTS.format(**tests) if split else ""
+    values["tests"] = _TESTS.format(**tests) if split else left_out
     return (_HEAD + (_GRPO if grpo else _OFFLINE) + _TAIL).format(**values)
 
 
@@ -312,7 +312,9 @@ def yaml_of(
 
 
 def write_own(file: Path, text: str) -> None:
-    """Writes the YAML into its job folder. Raises RunError if a run with another YAML has begun there."""
+    """Writes the YAML into its job folder. Raises RunError if a run with another YAML has begun there, or if somebody
+    has changed the file."""
+    made = file.with_name(f".{file.name}")  # what was written last
     if file.exists() and file.read_text() == text:
         print(f"YAML of the run: {file}", flush=True)
         return
@@ -320,7 +322,10 @@ def write_own(file: Path, text: str) -> None:
         what = f"a run in {file.parent} has begun with another YAML than --model and --data give"
         fix = f"continue it by `trinity run {file}`, or give the new run another name=..."
         raise RunError(f"{what}; {fix}", 2)
+    if file.exists() and made.exists() and made.read_text() != file.read_text():
+        raise RunError(f"{file} was changed by hand; run it by `trinity run {file}`, or remove it", 2)
     make_private(file.parent)
+    files.write_atomic(made, text.encode())
     files.write_atomic(file, text.encode())
     print(f"YAML of the run, with comments: {file}", flush=True)
 
@@ -383,17 +388,21 @@ def _is_short(value: Any) -> bool:
     return 0 < len(text) <= _LONGEST_ANSWER and "\n" not in text and (is_formula or len(text.split()) <= _MOST_WORDS)
 
 
-def _test_split(data: str, subset: str) -> str:
-    """Returns the split of a folder or hub dataset that evaluations may use; empty without one."""
+def _test_split(data: str, subset: str, form: Form) -> tuple[str, str]:
+    """Returns the split of a folder or hub dataset for evaluations, or else a comment on those that cannot be used."""
     if Path(data).expanduser().is_file():
-        return ""
+        return "", ""
+    needed, left_out = [form.columns[key] for key in ("prompt_key", "response_key")], ""
     for split in _TEST_SPLITS:
         try:
-            read(data, split, subset or None)
+            rows = read(data, split, subset or None)
         except DatasetError:
             continue
-        return split
-    return ""
+        empty = (name for name in needed if any(column_value(row, name)[1] in (None, "") for row in rows))
+        if (name := next(empty, None)) is None:
+            return split, ""
+        left_out += f"    # not evaluated: the split {split}, as not every row has {quoted(name)}\n"
+    return "", left_out
 
 
 def _lines(columns: dict[str, str], indent: int) -> str:
