@@ -8,11 +8,14 @@ import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from support.fakes.data.experience import make_group
 from support.fakes.peers import FakeTrainer, explorer
@@ -207,9 +210,10 @@ async def test_after_max_read_timeout_the_trainer_gets_what_there_is(started: St
 
 
 async def test_expert_rows_come_beside_the_groups_the_same_for_every_reader(started: Started, tmp_path: Path) -> None:
-    rows = [{"prompt": f"q{i}", "response": f"a{i}"} for i in range(6)]
-    (tmp_path / "expert.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    expert = {"path": str(tmp_path / "expert.jsonl"), "storage_type": "file", "format": {"prompt_type": "plaintext"}}
+    said = [[("user", f"q{i}"), ("assistant", f"a{i}")] for i in range(6)]
+    talks = [[{"role": role, "content": text, "at": datetime(2026, 1, 1)} for role, text in one] for one in said]
+    parquet.write_table(pyarrow.table({"messages": talks}), tmp_path / "expert.parquet")
+    expert = {"path": str(tmp_path / "expert.parquet"), "storage_type": "file", "format": {"prompt_type": "messages"}}
     async with started(
         algorithm={"sample_strategy": "mix", "sample_strategy_args": {"expert_data_ratio": 0.5}},
         buffer={
@@ -228,7 +232,8 @@ async def test_expert_rows_come_beside_the_groups_the_same_for_every_reader(star
     examples = [part.example for part in parts if part.HasField("example")]
     assert [(e.buffer, e.row) for e in examples] == [("sft_dataset", row) for row in (4, 5, 0, 1)]
     assert sum(part.HasField("group") for part in parts) == 1
-    assert json.loads(examples[0].messages_json)[-1] == {"role": "assistant", "content": "a4"}
+    answer = {"role": "assistant", "content": "a4", "at": "2026-01-01 00:00:00"}
+    assert json.loads(examples[0].messages_json)[-1] == answer
 
 
 async def test_the_log_is_archived_as_it_came_and_as_operators_left_it(started: Started, tmp_path: Path) -> None:

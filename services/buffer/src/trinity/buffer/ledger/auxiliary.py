@@ -1,11 +1,10 @@
 """Expert rows that join the groups of every batch (sample_strategy mix): a function of the step."""
 
-import json
 from collections.abc import Sequence
 
 from trinity.buffer.ledger.wire import AuxiliaryRow, Example
 from trinity.config import Plan
-from trinity.data.datasets import Row, read_buffer, sft_format, sft_messages
+from trinity.data.datasets import Row, read_buffer, reader
 from trinity.data.selectors import make_selector
 
 
@@ -21,7 +20,7 @@ class Auxiliary:
         config = plan.config.buffer.trainer_input.auxiliary_buffers[self._name]
         self._rows = read_buffer(config)
         self._selector = make_selector(config.data_selector, self._rows)
-        self._format = sft_format(config.format, self._rows[0])
+        self._read = reader("messages", config.format, self._rows[0])
 
     def rows(self, step: int) -> list[AuxiliaryRow]:
         """The expert rows of a step."""
@@ -29,5 +28,4 @@ class Auxiliary:
         return [AuxiliaryRow(self._name, self._selector.select(at)) for at in positions]
 
     def example(self, row: AuxiliaryRow) -> Example:
-        messages = sft_messages(self._rows[row.row], self._format, row.row)
-        return Example(row.row, row.buffer, json.dumps(messages))
+        return Example(row.row, row.buffer, **self._read(self._rows[row.row], row.row))
