@@ -1,16 +1,15 @@
 """A planted bug in the quickstart's reward, and `trinity regrade` from the step before it.
 
     python benchmarks/regrade.py [--seeds 1 2] [--steps 60] [--bug 20] [--found 40] [--reuse 8] [--sampled 8]
-        [--epochs 1] [--test-size 512] [--at-once 1] [--folder FOLDER]
+        [--test-size 512] [--at-once 1] [--folder FOLDER]
 
 For each seed: a clean run; a fork of it at the step of the bug, whose reward also pays wrong answers that end in 7,
 until the bug is found; and a regrade of that fork, which trains `reuse` of its steps again with the right reward, and
 then samples `sampled` steps.
-A control samples as many steps from the step of the bug on, and trains nothing again. Regrade and control pass `epochs`
-times over each batch. All evaluate with the right reward. Seconds of sampling are those of the explorer's device for
-groups that were trained, dropped or left over, without starts and evaluations (`trinity cost`); tokens are those of the
-steps that were sampled, and do not depend on what else the machine does. Runs that FOLDER holds already are not
-repeated.
+A control samples as many steps from the step of the bug on, and trains nothing again. All evaluate with the right
+reward. Seconds of sampling are those of the explorer's device for groups that were trained, dropped or left over,
+without starts and evaluations (`trinity cost`); tokens are those of the steps that were sampled, and do not depend on
+what else the machine does. Runs that FOLDER holds already are not repeated.
 """
 
 import argparse
@@ -63,7 +62,7 @@ def sampled_tokens(job: Path) -> float:
 
 
 def measure(
-    runs: Runs, seed: int, steps: int, bug: int, found: int, reuse: int, sampled: int, epochs: int
+    runs: Runs, seed: int, steps: int, bug: int, found: int, reuse: int, sampled: int
 ) -> list[tuple[str, str, str]]:
     keys = [
         f"buffer.total_steps={steps}", f"trainer.save_interval={bug}", "trainer.max_checkpoints_to_keep=100",
@@ -75,10 +74,9 @@ def measure(
     buggy = runs.derived(f"bug{seed}", "fork", str(clean), "--at", str(bug), f"buffer.total_steps={found}", planted)
     last = f"buffer.total_steps={bug + reuse + sampled}"
     given = ["--from", str(bug), "--reuse", str(reuse), "--reward", "accuracy_reward"]
-    passes = f"trainer.epochs_per_batch={epochs}"
-    regraded = runs.derived(f"regraded{seed}-{reuse}-{sampled}-{epochs}", "regrade", str(buggy), last, passes, *given)
-    control = runs.derived(f"sampled{seed}-{sampled}-{epochs}", "fork", str(clean), "--at", str(bug),
-                           f"buffer.total_steps={bug + sampled}", passes)  # fmt: skip
+    regraded = runs.derived(f"regraded{seed}-{reuse}-{sampled}", "regrade", str(buggy), last, *given)
+    control = runs.derived(f"sampled{seed}-{sampled}", "fork", str(clean), "--at", str(bug),
+                           f"buffer.total_steps={bug + sampled}")  # fmt: skip
     right, wrong, again, alone = (list(accuracies(job).items())[-1] for job in (clean, buggy, regraded, control))
     seconds = {job: sampling_seconds(runs, job) for job in (clean, buggy, regraded)}
     share, part = again[1] / right[1], seconds[regraded] / seconds[clean]
@@ -102,7 +100,6 @@ def main() -> None:
     parser.add_argument("--found", type=int, default=40, help="last step of the run with the wrong one")
     parser.add_argument("--reuse", type=int, default=8, help="steps that are trained again")
     parser.add_argument("--sampled", type=int, default=8, help="steps that are sampled after them")
-    parser.add_argument("--epochs", type=int, default=1, help="passes of regrade and control over each batch")
     parser.add_argument("--test-size", type=int, default=512, help="sums that an evaluation asks")
     parser.add_argument("--at-once", type=int, default=1, help="runs at once; they share the GPUs, if there are any")
     parser.add_argument("--folder", type=Path, help="keeps the runs; else a temporary one")
@@ -111,7 +108,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="trinity-") as made:
         runs = Runs((given.folder or Path(made)).absolute(), PLUGIN, given.at_once, data)
         table = Table("a reward bug, and a regrade from the step before it", ("run", "figure", "limit"))
-        lengths = given.steps, given.bug, given.found, given.reuse, given.sampled, given.epochs
+        lengths = given.steps, given.bug, given.found, given.reuse, given.sampled
         for rows in runs.each(lambda seed: measure(runs, seed, *lengths), given.seeds):
             table.rows += rows
     table.show()
