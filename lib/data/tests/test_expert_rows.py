@@ -29,6 +29,11 @@ def test_the_rest_of_the_batch_is_whole_groups() -> None:
     assert (plan.groups_per_step, plan.experiences_per_step, plan.experts_per_step) == (2, 8, 2)
 
 
+def test_without_a_size_the_rows_come_beside_the_tasks() -> None:
+    plan = make_plan(parse(MIX, overrides=["buffer.train_batch_size=0"]))
+    assert (plan.groups_per_step, plan.experiences_per_step, plan.experts_per_step) == (2, 8, 2)
+
+
 @pytest.mark.parametrize("size", [8, 12, 13])
 def test_a_batch_that_leaves_a_part_of_a_group_is_refused(size: int) -> None:
     with pytest.raises(ConfigError, match=rf"buffer\.train_batch_size: is {size}, of which . are expert rows"):

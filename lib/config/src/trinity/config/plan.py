@@ -93,8 +93,9 @@ class Plan:
         buffer = self.config.buffer
         if self.algorithm.offline and not self.algorithm.of_pairs:
             return buffer.train_batch_size
-        rolled_out = buffer.train_batch_size - self.experts_per_step
-        return (rolled_out // self.config.algorithm.repeat_times) or buffer.batch_size
+        if not buffer.train_batch_size:
+            return buffer.batch_size
+        return (buffer.train_batch_size - self.experts_per_step) // self.config.algorithm.repeat_times
 
     @property
     def fewest_groups(self) -> int:
