@@ -1,5 +1,6 @@
 """A YAML that cannot be used: every problem at once, with line, key and the nearest name."""
 
+import json
 import resource
 import subprocess
 import sys
@@ -106,6 +107,22 @@ def test_interpolation_and_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (config.buffer.batch_size, config.algorithm.repeat_times) == (16, 2)
     monkeypatch.delenv("SOME_MODEL")
     assert parse(text).model.model_path == "default/model"
+
+
+def test_variables_may_be_numbers_where_no_schema_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLIP", "0.3")
+    variables = {"a": "${oc.env:CLIP}", "b": "${oc.env:CLIP}/2", "c": "${oc.env:NONE,1e-3}", "d": "2"}
+    config = parse(GOOD, "run.yaml", [
+        "algorithm.policy_loss_fn_args={clip_range_high: '${oc.env:CLIP}'}",
+        "algorithm.optimizer.betas=[0.9, '${oc.env:NONE,0.95}']",
+        f"buffer.explorer_input.taskset.workflow_args={json.dumps(variables)}",
+        "project=${oc.env:CLIP}",
+    ])  # fmt: skip
+    assert config.algorithm.policy_loss_fn_args == {"clip_range_high": 0.3}
+    assert config.algorithm.optimizer.betas == (0.9, 0.95)
+    assert config.buffer.explorer_input.taskset is not None
+    assert config.buffer.explorer_input.taskset.workflow_args == {"a": 0.3, "b": "0.3/2", "c": 0.001, "d": "2"}
+    assert config.project == "0.3"
 
 
 @pytest.mark.parametrize("override", ["buffer.batch_sise=3", "nonsense", "buffer.batch_size=x"])

@@ -19,6 +19,7 @@ from yaml.reader import ReaderError
 from trinity.config.errors import OVERRIDE, ConfigError, Problem
 from trinity.config.hints import nearest_for_shape
 from trinity.config.interpolation import interpolation_problems, resolution_problem
+from trinity.config.schema.base import from_text
 
 Lines = dict[str, int]
 
@@ -28,6 +29,7 @@ _TOO_LARGE = f"is too large; a YAML has at most {_LARGEST_BYTES // 1024} KiB"
 _DEEPEST = 32
 _LONGEST_NUMBER = 64
 _MOST_INTERPOLATIONS = 32
+_VARIABLE = re.compile(r"\$\{\s*oc\.env:[^${}]*\}")
 _INTERPOLATION = re.compile(r"(?<!\\)(?:\\\\)*\$\{")  # \${ is text
 _YAML = "tag:yaml.org,2002:"
 _TAGS = {f"{_YAML}{name}" for name in ("str", "int", "float", "bool", "null", "seq", "map", "merge")}
@@ -261,12 +263,27 @@ def _resolved(values: dict[str, Any], lines: Lines, source: str, overrides: Sequ
         if problems:
             raise ConfigError(source, problems)
         resolved: Any = OmegaConf.to_container(document, resolve=True, throw_on_missing=True)
+        resolved = _with_numbers(plain, resolved)
         problem = next(_no_text(resolved, ""), None)
     except (OmegaConfBaseException, RecursionError) as error:
         problem = resolution_problem(error)
     if problem is not None:
         raise ConfigError(source, [Problem(problem.path, problem.message, line_of(problem.path, lines))])
     return dict(resolved)
+
+
+def _with_numbers(plain: Any, resolved: Any, arguments: bool = False) -> Any:
+    """Reads environment variables in `..._args` as YAML would: no schema says which arguments are numbers."""
+    if isinstance(plain, dict) and isinstance(resolved, dict):
+        return {
+            name: _with_numbers(plain[name], value, arguments or str(name).endswith("args"))
+            for name, value in resolved.items()
+        }
+    if isinstance(plain, list) and isinstance(resolved, list):
+        return [_with_numbers(*pair, arguments) for pair in zip(plain, resolved, strict=True)]
+    if arguments and isinstance(plain, str) and isinstance(resolved, str) and _VARIABLE.fullmatch(plain.strip()):
+        return from_text(resolved, {bool, int, float})
+    return resolved
 
 
 def _no_text(value: Any, path: str) -> Iterator[Problem]:

@@ -125,14 +125,19 @@ class Section(BaseModel):
             return values
         fields = cls.model_fields
         return {
-            name: _from_text(value, _kinds(fields[name].annotation))
-            if name in fields and isinstance(value, str)
-            else value
+            name: _from_texts(value, fields[name].annotation) if name in fields else value
             for name, value in values.items()
         }
 
 
-def _from_text(text: str, kinds: set[Any]) -> Any:
+def _from_texts(value: Any, annotation: Any) -> Any:
+    """What a field's text, or the texts of its list, stand for; other values as they are."""
+    if isinstance(value, list):
+        return [from_text(one, _kinds_of_items(annotation)) if isinstance(one, str) else one for one in value]
+    return from_text(value, _kinds(annotation)) if isinstance(value, str) else value
+
+
+def from_text(text: str, kinds: set[Any]) -> Any:
     """The value that text stands for, where a field of these types takes no text."""
     if str in kinds:
         return text
@@ -155,3 +160,13 @@ def _kinds(annotation: Any) -> set[Any]:
     if get_origin(annotation) is Literal:
         return {type(value) for value in get_args(annotation)} - {str}
     return {annotation}
+
+
+def _kinds_of_items(annotation: Any) -> set[Any]:
+    """The plain types of the items of a field's lists; none for a field that takes no list."""
+    inner = get_args(annotation)
+    if hasattr(annotation, "__metadata__"):
+        return _kinds_of_items(inner[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return set().union(*map(_kinds_of_items, inner))
+    return set().union(*map(_kinds, inner)) if get_origin(annotation) in (list, tuple) else set()
