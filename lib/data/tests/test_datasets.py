@@ -212,6 +212,23 @@ def test_sft_rows_of_another_form_are_refused_with_their_columns() -> None:
         sft_format(FormatConfig(prompt_key="q"), {"question": "1+1", "answer": "2"})
 
 
+def test_a_part_of_a_prompt_is_not_guessed_to_be_the_whole() -> None:
+    alpaca = {"instruction": "Find the odd one out.", "input": "a, b, 1", "output": "1"}
+    with pytest.raises(DatasetError, match="'instruction' and 'input' belong together: write both into one column"):
+        sft_format(FormatConfig(), alpaca)
+    named = FormatConfig(prompt_key="instruction", response_key="output")
+    assert sft_format(named, alpaca) == named
+
+
+def test_a_conversation_may_end_with_a_call_of_a_tool() -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+    talk = [{"role": "user", "content": "1+1"}, call]
+    said = sft_messages({"messages": talk}, FormatConfig(messages_key="messages"), 0)
+    assert said == [talk[0], {**call, "content": ""}]
+    with pytest.raises(DatasetError, match="has a message with the content None"):
+        sft_messages({"messages": [talk[0], {"role": "assistant"}]}, FormatConfig(messages_key="messages"), 0)
+
+
 def test_conversations_of_sharegpt_are_read_and_unknown_speakers_refused() -> None:
     talk = [{"from": speaker, "value": speaker} for speaker in ("system", "human", "gpt", "user", "assistant")]
     fields = reader("messages", FormatConfig(), row := {"conversations": talk})(row, 0)

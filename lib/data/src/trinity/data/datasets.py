@@ -116,6 +116,9 @@ def sft_format(form: FormatConfig, row: Row) -> FormatConfig:
                 return form.model_copy(update={"messages_key": key})
         for prompt, response in _PAIRS:
             if _has_both(row, prompt, response):
+                if prompt == "instruction" and "input" in row:
+                    what = "'instruction' and 'input' belong together: write both into one column and name it in"
+                    raise DatasetError(f"{what} format.prompt_key; or name 'instruction' there, to leave 'input' out")
                 return form.model_copy(update={"prompt_key": prompt, "response_key": response})
     what = f"neither a conversation in {form.messages_key!r} nor texts or messages in {form.prompt_key!r}"
     if form.prompt_key in row and form.response_key in row:
@@ -233,14 +236,19 @@ def preference_pair(row: Row, form: FormatConfig, number: int) -> tuple[Messages
 
 
 def _check_messages(messages: list[Any], key: str, number: int) -> None:
-    """Raises DatasetError unless every message has a role and the last one, which is trained, has text."""
+    """Raises DatasetError unless every message has a role and the last one, which is trained, has text or calls tools.
+
+    A last message of calls alone, whose content is null, gets an empty text.
+    """
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise DatasetError(f"row {number}: {key!r} has {message!r:.100}, must be a message with a role")
         content = message.get("content")
         if not isinstance(content, str | list) and not (content is None and message.get("tool_calls")):
             raise DatasetError(f"row {number}: {key!r} has a message with the content {content!r:.100}, must be text")
-    if not isinstance(said := messages[-1].get("content"), str):
+    if messages[-1].get("content") is None:
+        messages[-1] = {**messages[-1], "content": ""}
+    if not isinstance(said := messages[-1]["content"], str):
         raise DatasetError(f"row {number}: {key!r} ends with the content {said!r:.100}, must be text")
 
 
