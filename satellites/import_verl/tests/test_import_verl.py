@@ -37,6 +37,8 @@ def with_verls_columns(expected: str, script: str) -> dict[str, Any]:
             taskset["format"] = columns
     for taskset in guide["buffer"]["explorer_input"]["tasksets"]:  # veRL shuffles by default
         taskset["data_selector"] = {"selector_type": "shuffle"}
+    for taskset in guide["buffer"]["explorer_input"]["eval_tasksets"]:  # and evaluates greedily
+        taskset["rollout_args"] = {"temperature": 0}
     return guide
 
 

@@ -183,6 +183,18 @@ CASES: list[tuple[str, dict[str, Any]]] = [
             "buffer.explorer_input.eval_tasksets.0.rollout_args": {"temperature": 0},
         },
     ),
+    *(
+        (
+            f"data.val_files=/d/test.parquet {given}",
+            {"buffer.explorer_input.eval_tasksets.0.rollout_args": {"temperature": 0, **args}},
+        )
+        for given, args in [
+            ("actor_rollout_ref.rollout.temperature=0.8", {}),
+            ("actor_rollout_ref.rollout.val_kwargs.do_sample=True", {}),
+            ("actor_rollout_ref.rollout.val_kwargs.top_p=0.9", {"top_p": 0.9}),
+            ("actor_rollout_ref.rollout.val_kwargs.temperature=0.6", {"temperature": 0.6}),
+        ]
+    ),
     (
         "data.train_files=/d/train.parquet data.val_files=/d/test.parquet",
         {

@@ -104,14 +104,11 @@ def _eval_tasksets(run: Run) -> Node | None:
     if not found:
         return None
     sampling = run.picked(values, {name: name for name in ("temperature", "top_p", "top_k")})
-    greedy = run.take(f"{values}.do_sample")
-    if greedy is not None and not is_true(greedy):
-        sampling.setdefault("temperature", Leaf("0", f"{values}.do_sample=False"))
+    run.take(f"{values}.do_sample")  # veRL's engines read the temperature, which is 0 with and without do_sample
+    sampling.setdefault("temperature", Leaf("0", f"{values}.temperature, veRL's default"))
     repeat = run.picked(values, {"n": "repeat_times"})
     for taskset in found:
-        taskset.update(repeat)
-        if sampling:
-            taskset["rollout_args"] = dict(sampling)
+        taskset |= {**repeat, "rollout_args": dict(sampling)}
     return list(found)
 
 
