@@ -41,6 +41,7 @@ LOSS_ARGS, ADVANTAGE, AGGREGATION = (
     "algorithm.advantage_fn_args",
     "algorithm.loss_agg_mode",
 )
+CRITIC = {"critic": {"optim": {"lr": "1e-5"}}}  # what veRL's own ppo is without an option
 # (options, keys they give)
 CASES: list[tuple[str, dict[str, Any]]] = [
     (
@@ -67,7 +68,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
                     "exclude_modules": ".*visual.*",
                 }
             ],
-            "trainer.trainer_config": "absent",
+            "trainer.trainer_config.actor_rollout_ref": "absent",
         },
     ),
     (
@@ -76,7 +77,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ),
     (
         f"{MODEL}.lora_rank=0 {MODEL}.lora_alpha=32 {MODEL}.target_modules=all-linear",
-        {"model.lora_configs": "absent", "trainer.trainer_config": "absent"},
+        {"model.lora_configs": "absent", "trainer.trainer_config.actor_rollout_ref": "absent"},
     ),
     (f"{ACTOR}.clip_ratio_high=0.28", {LOSS_ARGS: {"clip_range_low": 0.2, "clip_range_high": 0.28}}),
     (f"{ACTOR}.clip_ratio=0.1", {LOSS_ARGS: {"clip_range_low": 0.2, "clip_range_high": 0.2}}),
@@ -151,7 +152,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("trainer.total_training_steps=100", {"buffer.total_steps": 100}),
     ("trainer.total_training_steps=null", {"buffer.total_steps": "absent"}),
     (f"{MODEL}.lora_rank=null {MODEL}.lora_alpha=32", {"model.lora_configs": "absent"}),
-    (f"{ACTOR}.ppo_micro_batch_size_per_gpu=null critic.x=null", {"trainer.trainer_config": "absent"}),
+    (f"{ACTOR}.ppo_micro_batch_size_per_gpu=null critic.x=null", {"trainer.trainer_config": CRITIC}),
     ("trainer.save_freq=null trainer.test_freq=null", {"trainer.save_interval": 0, "explorer.eval_interval": 10**9}),
     ("trainer.project_name=null trainer.logger=null", {"project": "verl_examples", "monitor.monitor_type": "wandb"}),
     (
@@ -172,7 +173,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("trainer.default_local_dir='/c/${trainer.project_name}/gsm8k'", {"checkpoint_root_dir": "/c"}),
     ("trainer.n_gpus_per_node=8 trainer.nnodes=2", {"explorer.rollout_model.engine_num": 2}),
     ("trainer.n_gpus_per_node=2", {"explorer.rollout_model": {"engine_num": 1, "tensor_parallel_size": 1}}),
-    ("critic.ppo_epochs=2", {"trainer.trainer_config": {"critic": {"ppo_epochs": 2}}}),
+    ("critic.ppo_epochs=2", {"trainer.trainer_config.critic": {"ppo_epochs": 2, "optim": {"lr": "1e-5"}}}),
+    ("critic.optim.lr=2e-5 critic.optim.weight_decay=0", {"trainer.trainer_config.critic.optim.lr": "2e-5"}),
+    ("critic.optim={weight_decay:0}", {"trainer.trainer_config.critic.optim": {"weight_decay": 0, "lr": "1e-5"}}),
     ("algorithm.adv_estimator=grpo critic.ppo_epochs=2", {"trainer.trainer_config": "absent"}),
     ("+actor_rollout_ref.actor.x='{a: [1,b]}'", {"trainer.trainer_config.actor_rollout_ref.actor.x": {"a": [1, "b"]}}),
     (

@@ -224,6 +224,8 @@ def _trainer_config(run: Run) -> Node | None:
                 run.unmapped.append(f"{option}={value}: another option is a part of it")
             if quiet:
                 run.unneeded.append(f"{option}={value}: kept, but the trainer's rollout section has no effect")
+    if run.advantage == "ppo":
+        run.put(tree, "critic.optim.lr", Leaf("1e-5", "critic.optim.lr, veRL's default"))
     return tree or None
 
 
