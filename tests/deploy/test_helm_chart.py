@@ -244,6 +244,21 @@ def leaves(values: dict[str, Any], root: dict[str, Any], at: str = "") -> Iterat
             yield f"{at}{name}"
 
 
+@pytest.mark.parametrize(
+    ("nodes", "given", "wanted"), [(1, {}, 1800), (1, {"startSeconds": 7200}, 7200), (2, {}, 2400),
+                                   (2, {"startSeconds": 7200}, 7200)]
+)  # fmt: skip
+def test_a_trainer_may_load_as_long_as_its_value_says(
+    nodes: int, given: dict[str, int], wanted: int, tmp_path: Path
+) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(f"{CONFIG.read_text()}\ncluster: {{node_num: {nodes}}}\n")
+    found = pods(render(config, stage="rft", trainer={"nodes": nodes, **given}))
+    trainers = [pod["containers"][0]["startupProbe"] for name, pod in found.items() if name.startswith("trainer")]
+    assert len(trainers) == nodes
+    assert {one["failureThreshold"] * one["periodSeconds"] for one in trainers} == {wanted}
+
+
 def test_the_chart_has_the_version_of_trinity() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     version = (ROOT / "VERSION").read_text().strip()
