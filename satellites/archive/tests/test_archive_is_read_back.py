@@ -146,6 +146,24 @@ def test_wrong_rows_are_named(change: dict[str, Any], message: str, kind: str, t
         read_experiences(_by_hand(tmp_path, rows, kind), "mine")
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_step_that_a_group_has_twice_is_refused(kind: str, tmp_path: Path) -> None:
+    """Advantages would take two trials for one."""
+    of_a = _GOOD | {"task_id": "a", "rollout": 0}
+    rows = [of_a, of_a | {"step": 1}, of_a | {"task_id": "b"}, of_a]
+    place = {"jsonl": "mine.jsonl line 7", "parquet": "mine/1.parquet row 1"}[kind]
+    with pytest.raises(InvalidInput, match=f"{place}, column rollout: is 0, and its group has step 0 of that rollout"):
+        read_experiences(_by_hand(tmp_path, rows, kind), "mine")
+    assert len(read_experiences(_by_hand(tmp_path, [*rows[:3], of_a | {"rollout": 1}], kind), "mine")) == 2
+
+
+def test_an_archive_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    lines = archived(tmp_path, 1, 2)
+    (tmp_path / "twice.jsonl").write_bytes(b"".join(lines * 2))
+    with pytest.raises(InvalidInput, match=r"twice\.jsonl line 5, column rollout: is 0"):
+        read_experiences(str(tmp_path / "twice.jsonl"), "twice")
+
+
 _HALF = r"has half of a surrogate pair \(.ud800 to .udfff\); remove it"
 
 

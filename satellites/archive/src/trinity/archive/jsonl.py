@@ -137,8 +137,8 @@ class JsonlRows:
         self._file.close()
 
     def groups(self) -> list["array[int]"]:
-        """Row numbers of each group. Raises InvalidInput for a row that is no experience."""
-        return grouped(self._index())
+        """Row numbers of each group. Raises InvalidInput for a row that is no experience, or is there twice."""
+        return grouped(self._index(), self._place)
 
     def rows(self, group: Sequence[int]) -> list[tuple[str, ExperienceRow]]:
         """Rows of a group with their places."""

@@ -37,7 +37,7 @@ from trinity.runtime.errors import InvalidInput
 
 _PART = re.compile(r"(?P<run>.+)\.(?P<first>\d{19})-(?P<position>\d{19})\.parquet")
 _ROWS_READ_AT_ONCE = 64
-_GROUP_COLUMNS = ("run", "task_id", "log_sequence")
+_GROUP_COLUMNS = ("run", "task_id", "log_sequence", "rollout", "step")
 
 _TYPES = {
     "text": pyarrow.string(),
@@ -113,8 +113,8 @@ class ParquetRows:
         self._read.cache_clear()
 
     def groups(self) -> list["array[int]"]:
-        """Row numbers of each group. Raises InvalidInput for a row that is no experience."""
-        return grouped(self._index())
+        """Row numbers of each group. Raises InvalidInput for a row that is no experience, or is there twice."""
+        return grouped(self._index(), self._place)
 
     def rows(self, group: Sequence[int]) -> list[tuple[str, ExperienceRow]]:
         """Rows of a group with their places."""
@@ -122,9 +122,13 @@ class ParquetRows:
 
     def _row(self, row_number: int) -> tuple[str, ExperienceRow]:
         at = bisect_right(self._starts, row_number) - 1
-        file, row_group, before = self._places[at]
-        row = row_number - self._starts[at]
-        return f"{file} row {before + row}", _row(self._read(file, row_group), row)
+        file, row_group, _ = self._places[at]
+        return self._place(row_number), _row(self._read(file, row_group), row_number - self._starts[at])
+
+    def _place(self, row_number: int) -> str:
+        at = bisect_right(self._starts, row_number) - 1
+        file, _, before = self._places[at]
+        return f"{file} row {before + row_number - self._starts[at]}"
 
     def _index(self) -> Iterator[tuple[int, ExperienceRow]]:
         total = 0

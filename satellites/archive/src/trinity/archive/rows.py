@@ -14,7 +14,7 @@ import json
 import math
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from enum import StrEnum
 from typing import Any
 
@@ -204,16 +204,27 @@ def wrong(place: str, column: str, problem: str) -> InvalidInput:
     return InvalidInput(f"{place}, column {column}", problem)
 
 
-def grouped(rows: Iterable[tuple[int, ExperienceRow]]) -> list["array[int]"]:
-    """Row numbers of each group, in the order of their first rows. A row without task_id is a group."""
+def grouped(rows: Iterable[tuple[int, ExperienceRow]], place: Callable[[int], str]) -> list["array[int]"]:
+    """Row numbers of each group, in the order of their first rows. A row without task_id is a group.
+
+    Raises InvalidInput, with the place of the row, for a step that its rollout has already.
+    """
     groups: list[array[int]] = []
-    seen: dict[tuple[Any, ...], array[int]] = {}
+    seen: dict[tuple[Any, ...], int] = {}
+    steps: set[tuple[int, int, int]] = set()
     for row_number, row in rows:
         key = (row.get("run"), row.get("task_id"), row.get("log_sequence"))
         if row.get("task_id") is None or key not in seen:
+            seen[key] = len(groups)
             groups.append(array("q"))
-            seen[key] = groups[-1]
-        seen[key].append(row_number)
+        members = groups[seen[key]]
+        rollout, step = row.get("rollout"), row.get("step") or 0
+        rollout = len(members) if rollout is None else rollout
+        if (seen[key], rollout, step) in steps:
+            problem = f"is {rollout}, and its group has step {step} of that rollout before; number the rollouts"
+            raise wrong(place(row_number), "rollout", problem)
+        steps.add((seen[key], rollout, step))
+        members.append(row_number)
     return groups
 
 
