@@ -115,7 +115,7 @@ def test_conversations_have_calls_and_results_of_tools(exported: list[Path], tmp
     assert (row["reward"], row["task_id"]) == (1.0, "sums/1")
 
 
-def trial(tmp_path: Path, **changes: Any) -> Path:
+def trial(tmp_path: Path, name: str = "trial", reward: float = 0.25, **changes: Any) -> Path:
     """A trial as Harbor keeps it."""
     steps = [
         {"step_id": 1, "source": "user", "message": "Hi"},
@@ -134,12 +134,12 @@ def trial(tmp_path: Path, **changes: Any) -> Path:
     ]
     found = {"schema_version": "ATIF-v1.4", "agent": {"name": "a", "version": "1"}, "steps": steps, **changes}
     atif_models.Trajectory.model_validate(found)
-    (tmp_path / "trial/agent").mkdir(parents=True)
-    (tmp_path / "trial/agent/trajectory.json").write_text(json.dumps(found))
-    (tmp_path / "trial/verifier").mkdir()
-    (tmp_path / "trial/verifier/reward.txt").write_text("0.25\n")
-    (tmp_path / "trial/result.json").write_text('{"task_name": "greet"}')
-    return tmp_path / "trial"
+    (tmp_path / name / "agent").mkdir(parents=True)
+    (tmp_path / name / "agent/trajectory.json").write_text(json.dumps(found))
+    (tmp_path / name / "verifier").mkdir()
+    (tmp_path / name / "verifier/reward.txt").write_text(f"{reward}\n")
+    (tmp_path / name / "result.json").write_text('{"task_name": "greet"}')
+    return tmp_path / name
 
 
 def test_a_trial_of_harbor_has_its_task_and_its_reward(tmp_path: Path) -> None:
@@ -150,6 +150,29 @@ def test_a_trial_of_harbor_has_its_task_and_its_reward(tmp_path: Path) -> None:
         (0, 0.25, [1, 2, 3]),
         (1, 0.25, [9, 4, 5]),
     ], "a prompt that does not continue the tokens before it is a row"
+
+
+def test_trials_of_a_task_and_their_sub_agents_are_rollouts(tmp_path: Path) -> None:
+    """Else a failed trial would get the advantage of one that succeeded."""
+    helper = {"schema_version": "ATIF-v1.8", "agent": {"name": "b", "version": "1"}, "steps": [metrics()]}
+    inner = {"schema_version": "ATIF-v1.8", "subagent_trajectories": [helper | {"trajectory_id": "helper"}]}
+    given = [trial(tmp_path, "failed", 0.0, **inner), trial(tmp_path, "solved", 1.0)]
+    atif.import_(given, tmp_path / "rows.jsonl", "experience")
+    (group,) = read_experiences(str(tmp_path / "rows.jsonl"), "x")
+    assert [(one.rollout, one.step, one.reward) for one in group.experiences] == [
+        (0, 0, 0.0),
+        (0, 1, 0.0),
+        (1, 0, 0.0),
+        (2, 0, 1.0),
+        (2, 1, 1.0),
+    ]
+
+
+def test_files_that_are_given_twice_are_refused(exported: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(
+        RunError, match=r"sums_1-0-0-0\.json: extra\.rollout: is 0, and step 0 of that rollout is there"
+    ):
+        atif.import_([*exported, *exported], tmp_path / "rows.jsonl", "experience")
 
 
 def test_copied_steps_are_not_trained(tmp_path: Path) -> None:

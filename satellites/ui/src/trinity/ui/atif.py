@@ -6,8 +6,9 @@ log-probabilities; the tokens between them are what the environment answered.
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,14 +47,14 @@ def export(
         raise RunError(f"--model {model}: has no tokenizer.json that can be read ({error})", 2) from None
     groups = _archives().read_experiences(archive, name)
     output.mkdir(parents=True, exist_ok=True)
-    count = 0
+    written = 0
     for number, one in enumerate(groups):
         for index, experience in enumerate(one.experiences):
             made = trajectory(one, number, experience, index, tokenizer, model.resolve().name)
             text = json.dumps(made.model_dump(exclude_none=True), ensure_ascii=False, allow_nan=False)
             (output / f"{_UNSAFE.sub('_', str(made.trajectory_id))[:200]}.json").write_text(text, encoding="utf-8")
-            count += 1
-    return f"{output}: {count} trajectories of {len(groups)} groups"
+            written += 1
+    return f"{output}: {written} trajectories of {len(groups)} groups"
 
 
 def trajectory(
@@ -150,7 +151,7 @@ def import_(
     """Write trajectories as rows for SFT or offline training."""
     made: dict[str, Callable[[form.Trajectory, Path], Iterator[Row]]] = {
         "messages": _conversations,
-        "experience": _experiences,
+        "experience": _Experiences().rows,
     }
     if rows not in made:
         raise RunError(f"--as {rows}: must be messages or experience", 2)
@@ -229,33 +230,41 @@ def _archives() -> Any:
     return found
 
 
-def _experiences(found: form.Trajectory, path: Path) -> Iterator[Row]:
-    """Yields rows of an archive. Steps whose prompt continues the tokens before them are one row."""
-    for place, one in _agents(found, str(path)):
-        reward = _reward(one, path)
-        if reward is None:
-            raise InvalidInput(
-                f"{place}: extra.reward",
-                "is missing; add it, or keep the trial's verifier/reward.txt beside the agent's folder",
-            )
-        rows: list[Row] = []
-        for number, step in enumerate(one.steps):
-            if step.source == "agent" and step.llm_call_count != 0:
-                _add(rows, step, f"{place}: steps.{number}")
-        if not rows:
-            raise InvalidInput(f"{place}: steps", "has no step of an agent; leave this file out")
-        extra = one.extra or {}
-        for index, row in enumerate(rows):
-            row |= {
-                "run": "atif",
-                "task_id": _task_id(one, path),
-                "log_sequence": int(extra.get("group", 0)),
-                "rollout": int(extra.get("rollout", 0)),
-                "step": int(extra.get("step", 0)) + index,
-                "reward": reward,
-            }
-            _archives().check_row(row, place)
-            yield row
+class _Experiences:
+    """Rows of an archive. Trajectories without `extra.rollout` are numbered within their task and group."""
+
+    def __init__(self) -> None:
+        self._rollouts: defaultdict[tuple[str, int], Iterator[int]] = defaultdict(count)
+        self._seen: set[tuple[str, int, int, int]] = set()
+
+    def rows(self, found: form.Trajectory, path: Path) -> Iterator[Row]:
+        """Yields rows of an archive. Steps whose prompt continues the tokens before them are one row."""
+        for place, one in _agents(found, str(path)):
+            reward = _reward(one, path)
+            if reward is None:
+                raise InvalidInput(
+                    f"{place}: extra.reward",
+                    "is missing; add it, or keep the trial's verifier/reward.txt beside the agent's folder",
+                )
+            rows: list[Row] = []
+            for number, step in enumerate(one.steps):
+                if step.source == "agent" and step.llm_call_count != 0:
+                    _add(rows, step, f"{place}: steps.{number}")
+            if not rows:
+                raise InvalidInput(f"{place}: steps", "has no step of an agent; leave this file out")
+            extra = one.extra or {}
+            task, group = _task_id(one, path), int(extra.get("group", 0))
+            rollout = int(extra["rollout"]) if "rollout" in extra else next(self._rollouts[task, group])
+            for index, row in enumerate(rows):
+                at = int(extra.get("step", 0)) + index
+                row |= {"run": "atif", "task_id": task, "log_sequence": group, "rollout": rollout, "step": at}
+                row["reward"] = reward
+                _archives().check_row(row, place)
+                if (task, group, rollout, at) in self._seen:
+                    problem = f"is {rollout}, and step {at} of that rollout is there already; give each its own number"
+                    raise InvalidInput(f"{place}: extra.rollout", problem)
+                self._seen.add((task, group, rollout, at))
+                yield row
 
 
 def _add(rows: list[Row], step: form.Step, where: str) -> None:
