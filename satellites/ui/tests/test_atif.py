@@ -168,6 +168,15 @@ def test_trials_of_a_task_and_their_sub_agents_are_rollouts(tmp_path: Path) -> N
     ]
 
 
+@pytest.mark.parametrize("value", ["grp-a", [1], {}, None, 1.5, True])
+@pytest.mark.parametrize("name", ["group", "rollout", "step"])
+def test_what_others_keep_in_extra_is_no_number_of_ours(name: str, value: Any, tmp_path: Path) -> None:
+    given = [trial(tmp_path, one, extra={"reward": 1, name: value}) for one in ("first", "second")]
+    atif.import_(given, tmp_path / "rows.jsonl", "experience")
+    (group,) = read_experiences(str(tmp_path / "rows.jsonl"), "x")
+    assert [(one.rollout, one.step) for one in group.experiences] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
 def test_files_that_are_given_twice_are_refused(exported: list[Path], tmp_path: Path) -> None:
     with pytest.raises(
         RunError, match=r"sums_1-0-0-0\.json: extra\.rollout: is 0, and step 0 of that rollout is there"

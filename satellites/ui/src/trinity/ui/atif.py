@@ -231,7 +231,7 @@ def _archives() -> Any:
 
 
 class _Experiences:
-    """Rows of an archive. Trajectories without `extra.rollout` are numbered within their task and group."""
+    """Rows of an archive. Trajectories without a number in `extra.rollout` are numbered within their task and group."""
 
     def __init__(self) -> None:
         self._rollouts: defaultdict[tuple[str, int], Iterator[int]] = defaultdict(count)
@@ -252,11 +252,11 @@ class _Experiences:
                     _add(rows, step, f"{place}: steps.{number}")
             if not rows:
                 raise InvalidInput(f"{place}: steps", "has no step of an agent; leave this file out")
-            extra = one.extra or {}
-            task, group = _task_id(one, path), int(extra.get("group", 0))
-            rollout = int(extra["rollout"]) if "rollout" in extra else next(self._rollouts[task, group])
+            task, group, rollout = _task_id(one, path), _whole(one, "group") or 0, _whole(one, "rollout")
+            if rollout is None:
+                rollout = next(self._rollouts[task, group])
             for index, row in enumerate(rows):
-                at = int(extra.get("step", 0)) + index
+                at = (_whole(one, "step") or 0) + index
                 row |= {"run": "atif", "task_id": task, "log_sequence": group, "rollout": rollout, "step": at}
                 row["reward"] = reward
                 _archives().check_row(row, place)
@@ -308,6 +308,12 @@ def _agents(found: form.Trajectory, place: str) -> Iterator[tuple[str, form.Traj
 def _task_id(found: form.Trajectory, path: Path) -> str:
     own = (found.extra or {}).get("task_id") or _json(path.parent.parent / "result.json").get("task_name")
     return str(own or found.session_id or found.trajectory_id or path.stem)
+
+
+def _whole(found: form.Trajectory, name: str) -> int | None:
+    """Returns the whole number of this name in `extra`. Other programs keep there what they like."""
+    value = (found.extra or {}).get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _reward(found: form.Trajectory, path: Path) -> float | None:
