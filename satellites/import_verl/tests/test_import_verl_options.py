@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from support.checks.verl_scripts import Importer
+from trinity.compat_rft.translate import translate
 
 pytestmark = pytest.mark.core
 
@@ -177,7 +179,15 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("critic.optim.lr=2e-5 critic.optim.weight_decay=0", {"trainer.trainer_config.critic.optim.lr": "2e-5"}),
     ("critic.optim={weight_decay:0}", {"trainer.trainer_config.critic.optim": {"weight_decay": 0, "lr": "1e-5"}}),
     ("algorithm.adv_estimator=grpo critic.ppo_epochs=2", {"trainer.trainer_config": "absent"}),
-    ("+actor_rollout_ref.actor.x='{a: [1,b]}'", {"trainer.trainer_config.actor_rollout_ref.actor.x": {"a": [1, "b"]}}),
+    (
+        f"+{ACTOR}.fsdp_config.wrap_policy='{{a: [1,b]}}'",
+        {f"trainer.trainer_config.{ACTOR}.fsdp_config.wrap_policy": {"a": [1, "b"]}},
+    ),
+    (
+        f"{ACTOR}.strategy=${{STRATEGY:-fsdp2}}",
+        {f"trainer.trainer_config.{ACTOR}.strategy": "${oc.env:STRATEGY,fsdp2}"},
+    ),
+    (f"{ACTOR}.freeze_vision_tower=True", {"trainer.freeze_vision_tower": True}),
     (
         "data.val_files=/d/test.parquet actor_rollout_ref.rollout.val_kwargs.n=4 "
         "actor_rollout_ref.rollout.val_kwargs.do_sample=False",
@@ -218,6 +228,34 @@ def test_options_and_their_keys(read: Importer, given: str, expected: dict[str, 
     result = read.options(given)
     assert {path: result.at(path) for path in expected} == expected
     assert "not mapped" not in result.err
+
+
+REFERENCE = "actor_rollout_ref.ref"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (f"{ACTOR}.use_torch_compile=False", "not needed: {}: trainer.fused_kernels says it"),
+        (f"{REFERENCE}.fsdp_config.use_torch_compile=False", "not needed: {}: trainer.fused_kernels says it"),
+        (f"{MODEL}.use_liger=True", "not needed: {}: trainer.fused_kernels says it"),
+        (f"{ACTOR}.calculate_entropy=True", "not needed: {}: the entropy is always measured"),
+        (f"{ACTOR}.fsdp_config.use_orig_params=True", "not needed: {}: the sharding is trainer.deepspeed.zero_stage"),
+        (f"{MODEL}.tokenizer_path=/t", "not mapped: {}: no counterpart"),
+        (f"{ACTOR}.optim.num_cycles=0.5", "not mapped: {}: no counterpart"),
+        (f"{ACTOR}.qat.enable=False", "not mapped: {}: no counterpart"),
+        (f"{ACTOR}.loss_scale_factor=4096", "not mapped: {}: no counterpart"),
+        ("critic.optim.num_cycles=0.5", "not mapped: {}: no counterpart"),
+        (f"{ACTOR}.optim={{lr_typo:1}}", "not mapped: {}: no counterpart"),
+        (f"{ACTOR}.strategy=megatron", "not mapped: {}: the trainer is DeepSpeed; its sharding is"),
+        (f"{ACTOR}.megatron.pipeline_model_parallel_size=2", "not mapped: {}: there is no Megatron; use trainer.deep"),
+    ],
+)
+def test_what_check_would_refuse_is_said_and_left_out(read: Importer, given: str, said: str) -> None:
+    result = read.options("data.train_files=/d/train.parquet", given)
+    assert result.line(said.format(given))
+    assert result.at("trainer.trainer_config") == CRITIC
+    assert translate(yaml.safe_load(result.out)).refused == []
 
 
 def test_what_has_no_effect_or_no_counterpart_in_a_loss_is_said(read: Importer) -> None:

@@ -1,7 +1,10 @@
 """Keys of the YAML whose value depends on more than one option of veRL."""
 
 from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import Any
 
+from trinity.compat_rft.translate import known_names, translate
 from trinity.import_verl.losses import aggregation, arguments, correction, loss
 from trinity.import_verl.run import Run
 from trinity.import_verl.tables import (
@@ -11,13 +14,14 @@ from trinity.import_verl.tables import (
     LOGGERS,
     MODEL,
     NAME,
+    NOT_NEEDED,
     PASSED,
     PASSED_WITHOUT_EFFECT,
     PROJECT,
     ROLLOUT,
     reason,
 )
-from trinity.import_verl.values import Leaf, Node, is_true, node_of, text_leaf, texts_of
+from trinity.import_verl.values import Leaf, Node, is_true, loaded, node_of, text_leaf, texts_of
 
 NEVER = 1_000_000_000  # steps
 _PARALLEL = f"{ROLLOUT}.tensor_model_parallel_size"
@@ -210,23 +214,39 @@ def _synchronizer(run: Run) -> Node:
 
 
 def _trainer_config(run: Run) -> Node | None:
-    """Options of actor, reference or critic that share a key here."""
+    """Options of actor, reference or critic that `trinity check` takes there."""
     if run.advantage != "ppo":
         run.not_needed["critic."] = "only algorithm.adv_estimator=gae has a critic"
     tree: dict[str, Node] = {}
     for option in sorted(run.left(), key=lambda name: not name.startswith("actor_rollout_ref.")):
         quiet = option.startswith(PASSED_WITHOUT_EFFECT)
-        if reason(run.not_needed, option):
+        if reason(run.not_needed, option) or reason(NOT_NEEDED, option):
             continue
         if option.startswith(PASSED) or quiet:
             value = run.take(option) or ""
-            if not run.put(tree, option, node_of(value, option)):
+            node = node_of(value, option)
+            if refusal := _refusal(option, loaded(node)):
+                run.unmapped.append(f"{option}={value}: {refusal}")
+                continue
+            if not run.put(tree, option, node):
                 run.unmapped.append(f"{option}={value}: another option is a part of it")
             if quiet:
                 run.unneeded.append(f"{option}={value}: kept, but the trainer's rollout section has no effect")
     if run.advantage == "ppo":
         run.put(tree, "critic.optim.lr", Leaf("1e-5", "critic.optim.lr, veRL's default"))
     return tree or None
+
+
+def _refusal(option: str, value: Any) -> str:
+    """Why `trinity check` would refuse the option below trainer.trainer_config; empty if it would not."""
+    path = f"trainer.trainer_config.{option}".split(".")
+    document: dict[str, Any] = reduce(lambda inside, name: {name: inside}, reversed(path), value)
+    for notice in translate(document).refused:
+        *section, name = notice.path.split(".")
+        if name not in known_names(section):
+            return "no counterpart"
+        return notice.message.partition("; remove it")[0].removeprefix(f"is {value!r}: ")
+    return ""
 
 
 def _monitor(run: Run) -> Node | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
+REFERENCE = "actor_rollout_ref.ref"
 PROJECT, NAME = "verl_examples", "gsm8k"  # veRL's name of a run without one
 ROLLOUT = "actor_rollout_ref.rollout"
 
@@ -134,6 +135,7 @@ LAYOUT: tuple[Row | str, ...] = (
     Row("trainer.use_dynamic_bsz", f"{ACTOR}.use_dynamic_bsz"),
     Row("trainer.max_token_len_per_gpu", f"{ACTOR}.ppo_max_token_len_per_gpu"),
     Row("trainer.ulysses_sequence_parallel_size", f"{ACTOR}.ulysses_sequence_parallel_size"),
+    Row("trainer.freeze_vision_tower", f"{ACTOR}.freeze_vision_tower"),
     "trainer.trainer_config",
     Row("trainer.trainer_config.trainer.critic_warmup", "trainer.critic_warmup"),
     "monitor.monitor_type",
@@ -141,6 +143,8 @@ LAYOUT: tuple[Row | str, ...] = (
 
 _ENGINE = "an explorer loads and runs its engine in its own way"
 _RAY = "there is no Ray"
+_KERNELS = "trainer.fused_kernels says it, and is on by itself where it gains time"
+_FSDP = [f"{place}.fsdp_config" for place in (ACTOR, REFERENCE, "critic.model")]
 
 # Options that need no counterpart, and why. A name that ends in `.` stands for everything below it.
 NOT_NEEDED: Mapping[str, str] = {
@@ -152,6 +156,10 @@ NOT_NEEDED: Mapping[str, str] = {
     f"{ROLLOUT}.do_sample": "rollouts are always sampled; model.temperature: 0 is greedy",
     f"{ROLLOUT}.disable_log_stats": _ENGINE,
     f"{ROLLOUT}.calculate_log_probs": "the sampled tokens' log-probabilities are always recorded",
+    **{f"{place}.use_torch_compile": _KERNELS for place in (ACTOR, REFERENCE, *_FSDP)},
+    f"{MODEL}.use_liger": _KERNELS,
+    f"{ACTOR}.calculate_entropy": "the entropy is always measured",
+    **{f"{place}.use_orig_params": "the sharding is trainer.deepspeed.zero_stage" for place in _FSDP},
     "data.truncation": "a prompt that is too long is cut on the right and kept out of the loss, always",
     "data.filter_overlong_prompts_workers": "prompts are measured as they are used",
     "data.return_raw_chat": "tasks keep their messages, always",
@@ -190,8 +198,9 @@ NO_COUNTERPART: Mapping[str, str] = {
     "trainer.resume_from_path": "a run resumes from the newest checkpoint in its job folder",
 }
 
-# Kept below trainer.trainer_config. Of the rollout options the trainer knows log_prob_*, which has no effect there.
-PASSED = (f"{MODEL}.", f"{ACTOR}.", "actor_rollout_ref.ref.", "critic.")
+# Kept below trainer.trainer_config where `trinity check` takes them. Of the rollout options the trainer knows
+# log_prob_*, which has no effect there.
+PASSED = (f"{MODEL}.", f"{ACTOR}.", f"{REFERENCE}.", "critic.")
 PASSED_WITHOUT_EFFECT = f"{ROLLOUT}.log_prob_"
 
 

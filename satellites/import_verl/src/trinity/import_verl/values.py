@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -56,6 +56,16 @@ def text_leaf(text: str, comment: str = "") -> Leaf:
     except (yaml.YAMLError, ValueError):  # ValueError: of 2026-13-01
         plain = False
     return Leaf(text if plain else json.dumps(text, ensure_ascii=False), comment)
+
+
+def loaded(node: Node) -> Any:
+    """What a reader of the YAML gets. A reference to the environment counts as its default."""
+    if isinstance(node, dict):
+        return {key: loaded(inside) for key, inside in node.items()}
+    if isinstance(node, list):
+        return [loaded(item) for item in node]
+    value = yaml.safe_load(node.text)
+    return default_of(value) if isinstance(value, str) else value
 
 
 def texts_of(value: str) -> list[str]:
