@@ -147,6 +147,9 @@ def by_name(tried: Tried) -> None:
     tried.refuses(tried.split("plain"), "which may be the same rows")
     (tried.folder / "inner/data/train-00001-of-00002.jsonl").unlink()
     tried.refuses(tried.split("inner"), "lacks 1 of the 2 files")
+    for name in ("train.jsonl", "train-small.jsonl"):
+        tried.file(f"beside/{name}", json.dumps({"part": 0}))
+    tried.refuses(tried.split("beside"), "may be a part of another")
 
 
 def card(tried: Tried) -> None:

@@ -153,6 +153,19 @@ def test_one_split_in_two_kinds_of_files_is_refused(tmp_path: Path) -> None:
     assert names_of(tmp_path, "test") == ["test.jsonl"] and names_of(tmp_path / "train.parquet") == ["train.parquet"]
 
 
+def test_a_whole_split_beside_files_that_are_no_parts_is_refused(tmp_path: Path) -> None:
+    said = r"has train-small.jsonl, train.jsonl, of which one may be a part of another; give one file as path"
+    files(tmp_path / "small", "train.jsonl", "train-small.jsonl", "train_1k.jsonl", "test.jsonl")
+    with pytest.raises(DatasetError, match=said):
+        names_of(tmp_path / "small")
+    assert names_of(tmp_path / "small/train.jsonl") == ["train.jsonl"]
+    assert names_of(tmp_path / "small", "test") == ["test.jsonl"]
+    named = ["train-a.jsonl", "train-b.jsonl", "train.0.jsonl"]
+    assert names_of(files(tmp_path / "named", *named)) == named
+    parts = ["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl"]
+    assert names_of(files(tmp_path / "parts", *parts)) == parts
+
+
 def a_zip() -> bytes:
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as packed:

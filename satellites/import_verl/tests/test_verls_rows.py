@@ -112,14 +112,25 @@ def test_a_scripts_own_reward_function_is_asked_for(tmp_path: Path) -> None:
     assert code == 2 and "'mine'" in said
 
 
-def test_a_split_in_two_kinds_of_files_is_named_as_the_script_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("file", "other", "whole"),
+    [
+        ("train.parquet", "train.jsonl", False),
+        ("train.parquet", "train-small.parquet", False),
+        ("train-00000-of-00002.parquet", "train-00001-of-00002.parquet", False),
+        ("train[1].parquet", "train[1].jsonl", False),
+        ("train.parquet", "test.parquet", True),
+        ("train.parquet", "train_small.parquet", True),
+    ],
+)
+def test_one_file_of_the_script_stays_that_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, other: str, whole: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for suffix in ("parquet", "jsonl"):
-        (tmp_path / f"train.{suffix}").touch()
-    (tmp_path / "run.sh").write_text("python3 -m verl.trainer.main_ppo data.train_files=./train.parquet a.b=1\n")
+    for name in (file, other):
+        (tmp_path / name).touch()
+    (tmp_path / "run.sh").write_text(f"python3 -m verl.trainer.main_ppo 'data.train_files=\"./{file}\"' a.b=1\n")
     done = CliRunner().invoke(app, ["import-verl", "run.sh", "-o", "run.yaml"])
     assert done.exit_code == 0, done.output
     (taskset,) = yaml.safe_load((tmp_path / "run.yaml").read_text())["buffer"]["explorer_input"]["tasksets"]
-    assert taskset["path"] == "./train.parquet" and "split" not in taskset
+    assert (taskset["path"], "split" in taskset) == ((".", True) if whole else (f"./{file}", False))

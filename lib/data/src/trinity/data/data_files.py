@@ -249,7 +249,7 @@ def files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
     """Files of a folder's split, in order: of `save_to_disk`, of the card's `configs`, else by their names.
 
     By name, these are <split>{.,-}* of the first of <folder>/<subset>, <folder>, <folder>/data that has any, and else
-    what the datasets library finds there. Raises DatasetError.
+    what the datasets library finds there. Raises DatasetError, also for <split>.jsonl beside others that are no parts.
     """
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         return _saved_files(folder, split)
@@ -266,6 +266,11 @@ def files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
                 found = ", ".join(split + kind for kind in kinds)
                 what = f"has {found}, which may be the same rows; give one file as path"
                 raise DatasetError(f"folder {str(place)!r} {what}")
+            unnumbered = [file for file in files if not _PART.search(file.name)]
+            if len(unnumbered) > 1 and any(_is_plain(file, split) for file in unnumbered):
+                found = ", ".join(file.name for file in unnumbered[:_SHOWN_NAMES])
+                what = f"has {found}, of which one may be a part of another; give one file as path"
+                raise DatasetError(f"folder {str(place)!r} {what}")
             return _whole_split(files, split)
     if not others and (files := _library_files(folder, split, subset)):
         return files
@@ -280,6 +285,11 @@ def _split_files(place: Path, split: str) -> list[Path]:
         return []
     named = (file for file in sorted(place.iterdir()) if file.name.startswith(split) and is_data(file))
     return [file for file in named if file.name[len(split)] in "-." and (file.is_file() or file.is_symlink())]
+
+
+def _is_plain(file: Path, split: str) -> bool:
+    """Returns True for <split>.jsonl and the like, also compressed."""
+    return file.name.lower().startswith(f"{split}{kind_of(file)}".lower())
 
 
 def _whole_split(files: list[Path], split: str) -> list[Path]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from glob import escape
 from pathlib import Path
 
 from trinity.import_verl.expand import default_of
@@ -116,7 +117,7 @@ class Run:
                 "storage_type": Leaf("file"),
                 "path": text_leaf(folder, option),
             }
-            if file and len(list(Path(folder).glob(f"{stem}.*"))) > 1:  # the folder has this split in other files too
+            if file and ("-of-" in stem or self._files_of_split(folder, stem) > 1):  # a split would be more files
                 taskset["path"] = text_leaf(path, option)
             elif stem:
                 taskset["split"] = text_leaf(stem)
@@ -124,6 +125,10 @@ class Run:
                 taskset["default_workflow_type"] = Leaf("simple_mm_workflow", "its prompts have images")
             found.append({**taskset, "format": dict(columns)})
         return found
+
+    @staticmethod
+    def _files_of_split(folder: str, stem: str) -> int:
+        return sum(1 for mark in ".-" for _ in Path(folder).glob(f"{escape(stem)}{mark}*"))
 
     def _columns(self) -> dict[str, Node]:
         """The columns of veRL's rows. Each row's data_source chooses its scorer, unless the script names another."""
