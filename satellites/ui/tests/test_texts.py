@@ -23,8 +23,8 @@ KEY = "the-key"
 TEMPLATES = sorted(Path(texts.__file__).parent.glob("templates/*.html"))
 CHINESE = texts.catalogue("zh")
 # What templates write out of values: states of runs and tasks, fates of seconds, colourings.
-STATES = {"live", "stopped", "finished", "unknown", "trained", "dropped", "dead", "requeued", "waiting", "outstanding",
-          "cut"}  # fmt: skip
+STATES = {"live", "stopped", "finished", "ended", "unknown", "trained", "dropped", "dead", "requeued", "waiting",
+          "outstanding", "cut"}  # fmt: skip
 FATES = {"recomputed", "skipped", "duplicate", "failed", "dead_letter", "evaluated", "aborted", "publishing", "saving",
          "starting", "restarting", "idle", "other"}  # fmt: skip
 OTHERS = {"overview", "versions", "fleet", "waste", "dead letters", "compare", "version", "advantage", "mask", "ratio",

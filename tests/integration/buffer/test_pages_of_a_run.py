@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import httpx
@@ -16,10 +16,12 @@ from support.fakes.peers import a_failure, a_group, explorer
 from support.servers.buffer_run import BufferRun
 from support.servers.nats import NatsServer
 from trinity.config import load
+from trinity.config.run_record import announcement
 from trinity.data.experience import Outcome, Task
 from trinity.reading.find import AnnouncedRun, find_run
 from trinity.reading.job import ProcessRecord, SupervisorRecord, make_folder
-from trinity.runtime import files
+from trinity.runtime import files, names
+from trinity.runtime.broker import Bucket, connect
 from trinity.ui.app import make_app
 from trinity.ui.places import Places
 from trinity.weights import Canary, Probe
@@ -154,3 +156,36 @@ async def test_a_run_that_its_nats_alone_knows(run: BufferRun, nats_server: Nats
         assert "it always fails" in await reader.page("/dead")
         await reader.send("/dead/retry", "/dead")
         assert "it always fails" not in await reader.page("/dead")
+
+
+async def test_pages_follow_a_run_that_stops_moves_and_begins_its_next_stage(
+    run: BufferRun, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trinity.ui.places._LOOK_SECONDS", 0.0)
+    place = await asyncio.to_thread(find_run, None, None, nats_server.url, "")
+    assert isinstance(place, AnnouncedRun)
+    about, places = place.about, Places(place)
+    async with Reader(places) as reader, await connect(nats_server.url, "test") as broker:
+        bucket = await Bucket.find(broker, names.ANNOUNCEMENTS_BUCKET)
+        assert bucket is not None
+        assert '<span class="state live">' in await reader.page()
+        run.stop()
+        await bucket.delete(names.RunNames(about.run).announcement_key)
+        overview = await reader.page()
+        assert '<span class="state ended">' in overview
+        assert 'class="ledger sound"' in overview, "a read-only buffer reads it from NATS"
+        assert "does not run" in await reader.page("/versions", 404)
+
+        after = about.config.model_copy(update={"name": f"{about.config.name}/next"})
+        run_of_next = names.run_id(after.project, after.name, after.group)
+        moved = about.model_copy(update={"addresses": replace(about.addresses, sync="127.0.0.1:9")})
+        for one in (moved, about.model_copy(update={"run": run_of_next, "stage": "next", "config": after})):
+            await bucket.put(names.RunNames(one.run).announcement_key, announcement(one))
+            await reader.runs()
+            source = places.find()[one.run]
+            assert source.is_live
+            assert source.job_stage.about is not None
+            assert source.job_stage.about.addresses == one.addresses
+            await bucket.delete(names.RunNames(one.run).announcement_key)
+        assert list(places.find()) == [run_of_next, about.run]
+        assert [one.is_live for one in places.find().values()] == [True, False]

@@ -140,6 +140,21 @@ def _find_announced(url: str, run: str) -> AnnouncedRun:
     raise NotLive(f"no run{wanted} lives {at}{others}")
 
 
+async def announced_now(run: AnnouncedRun) -> "RunRecord | None":
+    """Returns what is announced of a run now, else of another stage of its job; None if neither is live.
+
+    Raises RunError or Unavailable without an answer of its NATS.
+    """
+    records, _ = await _read(run.nats_url)
+    known = {about.run: about for about in records if _job_of(about) == _job_of(run.about)}
+    return known.get(run.about.run) or next(iter(known.values()), None)
+
+
+def _job_of(about: "RunRecord") -> tuple[str, str, str]:
+    config = about.config
+    return config.project, config.group, config.name.removesuffix(f"/{about.stage}")
+
+
 async def _read(url: str) -> "tuple[list[RunRecord], list[str]]":
     from trinity.reading.run_record import live_runs
 

@@ -52,8 +52,8 @@ Answer = TypeVar("Answer")
 class JobStage:
     """One stage of a job with the configuration of its last run. `stage` is empty for a job without stages.
 
-    `folders`: job and stage folder; None for a live run that only its NATS knows. `about` and `nats_url` belong to a
-    run that --nats and --run name; `yaml` is an additional --config.
+    `folders`: job and stage folder; None for a run that only its NATS knows. `about` and `nats_url` belong to a run
+    that --nats and --run name; `about` is None once it is not live. `yaml` is an additional --config.
     """
 
     stage: str
@@ -169,7 +169,7 @@ class _HasEnded(RunError):
 
 def _lives_here(job_stage: JobStage) -> bool:
     """Returns True if a `trinity run` of this machine runs the stage."""
-    main = jobs.read_records(job_stage.job).get("main") if job_stage.about is None else None
+    main = jobs.read_records(job_stage.job).get("main") if job_stage.folders is not None else None
     return main is not None and main.run == job_stage.run
 
 
@@ -293,7 +293,7 @@ def ask(
 
 def not_live(job_stage: JobStage, why: str) -> str:
     """Returns the error that a command needs a live stage, with the fix."""
-    main = jobs.read_records(job_stage.job).get("main")
+    main = jobs.read_records(job_stage.job).get("main") if job_stage.folders is not None else None
     if main is not None:
         return (
             f"stage {job_stage.stage!r} of {job_stage.job} does not run now, {main.stage!r} does; --stage names another"
@@ -303,8 +303,8 @@ def not_live(job_stage: JobStage, why: str) -> str:
 
 async def _live_addresses(job_stage: JobStage) -> Addresses | None:
     """Returns the addresses of the services of a live stage; None if it is not live."""
-    if job_stage.about is not None:
-        return job_stage.about.addresses
+    if job_stage.folders is None:
+        return job_stage.about.addresses if job_stage.about is not None else None
     main = jobs.read_records(job_stage.job).get("main")
     if main is not None:
         known = {process.service: process.address for process in main.processes}

@@ -270,6 +270,7 @@ def make_app(places: Places, key: str, cookie: str = "trinity_ui", writes: bool 
             Middleware(_Headers),
             Middleware(TrustedHostMiddleware, allowed_hosts=sorted(LOOPBACK), www_redirect=False),
             Middleware(_Key, key=key, cookie=cookie),
+            Middleware(_Look, places=places),
         ],
         exception_handlers={404: pages.missing, 500: pages.failed},
         lifespan=lifespan,
@@ -399,6 +400,17 @@ class _Headers:
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
+
+
+class _Look:
+    """Lets `places` look where its run lives before each answer."""
+
+    def __init__(self, app: ASGIApp, places: Places) -> None:
+        self._app, self._places = app, places
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._places.look()
+        await self._app(scope, receive, send)
 
 
 class _Key:

@@ -1,5 +1,6 @@
 """Finds the runs of the pages: the given one, or all below the folder of runs. Each stage is a run here."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +9,10 @@ from trinity.config import load
 from trinity.reading import job as jobs
 from trinity.reading.find import AnnouncedRun, jobs_here, jobs_root
 from trinity.reading.reader import JobStage, announced_stage, stage_configs
-from trinity.ui.source import UNREADABLE, Source
+from trinity.ui.source import UNREADABLE, Source, look
 
 _MOST = 200  # stages that are listed
+_LOOK_SECONDS = 5.0  # between two looks at an announcement
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Places:
     def __init__(self, place: Path | AnnouncedRun | None, root: Path | None = None) -> None:
         self._place, self._root = place, root
         self._sources: dict[str, Source] = {}
+        self._looked = time.monotonic()
         self.unreadable: list[Unreadable] = []
 
     @property
@@ -51,6 +54,18 @@ class Places:
                     found[key] = source
         self._sources = found
         return found
+
+    async def look(self) -> None:
+        """Asks the NATS of an announced run again which stage is live, and where, at most every _LOOK_SECONDS."""
+        if not isinstance(self._place, AnnouncedRun) or time.monotonic() < self._looked + _LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        about = await look(self._place)
+        for run, source in self.find().items():
+            await source.follow(about if about is not None and about.run == run else None)
+        if about is not None and about.run not in self._sources:
+            self._place = AnnouncedRun(self._place.nats_url, about)
+            self._sources = {about.run: Source(announced_stage(self._place)), **self._sources}
 
     def get(self, key: str) -> Source | None:
         return self._sources.get(key) or self.find().get(key)

@@ -76,10 +76,12 @@ def _run_row(key: str, source: Source) -> Facts:
 
 
 def _state(source: Source) -> str:
-    """Returns live, finished or stopped; unknown for a folder that cannot be read."""
+    """Returns live, finished or stopped; ended for a run without folder, unknown for one that cannot be read."""
     try:
         if source.is_live:
             return "live"
+        if source.job_stage.folders is None:
+            return "ended"
         return str(describe_finished(source.job_stage.job)["state"])
     except UNREADABLE:
         return "unknown"

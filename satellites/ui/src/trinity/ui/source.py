@@ -9,16 +9,18 @@ import contextlib
 import shlex
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trinity.config import ConfigError
+from trinity.config.run_record import RunRecord
 from trinity.reading import job as jobs
 from trinity.reading import series, status
 from trinity.reading.accounts.fates import Groups
 from trinity.reading.client import Buffer, NoAnswer, Sync
 from trinity.reading.errors import RunError
-from trinity.reading.find import AnnouncedRun
+from trinity.reading.find import AnnouncedRun, announced_now
 from trinity.reading.reader import JobStage, live_buffer, live_sync, read_only_buffer
 from trinity.reading.wire import Letter, VersionRow
 from trinity.runtime import files
@@ -86,10 +88,19 @@ class Source:
 
     @property
     def is_live(self) -> bool:
-        if self.job_stage.about is not None:
-            return True
+        if self.job_stage.folders is None:
+            return self.job_stage.about is not None
         main = jobs.read_records(self.job_stage.job).get("main")
         return main is not None and main.run == self.job_stage.run
+
+    async def follow(self, about: RunRecord | None) -> None:
+        """Takes what NATS announces of this run now; None if it is not live."""
+        if about == self.job_stage.about:
+            return
+        async with self._asking:
+            await self._close()
+            config = self.job_stage.config if about is None else about.config
+            self.job_stage = replace(self.job_stage, about=about, config=config)
 
     def cached(self, key: object, make: Callable[[], Any]) -> Any:
         """Returns what `make` returned at the first call with this key."""
@@ -254,6 +265,15 @@ class Source:
         kept, self._kept, self._buffer = self._kept, None, None
         if kept is not None:
             await kept.aclose()
+
+
+async def look(run: AnnouncedRun) -> RunRecord | None:
+    """Returns what is announced of a run or another stage of its job; None without any, or if NATS is away."""
+    async with _opening:
+        jobs.identify(None, Role.READER)
+        with contextlib.suppress(RunError, TrinityError):
+            return await announced_now(run)
+    return None
 
 
 def _is_sound(name: str, value: Any) -> bool:
