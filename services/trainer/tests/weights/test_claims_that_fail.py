@@ -8,8 +8,10 @@ import pytest
 
 from trinity.runtime import waits
 from trinity.runtime.errors import Unavailable
+from trinity.runtime.process import free_port
 from trinity.trainer.weights.claim import Claim
-from trinity.weights.client import Claimed
+from trinity.weights import client as calls
+from trinity.weights.client import BlockingSyncClient, Claimed
 
 pytestmark = pytest.mark.core
 
@@ -19,7 +21,11 @@ class Client:
 
     def __init__(self, answers: int, error: Exception | None = None) -> None:
         self.answers = answers
+        self.given_up = False
         self.error = error or ValueError("an answer that is not understood")
+
+    def give_up(self) -> None:
+        self.given_up = True
 
     def ask_once(self, call: Any) -> Claimed:
         self.answers -= 1
@@ -67,4 +73,19 @@ def test_a_sync_service_that_stays_away_ends_who_has_the_claim(monkeypatch: pyte
         while time.monotonic() < end:
             claim.check()
             time.sleep(0.01)
+    assert client.given_up
     claim.close()
+
+
+def test_a_call_that_is_repeated_ends_when_the_service_is_given_up() -> None:
+    client = BlockingSyncClient(f"127.0.0.1:{free_port()}", "run")
+    with ThreadPoolExecutor(1) as thread:
+        asking = thread.submit(client.ask, calls.version(3))
+        try:
+            with pytest.raises(TimeoutError):
+                asking.result(timeout=0.5)
+        finally:
+            client.give_up()
+        with pytest.raises(Unavailable):
+            asking.result(timeout=10)
+    client.close()

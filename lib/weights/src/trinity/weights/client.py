@@ -288,9 +288,14 @@ class BlockingSyncClient:
         self._channel = rpc.blocking_channel(address)
         self._stub = sync_pb2_grpc.SyncServiceStub(self._channel)
         self.run = run
+        self._retries = True
 
     def close(self) -> None:
         self._channel.close()
+
+    def give_up(self) -> None:
+        """Ends the retries of every thread: the service stays away."""
+        self._retries = False
 
     def ask_once(self, call: Call[T]) -> T:
         """Raises Unavailable if the service does not answer."""
@@ -301,8 +306,12 @@ class BlockingSyncClient:
             raise Unavailable(str(error)) from None
 
     def ask(self, call: Call[T]) -> T:
-        method = getattr(self._stub, call.method)
-        return call.read(rpc.ask_blocking(method, call.of_run(self.run), seconds=call.seconds, again=lambda: True))
+        """Raises Unavailable after `give_up` alone."""
+        method, again = getattr(self._stub, call.method), lambda: self._retries
+        try:
+            return call.read(rpc.ask_blocking(method, call.of_run(self.run), seconds=call.seconds, again=again))
+        except TimedOut as error:
+            raise Unavailable(str(error)) from None
 
 
 def _nothing(answer: Any) -> None:

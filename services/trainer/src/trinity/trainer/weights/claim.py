@@ -111,6 +111,7 @@ class Claim:
             self._absence.lost(why)
         except Unavailable as error:
             self._failure = error
+            self._client.give_up()
 
     def _attempt(self) -> None:
         with self._lock:
