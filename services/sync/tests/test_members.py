@@ -10,6 +10,8 @@ import pytest
 
 from support.servers.nats import NatsServer
 from support.servers.sync_instances import instance, make_member, until
+from trinity.runtime import names
+from trinity.runtime.broker import connect
 from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
 from trinity.sync.runs import Run
 from trinity.sync.store.records import Member
@@ -48,6 +50,17 @@ async def test_a_name_is_taken_as_long_as_its_lease_lives(nats_url: str) -> None
         await two.members.join(make_member(pid=2))
         with pytest.raises(NotFound):
             await run.members.report(again.lease_id)
+
+
+async def test_a_name_is_free_once_nats_has_forgotten_a_killed_explorer(nats_url: str) -> None:
+    """Values of members expire in NATS, which tells nobody."""
+    async with instance(nats_url, lease_seconds=1.2) as run, await connect(nats_url, "test") as broker:
+        await run.members.join(make_member(pid=1))
+        await until(lambda: not run.members.all())
+        assert await broker.js.purge_stream(f"KV_{names.MEMBERS_BUCKET}", subject="$KV.>")
+        async with asyncio.timeout(10):
+            await run.members.join(make_member(pid=2))
+        assert [member.pid for member in run.members.all()] == [2]
 
 
 async def test_who_leaves_is_gone_everywhere(nats_url: str) -> None:

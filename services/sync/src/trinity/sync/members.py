@@ -108,6 +108,7 @@ class Members:
 
     def _drop(self, key: str) -> None:
         held = self._held.pop(key, None)
+        self._mirror.forget(key)
         if held is not None:
             self._end(held.member.lease_id)
 

@@ -127,6 +127,10 @@ class Mirror:
         """Returns True if the copy has all values older than its value of `key`."""
         return self._followed >= self._revisions.get(key, 0)
 
+    def forget(self, key: str) -> None:
+        """Removes the value from the copy: NATS forgets values of a bucket with a TTL without telling."""
+        self._entries.pop(key, None)
+
     def known(self, key: str) -> Entry:
         """Returns the value in the copy."""
         return self._entries.get(key, ABSENT)
