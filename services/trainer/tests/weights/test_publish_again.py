@@ -190,6 +190,20 @@ def test_what_a_rollback_has_withdrawn_is_not_made_again(
     publisher.close()
 
 
+def test_a_live_version_is_known_however_many_a_rollback_withdrew(
+    sync: ForkedService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trinity.trainer.weights.publisher._LISTED", 2)
+    known, publisher = Sync(sync.address, RUN), start(sync, tmp_path)
+    for step in (1, 2, 3, 4):
+        publish(publisher, step, float(step))
+    known.roll_back(2)
+    publisher.close()
+    publisher = start(sync, tmp_path, rollback=1)
+    assert publisher.live_version == 2
+    publisher.close()
+
+
 @pytest.mark.parametrize("followed", [False, True], ids=["neither was followed", "the first one was followed"])
 def test_two_rollbacks_are_no_verdict_on_what_the_first_one_withdrew(
     followed: bool, sync: ForkedService, tmp_path: Path

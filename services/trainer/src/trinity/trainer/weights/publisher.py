@@ -140,6 +140,8 @@ class Publisher:
         self.followed_rollback = rollback
         self._claim.wait()
         known = self._client.ask(calls.versions(_LISTED))
+        if self._claim.rollback is not None and not any(v.state is VersionState.LIVE for v in known):
+            known.append(self._client.ask(calls.version(self._claim.rollback.version)))  # older than those
         self._results.open(known)
         self._opened_at = self.live_version
         self._registered_step = max((version.manifest.step for version in known), default=-1)
