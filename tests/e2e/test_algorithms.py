@@ -24,7 +24,7 @@ SHOWN = {
     "on_policy_distill": ["actor/pg_loss", "actor/mismatch/kernel_ratio"],
     "top_k_distill": ["actor/distill_loss", "actor/teacher_top_mass"],
     "mix": ["actor/pg_loss", "actor/kl_loss"],
-    "dpo": ["actor/dpo_accuracy", "actor/dpo_margin"],
+    "dpo": ["actor/dpo_loss", "actor/dpo_accuracy", "actor/dpo_margin"],
     "cpt": ["actor/sft_loss"],
 }
 

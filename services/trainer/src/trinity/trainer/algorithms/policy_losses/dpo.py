@@ -39,6 +39,7 @@ def dpo(
     paired = x.pairs_B != 0
     halved = (loss - 0.5 * loss.detach()) * paired
     report = {
+        "dpo_loss": masked_sum(loss.detach(), paired),
         "dpo_accuracy": masked_sum(z.detach() > 0, paired),
         "dpo_margin": masked_sum(z.detach(), paired),
         "chosen_reward": masked_sum(beta * distance.detach(), x.pairs_B > 0),
