@@ -132,6 +132,14 @@ def test_a_column_without_a_name_is_not_read(tmp_path: Path) -> None:
     assert code == 0, error
 
 
+def test_rows_of_an_environment_need_no_prompt(tmp_path: Path) -> None:
+    plays = {"default_workflow_type": "environment_workflow", "workflow_args": {"environment": "countdown"}}
+    for name, given, needs in (("plays", plays, False), ("asks", {}, True)):
+        (tmp_path / name).mkdir()
+        _, output = check(tmp_path / name, {}, False, format={"prompt_key": "none"}, **given)
+        assert ("the rows have no column 'none'" in output) is needs, output
+
+
 def test_an_answer_that_nothing_compares_with_may_be_missing(tmp_path: Path) -> None:
     code, error = check(tmp_path, {"answer": None}, False, default_reward_fn_type="format_reward")
     assert code == 0, error

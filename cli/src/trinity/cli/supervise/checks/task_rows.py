@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from trinity.config import Plan, Problem
 from trinity.config.names import reward_functions, reward_named, workflows
 from trinity.config.schema.buffer import TasksetConfig
-from trinity.config.workflows import reads_prompt, scored_by
+from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS, reads_prompt, scored_by
 from trinity.data import images
 from trinity.data.datasets import DatasetError, Row, check_columns, features
 from trinity.data.json_objects import DEEPEST, is_too_deep
@@ -26,12 +26,13 @@ _WRITTEN_REFERENCE = re.compile(r"""\s*\{\s*('\w+'|"style"|"ground_truth")\s*:""
 def check_tasks(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence[Row]) -> list[Problem]:
     """Raises DatasetError for the rows that their workflow or reward function could not read."""
     form = taskset.format
-    if not any(form.prompt_key in row for row in rows):
+    workflow, reward = names_for(plan, key, taskset)
+    plays = workflow in EPISODE_WORKFLOWS or workflow in R3L_WORKFLOWS  # environments read rows by themselves
+    if not plays and not any(form.prompt_key in row for row in rows):
         what = f"the rows have no column {form.prompt_key!r}; they have {', '.join(rows[0])}"
         return [Problem(f"{key}.format.prompt_key", what)]
     check_columns(form, rows)
     features(rows, taskset.data_selector.feature_keys)
-    workflow, reward = names_for(plan, key, taskset)
     rewards = _rewards(rows, form.reward_fn_key)
 
     def check_row(row: Row, number: int) -> None:
