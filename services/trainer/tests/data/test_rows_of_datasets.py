@@ -1,7 +1,9 @@
 """Rows as sequences: conversations, preference pairs, plain text; prompts longer than the model."""
 
 import json
+import re
 import sys
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,27 @@ def test_of_plain_text_every_token_but_the_first_is_learnt(tokenizer: Any) -> No
         example("text", {"text": ""})
     with pytest.raises(DatasetError, match=r"no text in 'prompt'; they have x. Set format.prompt_key"):
         example("text", {"x": 1})
+
+
+TOOL = {"type": "function", "function": {"name": "add"}}
+
+
+@pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL]), "", None])
+@pytest.mark.parametrize("kind", ["messages", "pairs"])
+def test_tools_of_a_row_are_written_into_its_prompt(tokenizer: Any, tools: Any, kind: str) -> None:
+    shows = deepcopy(tokenizer)
+    shows.chat_template = "{% if tools %}{{ tools[0].function.name }}|{% endif %}" + tokenizer.chat_template
+    talk = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
+    row = {"messages": talk, "chosen": talk, "rejected": talk, "tools": tools}
+    for sequence in from_examples(ENTRY, [example(kind, row)], shows, 64).sequences:
+        assert texts(shows, sequence) == (f"add|{ASKED}" if tools else ASKED, "2<|end|>")
+
+
+@pytest.mark.parametrize(("tools", "said"), [("[", "'tools' is no JSON"), (["add"], "'tools' is ['add'], must be")])
+def test_tools_that_are_no_descriptions_are_refused(tools: Any, said: str) -> None:
+    talk = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
+    with pytest.raises(DatasetError, match=re.escape(f"row 7: {said}")):
+        example("messages", {"messages": talk, "tools": tools})
 
 
 @pytest.mark.parametrize("kind", ["text", "messages"])

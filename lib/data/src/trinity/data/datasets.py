@@ -268,11 +268,30 @@ def reader(kind: str, form: FormatConfig, first: Row) -> Callable[[Row, int], di
 
         def pair(row: Row, number: int) -> dict[str, str]:
             chosen, rejected = preference_pair(row, form, number)
-            return {"messages_json": _dumped(chosen, number), "rejected_json": _dumped(rejected, number)}
+            fields = {"messages_json": _dumped(chosen, number), "rejected_json": _dumped(rejected, number)}
+            return fields | _tools(row, number)
 
         return pair
     usual = sft_format(form, first)
-    return lambda row, number: {"messages_json": _dumped(sft_messages(row, usual, number), number)}
+    return lambda row, number: {
+        "messages_json": _dumped(sft_messages(row, usual, number), number),
+        **_tools(row, number),
+    }
+
+
+def _tools(row: Row, number: int) -> dict[str, str]:
+    """The field of the tools that the assistant may call: the row's column `tools`, a list or its JSON text."""
+    found = row.get("tools")
+    if isinstance(found, str):
+        try:
+            found = json.loads(found) if found.strip() else None
+        except ValueError as error:
+            raise DatasetError(f"row {number}: 'tools' is no JSON: {error}") from None
+    if not found:
+        return {}
+    if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
+        raise DatasetError(f"row {number}: 'tools' is {found!r:.100}, must be a list of descriptions of tools")
+    return {"tools_json": _dumped(found, number)}
 
 
 def _dumped(messages: Messages, number: int) -> str:

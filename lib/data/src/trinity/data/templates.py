@@ -179,14 +179,15 @@ class ChatTemplate:
         except InvalidInput:
             return False
 
-    def example(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+    def example(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> tuple[list[int], list[int]]:
         """Token ids of a conversation's prompt, and of its last message up to the end of the turn, which are trained.
 
+        `tools`: those that the assistant may call; a template that writes none leaves them out.
         The prompt ends as in rollouts. If it opens thoughts, the reply continues them: a `<think>` at its begin is
         left out, and a reply without thoughts closes them at once. If it closes them, the reply's own are left out.
         Raises InvalidInput if the template refuses.
         """
-        asked, whole = self.render(messages[:-1]), self.render(messages, ask=False)
+        asked, whole = self.render(messages[:-1], tools=tools), self.render(messages, ask=False, tools=tools)
         content = messages[-1].get("content")
         prompt, tokens = self._encode(asked), self._encode(whole)
         tag = self._last_tag if self._last_tag is not None and asked.endswith(self._last_tag[0]) else None
@@ -196,7 +197,7 @@ class ChatTemplate:
         elif whole.startswith(asked) and not doubled:  # a token of the whole text crosses the end of the prompt
             response = self._encode(whole[len(asked) :])
         else:
-            marked = self.render([*messages[:-1], {**messages[-1], "content": _MARK}], ask=False)
+            marked = self.render([*messages[:-1], {**messages[-1], "content": _MARK}], ask=False, tools=tools)
             _, found, after = marked.partition(_MARK)
             text = content if isinstance(content, str) else ""
             response = self._encode(_continued(text, tag) + (after if found else ""))

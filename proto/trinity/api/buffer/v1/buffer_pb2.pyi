@@ -92,18 +92,20 @@ class Waiting(_message.Message):
     def __init__(self, step: _Optional[int] = ..., missing_groups: _Optional[int] = ..., reason: _Optional[str] = ..., checkpoint_wanted: bool = ...) -> None: ...
 
 class Example(_message.Message):
-    __slots__ = ("row", "messages_json", "buffer", "rejected_json", "text")
+    __slots__ = ("row", "messages_json", "buffer", "rejected_json", "text", "tools_json")
     ROW_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_JSON_FIELD_NUMBER: _ClassVar[int]
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     REJECTED_JSON_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_JSON_FIELD_NUMBER: _ClassVar[int]
     row: int
     messages_json: str
     buffer: str
     rejected_json: str
     text: str
-    def __init__(self, row: _Optional[int] = ..., messages_json: _Optional[str] = ..., buffer: _Optional[str] = ..., rejected_json: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+    tools_json: str
+    def __init__(self, row: _Optional[int] = ..., messages_json: _Optional[str] = ..., buffer: _Optional[str] = ..., rejected_json: _Optional[str] = ..., text: _Optional[str] = ..., tools_json: _Optional[str] = ...) -> None: ...
 
 class LedgerEntry(_message.Message):
     __slots__ = ("run", "step", "groups", "rows", "cursor", "created_at_seconds", "policy", "reward_mean", "operators", "dropped", "auxiliary", "partial", "floor_sequence", "cursor_sequence", "skip_reason", "cut", "previous_sha256", "sha256")

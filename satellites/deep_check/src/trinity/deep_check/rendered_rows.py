@@ -159,12 +159,12 @@ def _examples(
     example = reader(plan.algorithm.rows if plan.algorithm.offline else "messages", form, rows[0])
     try:
         for row in _in_time(rows[::stride]):
-            texts = example(row, len(lengths) * stride).values()
-            conversations: list[Messages] = [json.loads(text) for text in texts]
+            fields = example(row, len(lengths) * stride)
+            tools = json.loads(fields.pop("tools_json", "[]"))
+            conversations: list[Messages] = [json.loads(text) for text in fields.values()]
             for messages in conversations:
                 render(tokenizer, messages, False)
-                template.example(messages)
-            lengths.append(max(_length(tokenizer, messages[:-1]) for messages in conversations))
+            lengths.append(max(len(template.example(messages, tools)[0]) for messages in conversations))
     except Exception as error:  # Jinja templates raise what they like
         row_number = len(lengths) * stride
         yield Problem(template_key(plan.config.model), f"refuses row {row_number} of {key}: {_error_text(error)}")

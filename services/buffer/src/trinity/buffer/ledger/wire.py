@@ -95,6 +95,7 @@ class Example:
     messages_json: str = ""
     rejected_json: str = ""
     text: str = ""
+    tools_json: str = ""
 
 
 @dataclass(frozen=True)

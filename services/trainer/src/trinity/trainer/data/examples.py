@@ -58,7 +58,8 @@ def _text(example: Example, index: int, tokenizer: Any, limit: int) -> TrainSequ
 def _conversation(example: Example, text: str, index: int, template: ChatTemplate, limit: int) -> TrainSequence:
     """Trains the last message, as `ChatTemplate.example` splits it."""
     try:
-        prompt, response = template.example(json.loads(text))
+        tools = json.loads(example.tools_json) if example.tools_json else ()
+        prompt, response = template.example(json.loads(text), tools)
     except InvalidInput as error:
         if error.field != "messages":
             raise
