@@ -121,6 +121,18 @@ def test_nothing_to_show_is_said_in_words(tmp_path: Path) -> None:
         collect([tmp_path], METRICS)
 
 
+def test_runs_of_several_folders_have_different_names(root: Path, tmp_path: Path) -> None:
+    first, second = root / "ALFWORLD/r3l", write(tmp_path / "other/rft", evaluation(1, success=0.5)).parent
+    names = [str(first / "rft"), str(first / "rft"), str(second / "rft")]
+    assert [one.run for one in collect([first, second, second / "rft"], METRICS)] == names
+
+
+def test_a_folder_without_evaluations_is_named(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = write(tmp_path / "empty", {"step": 1, "rollout/reward/mean": 1.0})
+    collect([empty, root / "ALFWORLD", root / "ALFWORLD/grpo"], ["success"])
+    assert capsys.readouterr().err == f"trinity: no evaluation of success below {empty}; --metric chooses others\n"
+
+
 def test_the_command_prints_and_writes(root: Path, tmp_path: Path) -> None:
     out = {name: tmp_path / name for name in ("table.md", "table.csv", "curves.csv")}
     arguments = ["--metric", "steps", "--markdown", str(out["table.md"]), "--csv", str(out["table.csv"])]

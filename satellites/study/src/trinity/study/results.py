@@ -6,6 +6,7 @@ that was evaluated again after a crash counts once, with its last value.
 
 import math
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,24 +43,34 @@ class Curve:
 
 
 def collect(folders: Sequence[Path], metrics: Sequence[str]) -> list[Curve]:
-    """Returns all curves below the folders, ordered by run. Raises RunError if there are none."""
-    found: list[Curve] = []
-    seen: set[Path] = set()
+    """Returns all curves below the folders, ordered by run. Raises RunError if there are none.
+
+    With several folders the name of a run begins with its folder, and folders without curves are named on stderr.
+    """
+    curves: dict[Path, list[Curve]] = {}
+    without: list[Path] = []
     for folder in folders:
         if not folder.is_dir():
             raise RunError(f"no folder {folder}; give a job folder, or a folder of several", code=2)
-        for file in sorted(folder.resolve().glob("**/monitor/explorer.jsonl")):
-            if file not in seen:
-                seen.add(file)
-                found += _curves(_run_of(file, folder.resolve()), file, metrics)
+        below = sorted(folder.resolve().glob("**/monitor/explorer.jsonl"))
+        for file in below:
+            if file not in curves:
+                curves[file] = [*_curves(_run_of(file, folder, len(folders) > 1), file, metrics)]
+        if not any(curves[file] for file in below):
+            without.append(folder)
+    found = [curve for of_file in curves.values() for curve in of_file]
+    problem = f"no evaluation of {', '.join(metrics)} below {', '.join(map(str, without))}; --metric chooses others"
     if not found:
-        known = ", ".join(metrics)
-        raise RunError(f"no evaluation of {known} below {', '.join(map(str, folders))}; --metric chooses others")
+        raise RunError(problem)
+    if without:
+        print(f"trinity: {problem}", file=sys.stderr)
     return found
 
 
-def _run_of(file: Path, root: Path) -> str:
-    job = file.parent.parent
+def _run_of(file: Path, folder: Path, one_of_several: bool) -> str:
+    job, root = file.parent.parent, folder.resolve()
+    if one_of_several:
+        return str(folder / job.relative_to(root))
     return str(job.relative_to(root)) if job != root else job.name
 
 
