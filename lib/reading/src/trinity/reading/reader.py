@@ -21,7 +21,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from trinity.config import Config, load
+from trinity.config import Config, load, make_plan
 from trinity.config.run_record import Addresses, RunRecord
 from trinity.reading import job as jobs
 from trinity.reading import processes
@@ -255,14 +255,16 @@ async def scorers(plugin_dirs: Sequence[Path], reward_bound: float) -> AsyncIter
 
 async def live_services(job_stage: JobStage) -> Addresses:
     """Returns the addresses of the services of the stage. Raises RunError unless it is live and has a sync service."""
+    if make_plan(job_stage.config).offline:
+        raise RunError(
+            f"{job_stage.name} learns from a dataset, without explorers: it publishes no versions and has no providers"
+        )
     found = await _live_addresses(job_stage)
     if found is None:
         raise RunError(not_live(job_stage, "only its running services know this") + ", then again; "
                        "TRINITY_NATS_URL finds a run on another machine")  # fmt: skip
-    if not found.sync and job_stage.about is not None and job_stage.about.online:
-        raise RunError(f"{job_stage.name} does not announce its sync service: set TRINITY_BUFFER_SYNC_ADDRESS")
     if not found.sync:
-        raise RunError(f"{job_stage.name} learns from a dataset; it has no explorers, weight versions and providers")
+        raise RunError(f"{job_stage.name} does not announce its sync service: set TRINITY_BUFFER_SYNC_ADDRESS")
     return found
 
 
@@ -298,7 +300,16 @@ def not_live(job_stage: JobStage, why: str) -> str:
         return (
             f"stage {job_stage.stage!r} of {job_stage.job} does not run now, {main.stage!r} does; --stage names another"
         )
-    return f"{job_stage.name} does not run, and {why}: `trinity run` with the same YAML"
+    state, more = "does not run", ""
+    if job_stage.folders is not None and _is_finished(job_stage):
+        state, more = "has finished", " and more steps (buffer.total_steps=...)"
+    return f"{job_stage.name} {state}, and {why}: `trinity run` with the same YAML{more}"
+
+
+def _is_finished(job_stage: JobStage) -> bool:
+    """Returns True if `trinity run` with the same YAML would skip the stage."""
+    finished = jobs.finished_step(job_stage.folder)
+    return finished >= 0 and finished >= (make_plan(job_stage.config).total_steps or 0)
 
 
 async def _live_addresses(job_stage: JobStage) -> Addresses | None:

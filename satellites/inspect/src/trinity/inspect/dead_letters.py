@@ -12,7 +12,6 @@ from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage, Reader, any_buffer, ask, find_job_stage, live_buffer, not_live
 from trinity.reading.render import pairs, table, to_json, visible, when
 from trinity.reading.wire import Facts, Letter
-from trinity.runtime import files
 
 app = group("Tasks that failed for good.")
 
@@ -104,10 +103,7 @@ def change_letters(job_stage: JobStage, change: Change, as_json: bool) -> str:
 
 async def _change(reader: Reader | None, job_stage: JobStage, change: Change) -> list[int]:
     if reader is None:
-        why = not_live(job_stage, "letters are the running buffer's")
-        if isinstance(files.read_json(job_stage.job / "summary.json"), dict):
-            why += " and more steps (buffer.total_steps=...)"
-        raise RunError(f"{why}, then {change.command} again")
+        raise RunError(not_live(job_stage, "letters are the running buffer's") + f", then {change.command} again")
     call = reader.buffer.retry_letters if change.command == "retry" else reader.buffer.drop_letters
     return await call(change.ordinals)
 

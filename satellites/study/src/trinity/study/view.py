@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from trinity.config import load, make_plan
 from trinity.reading.errors import RunError
-from trinity.reading.reader import JobStage, Reader, ask, read_only_buffer
+from trinity.reading.reader import JobStage, Reader, ask, read_only_buffer, stage_configs
 from trinity.reading.tail import lines_backwards, whole_end
 from trinity.runtime import files
 
@@ -131,6 +132,9 @@ class NothingKept(RunError):
 
 
 def _nothing_kept(folder: Path) -> NothingKept:
+    begun = stage_configs(folder)
+    if begun and make_plan(load(begun[-1], plugins_loaded=False)).algorithm.offline:
+        return NothingKept(f"{folder} learns from a dataset: `trinity batch show` lists its rows")
     return NothingKept(
         f"no experience is kept in {folder}; buffer.save_experiences is on by default and writes it as steps are "
         "trained"

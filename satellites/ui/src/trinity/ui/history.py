@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trinity.config import make_plan
 from trinity.reading import series
 from trinity.reading.accounts import lives
 from trinity.reading.errors import RunError
@@ -74,8 +73,6 @@ async def versions(source: Source, by: str) -> Facts:
     listed = await screens.or_none(source.versions(), problems)
     past = await asyncio.to_thread(_versions, source.folder, by)
     if listed is None and not past["pasts"]:
-        if make_plan(source.job_stage.config).offline:
-            raise RunError(f"{source.title} learns from a dataset, without explorers: it publishes no versions")
         raise RunError("; ".join(problems))
     return {
         "versions": listed or [],
