@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from support.fakes.pages.recorded_run import STEPS, Doctored, ledger, make_job, serve_ledger
+from support.fakes.pages.recorded_run import STEPS, Doctored, ledger, make_job, serve_ledger, write_account
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.ui.app import make_app
 from trinity.ui.places import Places
@@ -82,10 +82,13 @@ def test_without_samples_worst_is_a_sentence(opened: Open, tmp_path: Path) -> No
     assert "worst sample" not in client.get("/run/job/step/2").text
 
 
-def test_a_run_on_a_dataset_has_neither_samples_nor_versions(opened: Open) -> None:
+def test_a_run_on_a_dataset_has_neither_samples_nor_versions(opened: Open, tmp_path: Path) -> None:
     client = opened(dataset=True)
+    write_account(tmp_path / "job", "trainer")
     run = client.get("/run/job")
     assert run.status_code == 200 and "/worst" not in run.text, run.text
+    linked = re.findall(r'href="(/run/job[^"]*)"', run.text)
+    assert len(linked) > 5 and [link for link in linked if client.get(link).status_code != 200] == []
     versions = client.get("/run/job/versions")
     assert "tests/job learns from a dataset, without explorers: it publishes no versions" in versions.text
 

@@ -31,6 +31,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from trinity.config import make_plan
 from trinity.reading.errors import RunError
 from trinity.reading.render import age_text, error_text, size_text, visible, when
 from trinity.runtime.settings import LOOPBACK
@@ -128,7 +129,8 @@ class Pages:
             if found is None:
                 return self._problem(request, f"no run {key} is known here")
             here = request.scope["path"].removeprefix(f"/run/{key}").strip("/").partition("/")[0]
-            known = {"key": key, "title": found.title, "by": _colouring(request), "here": here}
+            publishes = not make_plan(found.job_stage.config).offline  # versions of weights
+            known = {"key": key, "title": found.title, "publishes": publishes, "by": _colouring(request), "here": here}
             try:
                 shown = await show(found, *given, *([query(request)] if query else []))
             except UNREADABLE as error:
