@@ -4,6 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from trinity.cli.main import app
 
 pytestmark = pytest.mark.core
 
@@ -85,3 +89,19 @@ def test_both_readmes_have_the_same_sections_and_rows(repository: Path) -> None:
         r"^\| (`[^`]+`) \|", english, re.MULTILINE
     )
     assert chinese.count("\n## ") == english.count("\n## ")
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
+def test_the_table_of_commands_has_each(page: str, repository: Path) -> None:
+    """Also those of groups: `weights list|show` is two."""
+    shown = set[str]()
+    for row in re.findall(r"^\| `([^`]+)` \|", (repository / page).read_text(), re.MULTILINE):
+        *above, last = re.findall(r"^[a-z-]+(?: [a-z][a-z|-]*)*", row.replace("\\|", "|"))[0].split()
+        shown |= {" ".join([*above, one]) for one in last.split("|")}
+    root = get_command(app)
+    assert isinstance(root, TyperGroup)
+    context = root.make_context("trinity", ["check"], resilient_parsing=True)
+    commands = [(name, root.resolve_command(context, [name])[1]) for name in root.list_commands(context)]
+    for name, command in commands:
+        commands += [(f"{name} {below}", one) for below, one in getattr(command, "commands", {}).items()]
+    assert {name for name, command in commands if not isinstance(command, TyperGroup)} - shown == set()
