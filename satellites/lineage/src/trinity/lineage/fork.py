@@ -142,8 +142,6 @@ def find_parent(run: str, stage: str) -> JobStage:
     folder = folder.absolute()
     if not stage and not (folder / "version.json").exists() and (folder.parent / "version.json").exists():
         folder, stage = folder.parent, folder.name
-    if not jobs.is_job(folder):
-        raise RunError(f"no run has begun in {folder}", 2)
     return find_job_stage(job=folder, stage=stage)
 
 
