@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from support.fakes.data.vision import EXAMPLE, make_files
 from support.programs.trainer.training import BASE
@@ -156,7 +156,8 @@ def hub_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def engine_of(model: str) -> Any:
     engine: Any = Engine()
-    engine.policy = SimpleNamespace(model=SimpleNamespace(config=AutoConfig.for_model(model)))
+    ends = GenerationConfig(eos_token_id=[1, 7], temperature=0.5)  # a temperature without sampling, as hubs have it
+    engine.policy = SimpleNamespace(model=SimpleNamespace(config=AutoConfig.for_model(model), generation_config=ends))
     return engine
 
 
@@ -171,7 +172,9 @@ def test_files_of_a_model_with_a_hub_name_are_in_the_checkpoint(
     checkpoints, _ = checkpoints_of(tmp_path, True, [], engine, "owner/tiny")
     checkpoints.save(3)
     checkpoints.settle()
-    names = {path.name for path in (checkpoints.store.path(3) / "actor/huggingface").iterdir()}
+    folder = checkpoints.store.path(3) / "actor/huggingface"
+    names = {path.name for path in folder.iterdir()}
+    assert GenerationConfig.from_pretrained(folder).eos_token_id == [1, 7]
     assert {"config.json", "tokenizer.json", "chat_template.jinja"} <= names
     assert ("preprocessor_config.json" in names) == sees
 

@@ -227,8 +227,11 @@ class Checkpoints:
                 own = self.engine.policy.model.config.rope_parameters
                 write_rope(target / "config.json", own)
             return
-        for part in (self.engine.policy.model.config, *self._processors):
+        model = self.engine.policy.model
+        for part in (model.config, *self._processors):
             part.save_pretrained(target)
+        if generation := getattr(model, "generation_config", None):  # `save_pretrained` refuses what hubs have
+            (target / "generation_config.json").write_text(generation.to_json_string())
 
     @property
     def _model_folder(self) -> Path:
