@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trinity.commands import command, group
-from trinity.convert.base import OtherModel, compared
+from trinity.convert.base import OtherModel, compared, with_tower
 from trinity.convert.find import Checkpoint, CheckpointError, find_checkpoints, parse_steps
 from trinity.reading.errors import RunError
 from trinity.reading.render import visible
@@ -41,7 +41,8 @@ def convert(
         Path, typer.Option("--checkpoint-dir", "-c", help="Job folder, global_step folder, or anything inside one")
     ],
     base_model_dir: Annotated[
-        Path | None, typer.Option("--base-model-dir", "-b", help="Where config.json is taken from if it is missing")
+        Path | None,
+        typer.Option("--base-model-dir", "-b", help="Gives config.json and a vision tower where they are missing"),
     ] = None,
     steps: Annotated[str | None, typer.Option("--steps", "-s", help="Only these steps, as 100,200")] = None,
     allow_unverified: Annotated[
@@ -95,6 +96,8 @@ def _convert(checkpoint: Checkpoint, base: Path | None, title: str) -> tuple[str
             config = write.read_config(folder)
             print(f"{title}: {source.kind}", flush=True)
             source = compared(source, base, gives_config=files_of is base)
+            if config.has_tower:
+                source = with_tower(source, base, checkpoint.actor)
             written = write.write_weights(folder, _as_asked(source, config))
     except OtherModel:
         for path in {*folder.glob("*")} - before:  # another base model may be given next time
@@ -157,7 +160,7 @@ def _as_asked(source: "Source", config: "ModelConfig") -> Iterator["Parameter"]:
 
     dtype = torch.float32 if source.trained_in is torch.float32 else config.dtype or source.trained_in
     for parameter in source.parameters:
-        if dtype is not None and parameter.dtype.is_floating_point:
+        if dtype is not None and parameter.dtype.is_floating_point and not parameter.keeps_dtype:
             parameter = replace(parameter, dtype=dtype)
         yield parameter
         if config.tied is False:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from trinity.convert.find import CheckpointError
 from trinity.runtime import files
 from trinity.weights import manifest_of_folder
-from trinity.weights.lora import in_model
+from trinity.weights.lora import fused, in_model
 
 if TYPE_CHECKING:
     from trinity.convert.source import Parameter, Source
 
 _LAYER = re.compile(r"(?:^|\.)(?:model|language_model)\.layers\.(\d+)\.")
+_TOWER = re.compile(r"(?:^|\.)(?:visual|vision_\w+)\.")
 _EMBEDDING = re.compile(r"(?:model\.)?(?:language_model\.)?(?:model\.)?embed_tokens\.weight")
 
 
@@ -38,9 +39,40 @@ def compared(source: "Source", base: Path | None, *, gives_config: bool) -> "Sou
     return replace(source, parameters=parameters)
 
 
+def with_tower(source: "Source", base: Path | None, actor: Path) -> "Source":
+    """The source with the tensors of the base model's vision tower and projector that the checkpoint lacks.
+
+    Checkpoints of runs that train the text alone hold none of them. Reading on raises CheckpointError without a base.
+    """
+    return replace(source, parameters=_with_tower(source.parameters, base, actor))
+
+
+def _with_tower(parameters: Iterator["Parameter"], base: Path | None, actor: Path) -> Iterator["Parameter"]:
+    from safetensors import safe_open
+
+    from trinity.convert.source import Parameter
+
+    there = set()
+    for parameter in parameters:
+        there.add(parameter.name)
+        yield parameter
+    if base is None or not any(base.glob("*.safetensors")):
+        if not any(_TOWER.search(name) for name in there):
+            what = f"{actor} holds a model that reads images without its vision tower, which was not trained"
+            raise CheckpointError(f"{what}; give the base model's folder with --base-model-dir")
+        return
+    for tensor in manifest_of_folder("base", 0, base, checksums=False).tensors:
+        name = in_model(tensor.name)
+        if "language_model." not in name and not name.startswith("lm_head.") and not {name, tensor.name} & there:
+            with safe_open(base / tensor.file, "pt") as file:
+                found = file.get_tensor(tensor.name)
+            yield Parameter(name, tuple(found.shape), found.dtype, (found,), keeps_dtype=True)
+
+
 def _like_weights(source: "Source", base: Path) -> Iterator["Parameter"]:
     manifest = manifest_of_folder("base", 0, base, checksums=False)
     shapes = {name: tuple(t.shape) for t in manifest.tensors for name in (t.name, in_model(t.name))}
+    shapes |= fused(shapes)  # of experts, as the trainer holds them
     for parameter in source.parameters:
         shape = shapes.get(parameter.name)
         if parameter.name not in source.shared and shape != parameter.shape and not _is_tied(parameter.name, shape):

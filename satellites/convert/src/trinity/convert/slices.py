@@ -31,4 +31,4 @@ def _parameters(reader: SliceReader) -> Iterator[Parameter]:
         for name, shape in shapes.items():
             pieces = reader.whole(kind, name, shape)
             dtype = pieces[0].dtype if pieces else torch.float32
-            yield Parameter(name.removeprefix(_PREFIX), tuple(shape), dtype, tuple(pieces))
+            yield Parameter(name.removeprefix(_PREFIX), tuple(shape), dtype, tuple(pieces), kind == BUFFER)

@@ -22,6 +22,7 @@ class Parameter:
     shape: tuple[int, ...]
     dtype: torch.dtype
     pieces: tuple[torch.Tensor, ...]
+    keeps_dtype: bool = False  # was not trained: a buffer, such as a router's correction in float32
 
     @property
     def size_bytes(self) -> int:

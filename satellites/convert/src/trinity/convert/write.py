@@ -47,10 +47,11 @@ def copy_base_files(base: Path | None, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The weights' dtype and ties by config.json; None where it has no entry."""
+    """The weights' dtype and ties by config.json, None where it has no entry; and whether the model reads images."""
 
     dtype: torch.dtype | None
     tied: bool | None
+    has_tower: bool
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -67,7 +68,7 @@ def read_config(folder: Path) -> ModelConfig:
     name = said("dtype") or said("torch_dtype")
     dtype = _DTYPES.get(name.removeprefix("torch.")) if isinstance(name, str) else None
     tied = said("tie_word_embeddings")
-    return ModelConfig(dtype, tied if isinstance(tied, bool) else None)
+    return ModelConfig(dtype, tied if isinstance(tied, bool) else None, "vision_config" in values)
 
 
 @dataclass(frozen=True)
