@@ -1,6 +1,9 @@
 """The split of a batch into several updates, and the critic's targets, against plain loops."""
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +16,11 @@ from trinity.config import make_plan
 from trinity.config.algorithms import AlgorithmPlan, resolve
 from trinity.config.schema import Config
 from trinity.config.schema.algorithm import AlgorithmConfig
+from trinity.runtime.errors import InvalidInput
 from trinity.trainer.algorithms.aggregation import Totals
 from trinity.trainer.data.batch import TrainBatch, TrainSequence, with_advantages
 from trinity.trainer.engine.critic import explained_variance, value_loss
+from trinity.trainer.engine.engine import TrainEngine
 from trinity.trainer.engine.whole_batch import mini_batches, number_of_parts
 
 pytestmark = pytest.mark.core
@@ -164,3 +169,11 @@ def test_the_value_loss_is_that_of_a_plain_loop(
     assert values.grad is not None
     assert values.grad.flatten().tolist() == pytest.approx(slopes, abs=tolerance)
     assert int(report["critic/value_loss"][1]) == int(mask.sum())
+
+
+def test_a_checkpoint_without_a_critic_gives_none(tmp_path: Path) -> None:
+    engine: Any = SimpleNamespace(_critic=object())
+    with pytest.raises(
+        InvalidInput, match=r"algorithm\.algorithm_type: needs a critic, and the checkpoint .* has none"
+    ):
+        TrainEngine.load(engine, tmp_path / "global_step_3/actor")

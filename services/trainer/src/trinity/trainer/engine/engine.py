@@ -23,6 +23,7 @@ from trinity.config import Plan
 from trinity.data.images import PlacedImage
 from trinity.data.vision import ImageRules
 from trinity.runtime import waits
+from trinity.runtime.errors import InvalidInput
 from trinity.trainer.algorithms.aggregation import Report, join, means
 from trinity.trainer.algorithms.inputs import LIMIT
 from trinity.trainer.algorithms.kl import KlCoefficients
@@ -412,9 +413,13 @@ class TrainEngine:
         return lambda: [path for write in writes for path in write()]
 
     def load(self, folder: Path) -> dict[str, Any]:
-        """Loads what `snapshot` wrote; returns its state."""
+        """Loads what `snapshot` wrote; returns its state. Raises InvalidInput for a checkpoint without the critic."""
         if self._critic is not None:
-            self._critic.model.load(folder.with_name("critic"))
+            critic = folder.with_name("critic")
+            if not critic.is_dir():
+                what = f"needs a critic, and the checkpoint {folder.parent} has none; keep the algorithm of that run"
+                raise InvalidInput("algorithm.algorithm_type", f"{what}, or begin another from model.model_path")
+            self._critic.model.load(critic)
         state = self._model.load(folder)
         if "kl_coefficients" in state:  # absent in checkpoints of former versions
             self._kl = KlCoefficients(**state["kl_coefficients"])
