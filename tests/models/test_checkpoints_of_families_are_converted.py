@@ -39,16 +39,20 @@ def assert_whole(actor: Path, state: dict[str, torch.Tensor], kind: Any) -> None
         assert torch.equal(tensor, state[name].float()), name
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])
+@pytest.mark.parametrize(("family", "given"), [("qwen3_5", True), ("gemma3", False)])
 def test_a_tower_that_was_not_trained_comes_from_the_base_model(
-    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    family: str, given: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """It is `given` by an option, or the run's configuration names it."""
     actor, state, kind = saved_step(family, tmp_path, tower=False)
     assert converted(tmp_path / "job", None, None) == 1
     said = capsys.readouterr().out
     assert "reads images without its vision tower, which was not trained; give the base model's folder with" in said
     assert not list(actor.glob("huggingface/*.safetensors"))
-    assert converted(tmp_path / "job", tmp_path / "base", None) == 0, capsys.readouterr().out
+    if not given:
+        named = {"model": {"model_path": str(tmp_path / "base")}}
+        (tmp_path / "job/config.json").write_text(json.dumps(named))
+    assert converted(tmp_path / "job", tmp_path / "base" if given else None, None) == 0, capsys.readouterr().out
     assert_whole(actor, state, kind)
 
 

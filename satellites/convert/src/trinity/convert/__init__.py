@@ -21,6 +21,7 @@ from trinity.convert.base import OtherModel, compared, with_tower
 from trinity.convert.find import Checkpoint, CheckpointError, find_checkpoints, parse_steps
 from trinity.reading.errors import RunError
 from trinity.reading.render import visible
+from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
 from trinity.weights.checkpoint_manifest import ManifestWriter, has_manifest, verify
 from trinity.weights.checkpoints import CONVERTED, INDEX, has_weights
@@ -97,7 +98,7 @@ def _convert(checkpoint: Checkpoint, base: Path | None, title: str) -> tuple[str
             print(f"{title}: {source.kind}", flush=True)
             source = compared(source, base, gives_config=files_of is base)
             if config.has_tower:
-                source = with_tower(source, base, checkpoint.actor)
+                source = with_tower(source, base or _trained_model(checkpoint.folder), checkpoint.actor)
             written = write.write_weights(folder, _as_asked(source, config))
     except OtherModel:
         for path in {*folder.glob("*")} - before:  # another base model may be given next time
@@ -120,6 +121,14 @@ def _extend_manifest(checkpoint: Checkpoint, before: set[Path], *, converted: bo
     if converted:
         written |= {*checkpoint.huggingface.glob("*.safetensors"), *checkpoint.huggingface.glob(INDEX)}
     ManifestWriter(checkpoint.folder, [path.relative_to(checkpoint.folder).as_posix() for path in written]).write()
+
+
+def _trained_model(checkpoint: Path) -> Path | None:
+    """Returns the folder of the model that the run of a checkpoint began with; None if it is not here."""
+    config = files.read_json(checkpoint.parent / "config.json")
+    model = config.get("model") if isinstance(config, dict) else None
+    path = model.get("model_path") if isinstance(model, dict) else None
+    return Path(path).expanduser() if isinstance(path, str) and path else None
 
 
 def _config_folder(actor: Path, base: Path | None) -> Path | None:
