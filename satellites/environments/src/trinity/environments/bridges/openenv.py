@@ -19,6 +19,7 @@ from trinity.runtime.errors import Full, InvalidInput, TimedOut, Unavailable
 from trinity.sdk.environment import Description
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+_MOST_SECONDS = 100  # for one answer of the server
 
 
 @needs("websockets", "websockets", "openenv")
@@ -32,15 +33,18 @@ class OpenEnv(TextGame):
     """
 
     description = Description(
-        "openenv", "An environment on an OpenEnv server.", step_timeout_seconds=120, reset_timeout_seconds=360
-    )  # a reset asks the server three times
+        "openenv",
+        "An environment on an OpenEnv server.",
+        step_timeout_seconds=_MOST_SECONDS + 20,
+        reset_timeout_seconds=3 * _MOST_SECONDS + 60,  # it connects, reads the schema and resets
+    )
     isolation = "thread"
     defaults = TurnRules(max_steps=100)
     instructions = FORMAT_HINT
 
     def begin(self, task: Arguments, args: Arguments, seed: int) -> str:
         url = args.text("url")
-        timeout = args.number("timeout_seconds", 30.0, low=0.1, high=100)
+        timeout = args.number("timeout_seconds", 30.0, low=0.1, high=_MOST_SECONDS)
         field = args.text("action_field", "")
         self._observation_field = args.text("observation_field", "")
         self.success_reward = args.number("success_reward", 1.0)
