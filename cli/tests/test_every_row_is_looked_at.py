@@ -127,7 +127,7 @@ def test_an_empty_system_prompt_is_none(tmp_path: Path) -> None:
 
 
 def test_a_column_without_a_name_is_not_read(tmp_path: Path) -> None:
-    """As `DataFrame.to_csv` writes the index."""
+    """`DataFrame.to_csv` writes such a column for its index."""
     code, error = check(tmp_path, {"": "0"}, False)
     assert code == 0, error
 

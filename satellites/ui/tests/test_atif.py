@@ -153,7 +153,7 @@ def test_a_trial_of_harbor_has_its_task_and_its_reward(tmp_path: Path) -> None:
 
 
 def test_trials_of_a_task_and_their_sub_agents_are_rollouts(tmp_path: Path) -> None:
-    """Else a failed trial would get the advantage of one that succeeded."""
+    """As one rollout, a failed trial got the advantage of one that succeeded."""
     helper = {"schema_version": "ATIF-v1.8", "agent": {"name": "b", "version": "1"}, "steps": [metrics()]}
     inner = {"schema_version": "ATIF-v1.8", "subagent_trajectories": [helper | {"trajectory_id": "helper"}]}
     given = [trial(tmp_path, "failed", 0.0, **inner), trial(tmp_path, "solved", 1.0)]

@@ -238,7 +238,7 @@ def preference_pair(row: Row, form: FormatConfig, number: int) -> tuple[Messages
 def _check_messages(messages: list[Any], key: str, number: int) -> None:
     """Raises DatasetError unless every message has a role and the last one, which is trained, has text or calls tools.
 
-    A last message of calls alone, whose content is null, gets an empty text.
+    Replaces the null content of a last message that only calls tools by an empty text.
     """
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):

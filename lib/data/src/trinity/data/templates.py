@@ -182,7 +182,7 @@ class ChatTemplate:
     def example(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> tuple[list[int], list[int]]:
         """Token ids of a conversation's prompt, and of its last message up to the end of the turn, which are trained.
 
-        `tools`: those that the assistant may call; a template that writes none leaves them out.
+        `tools` are those that the assistant may call. A template without a place for tools leaves them out.
         The prompt ends as in rollouts. If it opens thoughts, the reply continues them: a `<think>` at its begin is
         left out, and a reply without thoughts closes them at once. If it closes them, the reply's own are left out.
         Raises InvalidInput if the template refuses.

@@ -306,7 +306,7 @@ class BlockingSyncClient:
             raise Unavailable(str(error)) from None
 
     def ask(self, call: Call[T]) -> T:
-        """Raises Unavailable after `give_up` alone."""
+        """Repeats a call until the service answers. Raises Unavailable only after `give_up`."""
         method, again = getattr(self._stub, call.method), lambda: self._retries
         try:
             return call.read(rpc.ask_blocking(method, call.of_run(self.run), seconds=call.seconds, again=again))

@@ -59,7 +59,7 @@ def text_leaf(text: str, comment: str = "") -> Leaf:
 
 
 def loaded(node: Node) -> Any:
-    """What a reader of the YAML gets. A reference to the environment counts as its default."""
+    """Returns the value that the YAML will hold. A reference to the environment counts as its default."""
     if isinstance(node, dict):
         return {key: loaded(inside) for key, inside in node.items()}
     if isinstance(node, list):

@@ -312,8 +312,10 @@ def yaml_of(
 
 
 def write_own(file: Path, text: str) -> None:
-    """Writes the YAML into its job folder. Raises RunError if a run with another YAML has begun there, or if somebody
-    has changed the file."""
+    """Writes the YAML into its job folder.
+
+    Raises RunError if a run with another YAML has begun there, or if the file was changed by hand.
+    """
     made = file.with_name(f".{file.name}")  # what was written last
     if file.exists() and file.read_text() == text:
         print(f"YAML of the run: {file}", flush=True)
@@ -389,7 +391,7 @@ def _is_short(value: Any) -> bool:
 
 
 def _test_split(data: str, subset: str, form: Form) -> tuple[str, str]:
-    """Returns the split of a folder or hub dataset for evaluations, or else a comment on those that cannot be used."""
+    """Returns the split that evaluations use and no comment, or no split and a comment on those that cannot be used."""
     if Path(data).expanduser().is_file():
         return "", ""
     needed, left_out = [form.columns[key] for key in ("prompt_key", "response_key")], ""

@@ -76,7 +76,7 @@ def _run_row(key: str, source: Source) -> Facts:
 
 
 def _state(source: Source) -> str:
-    """Returns live, finished or stopped; ended for a run without folder, unknown for one that cannot be read."""
+    """Returns the word for a run's state. A run without a folder has ended; that of an unreadable folder is unknown."""
     try:
         if source.is_live:
             return "live"

@@ -131,7 +131,7 @@ class Section(BaseModel):
 
 
 def _from_texts(value: Any, annotation: Any) -> Any:
-    """What a field's text, or the texts of its list, stand for; other values as they are."""
+    """Reads a field's text, or the texts of its list, as values of its types. Returns other values unchanged."""
     if isinstance(value, list):
         return [from_text(one, _kinds_of_items(annotation)) if isinstance(one, str) else one for one in value]
     return from_text(value, _kinds(annotation)) if isinstance(value, str) else value
@@ -163,7 +163,7 @@ def _kinds(annotation: Any) -> set[Any]:
 
 
 def _kinds_of_items(annotation: Any) -> set[Any]:
-    """The plain types of the items of a field's lists; none for a field that takes no list."""
+    """Returns the plain types of the items of a field's lists. A field that takes no list has none."""
     inner = get_args(annotation)
     if hasattr(annotation, "__metadata__"):
         return _kinds_of_items(inner[0])
