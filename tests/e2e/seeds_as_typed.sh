@@ -107,15 +107,19 @@ holds "rm -r $job" rm -r $job/
 echo "== From veRL"
 for name in ppo grpo; do
   answer 0 "." trinity import-verl "$guide/verl_${name}_example.sh" -o imported_$name.yaml
-  holds "it is the guide's YAML, with veRL's own columns" python -c "
+  holds "it is the guide's YAML, with veRL's own columns and greedy evaluations" python -c "
 import yaml
 imported, guide = (yaml.safe_load(open(p)) for p in ('imported_$name.yaml', '${name}_example.yaml'))
 def others(value):
     if isinstance(value, list):
         return [*map(others, value)]
-    columns = ('response_key', 'reward_fn_key', 'data_selector')  # the last is veRL's shuffle
-    return {k: others(v) for k, v in value.items() if k not in columns} if isinstance(value, dict) else value
-assert others(imported) == others(guide) and 'reward_model.ground_truth' in str(imported), imported"
+    own = ('response_key', 'reward_fn_key', 'data_selector')  # the last is veRL's shuffle
+    if not isinstance(value, dict):
+        return value
+    return {k: others(v) for k, v in value.items() if k not in own and v != {'temperature': 0}}
+greedy = [one['rollout_args'] == {'temperature': 0} for one in imported['buffer']['explorer_input']['eval_tasksets']]
+assert others(imported) == others(guide) and 'reward_model.ground_truth' in str(imported), imported
+assert greedy and all(greedy), imported"
 done
 verl="buffer.batch_size=4 buffer.total_steps=2 buffer.total_epochs=1 model.max_prompt_tokens=128 explorer.eval_interval=2"
 verl="$verl model.max_response_tokens=16 trainer.max_token_len_per_gpu=4096"
