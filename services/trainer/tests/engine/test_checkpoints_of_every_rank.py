@@ -179,6 +179,20 @@ def test_files_of_a_model_with_a_hub_name_are_in_the_checkpoint(
     assert ("preprocessor_config.json" in names) == sees
 
 
+def test_the_template_of_the_yaml_is_the_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = hub_model(tmp_path, monkeypatch)
+    (tmp_path / "own.jinja").write_text("from a file, {{ messages[0].content }}")
+    path = str(tmp_path / "own.jinja")
+    given = {str(source): {"custom_chat_template": "own"}, "owner/tiny": {"chat_template_path": path}}
+    for model, keys in given.items():
+        (tmp_path / str(len(model))).mkdir()
+        checkpoints, _ = checkpoints_of(tmp_path / str(len(model)), True, [], engine_of("qwen2"), model, **keys)
+        checkpoints.save(3)
+        checkpoints.settle()
+        saved = AutoTokenizer.from_pretrained(checkpoints.store.path(3) / "actor/huggingface")
+        assert saved.chat_template == keys.get("custom_chat_template", "from a file, {{ messages[0].content }}")
+
+
 def test_a_hub_tokenizer_of_remote_code_is_refused_at_the_start_or_in_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,22 +45,27 @@ def template_key(model: ModelConfig) -> str:
     return "model.custom_chat_template" if model.custom_chat_template else "model.model_path"
 
 
+def configured_template(model: ModelConfig) -> str | None:
+    """Returns the chat template that the YAML gives, or None. Raises InvalidInput for an unreadable file."""
+    if not model.chat_template_path:
+        return model.custom_chat_template or None
+    path = Path(model.chat_template_path).expanduser()
+    try:
+        if path.exists() and not path.is_file():  # a pipe might never end
+            raise OSError("it is no file")
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        what = f"{model.chat_template_path!r} cannot be read: {error}"
+        raise InvalidInput("model.chat_template_path", what) from None
+
+
 def chat_template(model: ModelConfig, tokenizer: Any) -> "ChatTemplate":
     """Sets the model's template in its tokenizer, with model.enable_thinking, and returns its properties.
 
     A template that refuses or leaves out a system prompt gets it before the first message of the user. Raises
     InvalidInput for a missing template or an unreadable file.
     """
-    template = model.custom_chat_template or tokenizer.chat_template
-    if model.chat_template_path:
-        path = Path(model.chat_template_path).expanduser()
-        try:
-            if path.exists() and not path.is_file():  # a pipe might never end
-                raise OSError("it is no file")
-            template = path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            what = f"{model.chat_template_path!r} cannot be read: {error}"
-            raise InvalidInput("model.chat_template_path", what) from None
+    template = configured_template(model) or tokenizer.chat_template
     if isinstance(template, dict):  # named templates; transformers takes the default
         template = template.get("default")
     if not template:

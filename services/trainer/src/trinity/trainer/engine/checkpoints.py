@@ -24,6 +24,7 @@ import structlog
 
 from trinity.config import Plan
 from trinity.config.schema.model import ModelConfig
+from trinity.data.templates import configured_template
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput, Unavailable
 from trinity.trainer.engine.checkpoint_store import CheckpointStore, Part, TrainerState
@@ -67,9 +68,12 @@ class Checkpoints:
     _reserving: "Future[None] | None" = field(default=None, init=False)
     _is_seen: bool = field(default=True, init=False)  # False: rank 0's machine has another job folder
     _processors: list[Any] = field(default_factory=list, init=False)
+    _template: str | None = field(default=None, init=False)  # the YAML's
 
     def __post_init__(self) -> None:
-        """Raises InvalidInput if rank 0 cannot load the tokenizer or image processor for its checkpoints."""
+        """Raises InvalidInput if rank 0 cannot load the tokenizer, image processor or template for its checkpoints."""
+        if self.exchange.is_first:
+            self._template = configured_template(self.plan.config.model)
         if self.exchange.is_first and not self._model_folder.is_dir():
             self._processors = _processors_of_hub(self.plan.config.model, self.engine.image_rules is not None)
 
@@ -221,17 +225,18 @@ class Checkpoints:
 
     def _save_model_files(self, target: Path) -> None:
         """Writes the model's config, tokenizer, chat template and image processor."""
+        model = self.engine.policy.model
         if self._model_folder.is_dir():
             copy_all_but_weights(self._model_folder, target)
             if self.plan.config.model.rope:
-                own = self.engine.policy.model.config.rope_parameters
-                write_rope(target / "config.json", own)
-            return
-        model = self.engine.policy.model
-        for part in (model.config, *self._processors):
-            part.save_pretrained(target)
-        if generation := getattr(model, "generation_config", None):  # `save_pretrained` refuses what hubs have
-            (target / "generation_config.json").write_text(generation.to_json_string())
+                write_rope(target / "config.json", model.config.rope_parameters)
+        else:
+            for part in (model.config, *self._processors):
+                part.save_pretrained(target)
+            if generation := getattr(model, "generation_config", None):  # `save_pretrained` refuses what hubs have
+                (target / "generation_config.json").write_text(generation.to_json_string())
+        if self._template:
+            files.write_atomic(target / "chat_template.jinja", self._template.encode())
 
     @property
     def _model_folder(self) -> Path:
