@@ -181,7 +181,7 @@ NAMES = [
     (
         "buffer.explorer_input.taskset.default_workflow_type",
         "thinking_budget_workflow",
-        "thinking_token_budget: is missing",
+        "thinking_token_budget: is required",
     ),
     ("buffer.explorer_input.taskset.default_reward_fn_type", "nope", "not registered"),
     ("buffer.explorer_input.taskset.data_selector", "{selector_type: rand}", "did you mean 'random'"),
@@ -289,15 +289,15 @@ INTERPOLATIONS = [
     ("project", "'${oc.decode:" + "[" * 2500 + "]" * 2500 + "}'", "nested too deeply"),
 ]
 ARGUMENTS = [
-    ("rubric_judge_workflow", "{rubric: [3]}", "rubric.0 is 3, must be"),
-    ("rubric_judge_workflow", "{rubric: []}", "a list of {description, weight}"),
-    ("rubric_judge_workflow", "{rubric: [{description: a, weight: 0}]}", "has the weight 0"),
+    ("rubric_judge_workflow", "{rubric: [3]}", "rubric.0: is 3, must be a mapping"),
+    ("rubric_judge_workflow", "{rubric: []}", "rubric: is a list, must not be empty"),
+    ("rubric_judge_workflow", "{rubric: [{description: a, weight: 0}]}", "weight: is 0, must be greater than 0"),
     ("rubric_judge_workflow", "{judge: null}", "must be text"),
-    ("rubric_judge_workflow", "{judge_temperature: .inf}", "a number >= 0"),
-    ("rubric_judge_workflow", "{judge_max_tokens: 9999999999999}", "a whole number >= 1"),
-    ("sokoban_workflow", "{max_turns: 9999999999999}", "a whole number from 1"),
-    ("R3L_sokoban_workflow", "{max_reflection_tokens: 9999999999999}", "a whole number >="),
-    ("tool_call_workflow", "{tools: [[a]]}", "which no plugin registers"),
+    ("rubric_judge_workflow", "{judge_temperature: .inf}", "finite number"),
+    ("rubric_judge_workflow", "{judge_max_tokens: 9999999999999}", "must be less than or equal to"),
+    ("sokoban_workflow", "{max_turns: 9999999999999}", "must be less than or equal to"),
+    ("R3L_sokoban_workflow", "{max_reflection_tokens: 9999999999999}", "must be less than or equal to"),
+    ("tool_call_workflow", "{tools: [[a]]}", "tools.0: is a list, must be text"),
 ]
 CHANGES = [*TYPES, *NUMBERS, *NAMES, *CONTRADICTIONS, *FOLDERS, *INTERPOLATIONS]
 

@@ -31,7 +31,7 @@ TASKSET = "buffer.explorer_input.taskset"
         ({"nums": "x"}, play("countdown"), 2, f"{TASKSET}: row 0, as countdown reads it: task.nums"),
         ({}, play("countdwn"), 0, "'countdwn' is neither built in nor installed; did you mean 'countdown'?"),
         ({}, play("webshop", backend="http", url="http://127.0.0.1:9"), 0, "no episode of 'webshop' could begin"),
-        ({}, {"default_workflow_type": "countdown_workflow", "workflow_args": {"max_turn": 3}}, 2, "max_turn: is not"),
+        ({}, {"default_workflow_type": "countdown_workflow", "workflow_args": {"max_turn": 3}}, 2, "max_turn: unknown"),
         (
             {},
             {"reward_fn_args": {"with_think": True}},

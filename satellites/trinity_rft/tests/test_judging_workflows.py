@@ -146,8 +146,8 @@ async def test_a_judge_that_gives_no_grades_is_a_failure_and_never_a_zero_reward
     ("rubric", "message"),
     [
         (None, r"task\.rubric: is None, must be a list"),
-        ([{"weight": 1}], r"task\.rubric\[0\]: is"),
-        ([{"description": "x", "weight": 0}], r"task\.rubric\[0\]: has the weight 0, must be a number above 0"),
+        ([{"weight": 1}], r"task\.rubric\[0\]\.description: is required"),
+        ([{"description": "x", "weight": 0}], r"task\.rubric\[0\]\.weight: is 0, must be greater than 0"),
     ],
 )
 async def test_a_bad_rubric_is_refused_by_its_field(rubric: Any, message: str) -> None:

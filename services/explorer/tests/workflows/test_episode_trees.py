@@ -139,19 +139,19 @@ async def test_an_environment_that_is_not_deterministic_as_announced_fails_the_a
     ("branches", "problem"),
     [
         ([1], "must be a mapping"),
-        ({"turn": [1]}, "has 'turn', which is not known"),
-        ({"width": 2}, "has none of turns and entropy"),
-        ({"turns": [1], "entropy": 1}, "has both of turns and entropy"),
-        ({"turns": [0]}, r"has the turns \[0\], must be 1 to 8 different whole numbers from 1 on"),
-        ({"turns": [1, 1]}, "must be 1 to 8 different"),
-        ({"turns": list(range(1, 10))}, "must be 1 to 8 different"),
+        ({"turn": [1]}, "unknown key; did you mean 'turns'"),
+        ({"width": 2}, "must have turns: \\[1, ...\\] or entropy: nats, one of the two"),
+        ({"turns": [1], "entropy": 1}, "one of the two"),
+        ({"turns": [0]}, "is 0, must be greater than or equal to 1"),
+        ({"turns": [1, 1]}, "must have different turns"),
+        ({"turns": list(range(1, 10))}, "must have at most 8 entries"),
         ({"turns": [1, 100]}, "has the turn 100, must be below max_turns=100"),
-        ({"turns": [1], "width": 1}, "has the width 1, must be a whole number from 2 to 64"),
-        ({"entropy": 1, "most": 9}, "has the most 9, must be a whole number from 1 to 8"),
-        ({"entropy": True}, "has the entropy True"),
-        ({"turns": [1], "most": 2}, "has most, which is for entropy"),
+        ({"turns": [1], "width": 1}, "is 1, must be greater than or equal to 2"),
+        ({"entropy": 1, "most": 9}, "is 9, must be less than or equal to 8"),
+        ({"entropy": True}, "is true, must be a number"),
+        ({"turns": [1], "most": 2}, "no most, which is for entropy"),
     ],
 )
 async def test_rules_beyond_their_bounds_are_refused(branches: Any, problem: str) -> None:
-    with pytest.raises(InvalidInput, match=rf"workflow_args.branches: {problem}|branches: .*{problem}"):
+    with pytest.raises(InvalidInput, match=rf"workflow_args\.branches(\.\w+)*: .*{problem}"):
         await leaves(Toolbox(right), 2, branches)

@@ -99,4 +99,6 @@ async def test_without_room_for_an_answer_the_reply_is_truncated() -> None:
 async def test_wrong_arguments_are_refused_by_check_and_by_the_workflow(args: dict[str, Any], name: str) -> None:
     assert [found for found, _ in workflow_problems("thinking_budget_workflow", args)] == [name]
     with pytest.raises(InvalidInput, match=f"workflow_args.{name}"):
-        await ThinkingBudgetWorkflow(make_episode_task(json.dumps(args)), Toolbox(thinks)).run()  # type: ignore[arg-type]
+        await ThinkingBudgetWorkflow(
+            make_episode_task(json.dumps(args), row_json='{"prompt": "6*7"}'), Toolbox(thinks)
+        ).run()  # type: ignore[arg-type]

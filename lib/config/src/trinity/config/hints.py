@@ -2,10 +2,11 @@
 
 import difflib
 from collections.abc import Iterator, Mapping
+from enum import EnumType
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from trinity.config.errors import without_credentials
@@ -13,13 +14,39 @@ from trinity.config.schema import Config
 from trinity.plugins import satellites
 
 Location = tuple[int | str, ...]
+_MOST_SENTENCES = 100  # a search for the nearest name takes milliseconds
 
 
-def sentence(path: Location, details: list[ErrorDetails], root: type[BaseModel] = Config) -> str:
-    """Says in one sentence which value at a key path is wrong and which is right, out of pydantic's details.
+def problems_in(values: dict[str, Any], root: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    """Yields (dotted key path, what is wrong) for the problems of values by their schema."""
+    try:
+        root.model_validate(values)
+    except ValidationError as error:
+        yield from sentences(error, root)
 
-    `root`: the schema that the key path begins in.
-    """
+
+def sentences(error: ValidationError, root: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    """Yields (dotted key path, what is wrong), each path once: pydantic reports every alternative of a union."""
+    found: dict[Location, list[ErrorDetails]] = {}
+    for detail in error.errors(include_url=False):
+        found.setdefault(_key_path(detail, root), []).append(detail)
+    for number, (path, details) in enumerate(found.items()):
+        said = _sentence(path, details, root) if number < _MOST_SENTENCES else "is wrong"
+        yield ".".join(str(part) for part in path), said
+
+
+def _key_path(detail: ErrorDetails, root: type[BaseModel]) -> Location:
+    """The location without the names of a union's alternatives behind the field."""
+    location = detail["loc"]
+    if detail["type"] in ("extra_forbidden", "missing"):
+        return location
+    while location and annotation_at(location, root) is None:
+        location = location[:-1]
+    return location
+
+
+def _sentence(path: Location, details: list[ErrorDetails], root: type[BaseModel]) -> str:
+    """Says in one sentence which value at a key path is wrong and which is right, out of pydantic's details."""
     detail = details[0]
     kind, value = detail["type"], detail.get("input")
     if kind == "extra_forbidden":
@@ -47,7 +74,7 @@ def _must(details: list[ErrorDetails], annotation: Any) -> str:
         return message.removeprefix("Value error, ")
     if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"):
         return message.replace("Input should be ", "must be ")
-    if kind == "string_too_short" or (kind == "too_short" and get_origin(annotation) is list):
+    if kind == "string_too_short" or (kind == "too_short" and _shape_of(annotation) == "list"):
         return "must not be empty"
     if kind == "string_pattern_mismatch":
         return f"must match {details[0]['ctx']['pattern']}"
@@ -70,8 +97,8 @@ def describe(annotation: Any) -> str:
     """Describes the values of a field: `a whole number`, `one of a, b`, `text or null`."""
     if hasattr(annotation, "__metadata__"):
         return describe(get_args(annotation)[0])
-    if get_origin(annotation) is Literal:
-        names = [str(value) for value in get_args(annotation)]
+    if get_origin(annotation) is Literal or isinstance(annotation, EnumType):
+        names = [str(value) for value in get_args(annotation) or annotation]
         return names[0] if len(names) == 1 else f"one of {', '.join(names)}"
     if get_origin(annotation) in (Union, UnionType):
         kinds = [

@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from trinity.config.advice import advice
 from trinity.config.checks.sections import Check, check
 from trinity.config.document import Lines, line_of, read_document, read_text
 from trinity.config.errors import ConfigError, Problem
-from trinity.config.hints import Location, annotation_at, sentence
+from trinity.config.hints import sentences
 from trinity.config.schema import Config
 from trinity.plugins import satellites
 
-_MOST_SENTENCES = 100  # a search for the nearest name takes milliseconds
 _NAMES = ("default_workflow_type", "default_reward_fn_type", "default_eval_workflow_type")
 _COLUMNS = ("workflow_key", "reward_fn_key")
 
@@ -87,29 +85,12 @@ def flat(config: Config) -> dict[str, str]:
 
 
 def problems_of(error: ValidationError, lines: Lines, root: type[BaseModel] = Config) -> Iterator[Problem]:
-    """Yields one problem for each key path: pydantic reports every alternative of a union by itself."""
-    found: dict[Location, list[ErrorDetails]] = {}
-    for detail in error.errors(include_url=False):
-        found.setdefault(_key_path(detail, root), []).append(detail)
-    if root is Config and ("tenants",) in found:
+    """Yields one problem for each key path."""
+    found = dict(sentences(error, root))
+    if root is Config and "tenants" in found:
         command = "" if satellites.find("tenants") else f"; the command is in {satellites.missing('tenants')}"
-        found_in = f"is a key of `trinity tinker`'s YAML, not of a run's{command}"
-        yield Problem("tenants", found_in, line_of("tenants", lines))
-        return
-    for number, (location, details) in enumerate(found.items()):
-        path = ".".join(str(part) for part in location)
-        what = sentence(location, details, root) if number < _MOST_SENTENCES else "is wrong"
-        yield Problem(path, what, line_of(path, lines))
-
-
-def _key_path(detail: ErrorDetails, root: type[BaseModel]) -> Location:
-    """The location without the names of a union's alternatives behind the field."""
-    location = detail["loc"]
-    if detail["type"] in ("extra_forbidden", "missing"):
-        return location
-    while location and annotation_at(location, root) is None:
-        location = location[:-1]
-    return location
+        found = {"tenants": f"is a key of `trinity tinker`'s YAML, not of a run's{command}"}
+    yield from (Problem(path, said, line_of(path, lines)) for path, said in found.items())
 
 
 def _score_by_models(values: dict[str, Any]) -> Iterator[str]:

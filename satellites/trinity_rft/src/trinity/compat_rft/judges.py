@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from trinity.config.workflows import criterion_problem
+from trinity.config.hints import problems_in
+from trinity.config.workflows import Criterion
 from trinity.data.experience import Experience, SamplingParams, TaskKind, Truncation
 from trinity.explorer.chat import Message
 from trinity.explorer.environments.client import ScorerFailed
@@ -23,12 +24,6 @@ _RUBRIC_PROMPT = """You grade a reply by a rubric. For each criterion, in its or
 _RULER_PROMPT = """You compare several replies to the same question. Give each, in its order, a score from 0 to 1. The \
 scores are relative to each other: a reply that comes nearer to the goal scores higher, small progress counts, and \
 replies of the same quality score the same. Reply with a JSON list of numbers and nothing else."""
-
-
-@dataclass(frozen=True)
-class Criterion:
-    description: str
-    weight: float
 
 
 class _Judged(SimpleWorkflow):
@@ -99,10 +94,9 @@ class RubricJudgeWorkflow(_Judged):
 
 
 def _criterion(entry: Any, place: str) -> Criterion:
-    if problem := criterion_problem(entry):
-        raise InvalidInput(place, problem)
-    given = entry if isinstance(entry, dict) else {"description": entry}
-    return Criterion(given["description"], float(given.get("weight", 1.0)))
+    for name, problem in problems_in(entry, Criterion):
+        raise InvalidInput(f"{place}.{name}" if name else place, problem)
+    return Criterion.model_validate(entry)
 
 
 class MathRulerWorkflow(_Judged):

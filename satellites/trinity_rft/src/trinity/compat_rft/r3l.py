@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from trinity.compat_rft.reflection import Outcome, Report, ask, read
-from trinity.config.workflows import LEAST_REFLECTION_TOKENS, R3L_ARGS, R3L_RULES, EpisodeRules, r3l_problems
+from trinity.config.workflows import LEAST_REFLECTION_TOKENS, ReflectionRules
+from trinity.config.workflows import R3L_WORKFLOWS as RULES
 from trinity.data.experience import Experience, Task, TaskKind
 from trinity.explorer.chat import Message
 from trinity.explorer.workflows.base import Toolbox, Workflow, gather_rollouts
@@ -48,20 +49,12 @@ class ReflectRetryWorkflow(EnvironmentWorkflow):
     the whole episode), retry_environment_args (environment arguments only of second attempts).
     """
 
-    retry_from: ClassVar[str] = "step"
-    retry_environment_args: ClassVar[dict[str, Any]] = {}
+    rules: ClassVar[ReflectionRules] = ReflectionRules()
 
     def __init__(self, task: Task, tools: Toolbox) -> None:
-        for name, problem in r3l_problems(task.workflow_args):
-            raise InvalidInput(f"workflow_args.{name}", problem)
         super().__init__(task, tools)
-        own = {**R3L_ARGS, "retry_from": self.retry_from, **task.workflow_args}
-        self._from_start = own["retry_from"] == "start"
-        self._reflection_tokens = own["max_reflection_tokens"]
-        self._retry_args = {**self.retry_environment_args, **own["retry_environment_args"]}
-
-    def episode_args(self) -> dict[str, Any]:
-        return {name: value for name, value in self.task.workflow_args.items() if name not in R3L_ARGS}
+        assert isinstance(self.player.rules, ReflectionRules)
+        self._own = self.player.rules
 
     async def run(self) -> list[Experience]:
         if self.task.kind is TaskKind.EVALUATION:
@@ -104,7 +97,7 @@ class ReflectRetryWorkflow(EnvironmentWorkflow):
             return None
         task = str(first.info.get("task") or first.turns[0].observation)
         prompt = self.tools.prompt(ask(task, first.turns, first.reward, first.success))
-        limit = min(self._reflection_tokens, self.tools.max_model_tokens - len(prompt))
+        limit = min(self._own.max_reflection_tokens, self.tools.max_model_tokens - len(prompt))
         if limit < LEAST_REFLECTION_TOKENS:
             return None
         (completion,) = await self.tools.generate(
@@ -112,7 +105,7 @@ class ReflectRetryWorkflow(EnvironmentWorkflow):
         )
         reply = self.tools.reply(completion.token_ids)
         report = read(reply, len(first.turns))
-        if report is not None and self._from_start:
+        if report is not None and self._own.retry_from == "start":
             report = replace(report, retry_from_step=0)
         return Reflection(Conversation(tuple(prompt)).replied(completion), reply, report)
 
@@ -120,7 +113,7 @@ class ReflectRetryWorkflow(EnvironmentWorkflow):
         """Play again from the chosen step. Returns None if the replay ends before it, or no reply fits after it."""
         step = report.retry_from_step
         with self.player.counting() as counted:
-            async with self.player.episode(self._retry_args) as remote:
+            async with self.player.episode(self._own.retry_environment_args) as remote:
                 begun = await remote.reset()
                 if step == 0:
                     unguided = self.player.begin(begun).conversation
@@ -216,23 +209,7 @@ def _guided(retry: Retry, index: int) -> Experience:
     return replace(made, info_json=json.dumps({"group": f"retry_{index}"}))
 
 
-# Puzzles whose turns are tries at one answer retry from the start.
-_FROM_START = ("dapo", "countdown")
-# An illegal action of a guided attempt only costs its turn.
-_LENIENT_RETRY = ("alfworld", "webshop")
-
-
-def reflect_retry_workflow(name: str, rules: EpisodeRules) -> type[Workflow]:
-    values = {
-        "rules": rules,
-        "retry_from": "start" if name in _FROM_START else "step",
-        "retry_environment_args": {"on_invalid_action": "noop"} if name in _LENIENT_RETRY else {},
-        "__doc__": ReflectRetryWorkflow.__doc__,
-    }
-    return type(f"R3L{name.title().replace('_', '')}Workflow", (ReflectRetryWorkflow,), values)
-
-
 R3L_WORKFLOWS: dict[str, type[Workflow]] = {
-    "R3L_workflow": ReflectRetryWorkflow,
-    **{f"R3L_{name}_workflow": reflect_retry_workflow(name, rules) for name, rules in R3L_RULES.items()},
+    name: type(name, (ReflectRetryWorkflow,), {"rules": rules, "__doc__": ReflectRetryWorkflow.__doc__})
+    for name, rules in RULES.items()
 }

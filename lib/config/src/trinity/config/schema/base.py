@@ -112,10 +112,14 @@ _FRACTION = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?
 _BOOLS = {"true": True, "false": False}
 
 
-class Section(BaseModel):
-    """A mapping in the YAML."""
+class Arguments(BaseModel):
+    """Arguments of what the YAML names."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, strict=True, allow_inf_nan=False)
+
+
+class Section(Arguments):
+    """A mapping in the YAML."""
 
     @model_validator(mode="before")
     @classmethod

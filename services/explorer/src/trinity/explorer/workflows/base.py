@@ -14,6 +14,8 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from trinity.config.hints import problems_in
+from trinity.config.schema.base import Arguments
 from trinity.data.experience import Experience, SamplingParams, Task
 from trinity.data.images import PlacedImage
 from trinity.data.prompts import prompt_text
@@ -25,6 +27,7 @@ from trinity.runtime.errors import InvalidInput
 from trinity.sdk.contract import Response, Score
 
 Result = TypeVar("Result")
+A = TypeVar("A", bound=Arguments)
 
 
 class Toolbox(Protocol):
@@ -167,6 +170,13 @@ class Workflow(ABC):
         if not isinstance(value, str):
             raise InvalidInput(f"task.{name}", f"is {value!r}, must be text (columns: {', '.join(self.row)})")
         return value
+
+
+def arguments(kind: type[A], given: dict[str, Any]) -> A:
+    """Reads workflow_args. Raises InvalidInput naming a wrong one."""
+    for name, problem in problems_in(given, kind):
+        raise InvalidInput(f"workflow_args.{name}", problem)
+    return kind.model_validate(given)
 
 
 def as_text(tools: Toolbox, experience: Experience, metrics: dict[str, float], info_json: str = "") -> Experience:

@@ -1,6 +1,6 @@
 """Workflows that play environments, by the names of Trinity-RFT's YAMLs and R3L's baselines."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from trinity.config.workflows import EPISODE_WORKFLOWS, EpisodeRules, GameRules
 from trinity.data.experience import Experience, Task, TaskKind
@@ -21,17 +21,12 @@ class EnvironmentWorkflow(Workflow):
 
     def __init__(self, task: Task, tools: Toolbox) -> None:
         super().__init__(task, tools)
-        args = self.episode_args()
-        for name, problem in self.rules.problems(args):
+        for name, problem in self.rules.problems(task.workflow_args):
             raise InvalidInput(f"workflow_args.{name}", problem)
-        self.player = Player(task, tools, self.rules.with_args(args))
-
-    def episode_args(self) -> dict[str, Any]:
-        """The part of workflow_args that configures episodes."""
-        return self.task.workflow_args
+        self.player = Player(task, tools, self.rules.with_args(task.workflow_args))
 
     async def run(self) -> list[Experience]:
-        if self.player.rules.branches and self.task.kind is TaskKind.TRAIN:
+        if self.player.rules.branching and self.task.kind is TaskKind.TRAIN:
             episodes = await Tree(self.player, self.task.repeat_times).play()
         else:
             episodes = await gather_rollouts(self.player.play() for _ in range(self.task.repeat_times))

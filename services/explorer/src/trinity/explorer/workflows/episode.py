@@ -150,7 +150,7 @@ class Episode:
             **{f"end_{end}": float(self.end is end) for end in End},
             "response_tokens": float(self.sampled_tokens),
         }
-        if self.rules.branches:
+        if self.rules.branching:
             shared = self.completions[: self.shared_turns]
             ours["shared_tokens"] = float(sum(len(completion.token_ids) for completion in shared))
         return {"steps": float(len(self.turns)), **self.metrics, **ours, "success": float(self.success)}
@@ -173,7 +173,7 @@ def whole(episode: Episode, rollout: int, untrained_turns: int = 0) -> Experienc
     made = episode.conversation.experience(rollout, episode.reward, max(untrained_turns, episode.shared_turns))
     asked, said = texts(episode.messages)
     info: dict[str, Any] = {"moved": episode.moves} if episode.moves else {}
-    if episode.rules.branches:
+    if episode.rules.branching:
         info |= {"turns": episode.conversation.spans, **_origin(episode)}
     return replace(
         made, metrics=episode.measures(), info_json=json.dumps(info) if info else "", prompt_text=asked,

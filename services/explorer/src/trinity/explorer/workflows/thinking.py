@@ -4,26 +4,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from trinity.config.workflows import THINKING_ARGS, thinking_problems
+from trinity.config.workflows import ThinkingArguments
 from trinity.data.experience import Experience, Truncation
-from trinity.explorer.workflows.base import gather_rollouts
+from trinity.explorer.workflows.base import arguments, gather_rollouts
 from trinity.explorer.workflows.conversation import Conversation
 from trinity.explorer.workflows.single_turn import SimpleWorkflow
-from trinity.runtime.errors import InvalidInput
 
 
 class ThinkingBudgetWorkflow(SimpleWorkflow):
     """Extends simple_workflow by a limit of thoughts. If a reply's first workflow_args.thinking_token_budget tokens do
     not contain `reasoning_end_str`, that text is inserted, untrained, and the policy continues."""
 
-    async def run(self) -> list[Experience]:
-        for name, problem in thinking_problems(self.task.workflow_args):
-            raise InvalidInput(f"workflow_args.{name}", problem)
-        return await super().run()
-
     async def sampled(self, prompt: list[int]) -> list[Experience]:
-        args = {**THINKING_ARGS, **self.task.workflow_args}
-        end, budget = args["reasoning_end_str"], args["thinking_token_budget"]
+        args = arguments(ThinkingArguments, self.task.workflow_args)
+        end, budget = args.reasoning_end_str, args.thinking_token_budget
         times = range(self.task.repeat_times)
         replies = await gather_rollouts(self._reply(Conversation(tuple(prompt)), end, budget) for _ in times)
         return [reply.experience(index, 0.0) for index, reply in enumerate(replies)]

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from trinity import plugins
-from trinity.config.workflows import TOOL_ARGS, tool_problems
+from trinity.config.workflows import ToolArguments
 from trinity.data.experience import Experience
 from trinity.explorer.chat import Message
-from trinity.explorer.workflows.base import gather_rollouts
+from trinity.explorer.workflows.base import arguments, gather_rollouts
 from trinity.explorer.workflows.conversation import Conversation
 from trinity.explorer.workflows.player import seed_of, starts_conversation
 from trinity.explorer.workflows.single_turn import SimpleWorkflow
@@ -152,9 +152,7 @@ class ToolCallWorkflow(SimpleWorkflow):
     """
 
     async def run(self) -> list[Experience]:
-        for name, problem in tool_problems(self.task.workflow_args):
-            raise InvalidInput(f"workflow_args.{name}", problem)
-        self._args = {**TOOL_ARGS, **self.task.workflow_args}
+        self._args = arguments(ToolArguments, self.task.workflow_args)
         if self.tools.history_problem:
             raise InvalidInput(
                 "model.custom_chat_template", f"{self.tools.history_problem}; tool calls need it as it was"
@@ -177,20 +175,18 @@ class ToolCallWorkflow(SimpleWorkflow):
     async def _rollout(self) -> _Rollout:
         async with self._source() as source:
             prompt = self.tools.prompt(self.messages(), self.format["reply_prefix"], source.schemas)
-            limit = min(
-                self._args["max_response_tokens"] or self.task.sampling.max_tokens, self.task.sampling.max_tokens
-            )
+            limit = min(self._args.max_response_tokens or self.task.sampling.max_tokens, self.task.sampling.max_tokens)
             if len(prompt) + limit > self.tools.max_model_tokens:
                 problem = f"the prompt with its tools takes {len(prompt)} tokens, and a reply {limit}"
                 raise InvalidInput("model.max_model_len", problem)
             rollout = _Rollout(Conversation(tuple(prompt)))
             sampling = replace(self.task.sampling, n=1, max_tokens=limit, min_tokens=0)
-            for turn in range(self._args["max_turns"]):
+            for turn in range(self._args.max_turns):
                 (completion,) = await self.tools.generate(rollout.conversation.tokens, sampling)
                 rollout.conversation = rollout.conversation.replied(completion)
                 rollout.replies.append(self.tools.reply(completion.token_ids))
                 calls = read_calls(rollout.replies[-1])
-                if not calls or turn + 1 == self._args["max_turns"]:
+                if not calls or turn + 1 == self._args.max_turns:
                     break
                 results = [await self._result(call, source, rollout) for call in calls]
                 told = rollout.conversation.told(self._told(results))
@@ -220,10 +216,10 @@ class ToolCallWorkflow(SimpleWorkflow):
 
     @asynccontextmanager
     async def _source(self) -> AsyncIterator[ToolSource]:
-        if not self._args["environment"]:
-            yield PluginTools(self._args["tools"], self._args["tool_timeout_seconds"])
+        if not self._args.environment:
+            yield PluginTools(self._args.tools, self._args.tool_timeout_seconds)
             return
-        environment, args = self._args["environment"], self._args["environment_args"]
+        environment, args = self._args.environment, self._args.environment_args
         async with self.tools.episode(environment, self.row, args, seed_of(self.task)) as episode:
             first = await episode.reset()
             _refuse_images(first)

@@ -40,9 +40,7 @@ class Tree:
     """The trees of one group."""
 
     def __init__(self, player: Player, rollouts: int) -> None:
-        branches = player.rules.branching
-        assert branches is not None
-        self._player, self._branches, self._rollouts = player, branches, rollouts
+        self._player, self._branches, self._rollouts = player, player.rules.branches, rollouts
         self._played: dict[int, Episode] = {}
         self._group: asyncio.TaskGroup
 
