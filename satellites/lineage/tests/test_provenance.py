@@ -29,6 +29,7 @@ from trinity.reading.client import Buffer
 from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage, find_job_stage
 from trinity.reading.run_record import mark_folder
+from trinity.runtime import files
 from trinity.weights import FileInfo, FolderOffer, Manifest
 from trinity.weights.checkpoint_manifest import ManifestWriter
 from trinity.weights.wire import decode_manifest, encode_manifest
@@ -57,6 +58,7 @@ class Served(Buffer):
     """Answers as a buffer does; the log has released the groups of step 1."""
 
     skipped = 0
+    lost = (0, 0)  # step, place in it
 
     def __init__(self, entries: list[Entry], payloads: dict[int, list[bytes]]) -> None:
         self.entries, self.payloads = entries, payloads
@@ -67,7 +69,9 @@ class Served(Buffer):
     async def outcomes(self, step: int) -> Any:
         if step == 1:
             raise RunError("released")
-        for one in self.payloads[step] if step != self.skipped else ():
+        for place, one in enumerate(self.payloads[step] if step != self.skipped else ()):
+            if (step, place) == self.lost:
+                raise RunError("the group is gone")
             yield one
 
 
@@ -82,17 +86,19 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobStage:
     (checkpoint / "trainer_state.json").write_text(json.dumps(state))
     (job / f"weights/v{STEPS}").mkdir(parents=True)
     header = b'{"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}'
+    weights = len(header).to_bytes(8, "little") + header + bytes(range(16))
+    (job / f"weights/v{STEPS}/part-00000.safetensors").write_bytes(weights)
+    checksum = files.checksum(job / f"weights/v{STEPS}/part-00000.safetensors")
     parent = b""
     for version in range(STEPS - 2, STEPS + 1):  # those before are gone
         (job / f"weights/v{version}").mkdir(parents=True, exist_ok=True)
         manifest = Manifest(
-            "r", version, version, (), (FileInfo("part-00000.safetensors", 79, "x"),), (FolderOffer("/x"),), 1.0,
+            "r", version, version, (), (FileInfo("part-00000.safetensors", 79, checksum),), (FolderOffer("/x"),), 1.0,
             ledger_sha256=entries[version - 1].sha256, parent_sha256=parent or bytes(32),
         )  # fmt: skip
         (job / f"weights/v{version}/manifest.pb").write_bytes(encode_manifest(manifest))
         parent = digest_of_version(manifest)
-    for path in (checkpoint / "actor/model.safetensors", job / f"weights/v{STEPS}/part-00000.safetensors"):
-        path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(range(16)))
+    (checkpoint / "actor/model.safetensors").write_bytes(weights)
     ManifestWriter(checkpoint).write()
     (checkpoint / ".full_checkpoint").touch()
     served = SimpleNamespace(buffer=Served(entries, payloads))
@@ -131,6 +137,30 @@ def test_a_whole_folder_is_whole(stage: JobStage, tmp_path: Path) -> None:
     assert statement["payloadType"] == "application/vnd.in-toto+json"
     with pytest.raises(RunError, match="exists; give another folder"):
         made(stage, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["part-00000.safetensors", "manifest.pb"])
+def test_a_damaged_version_is_not_signed(name: str, stage: JobStage, tmp_path: Path) -> None:
+    path = stage.folder / f"weights/v{STEPS}/{name}"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RunError, match="the version is damaged"):
+        made(stage, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("step", "refused"), [(2, False), (3, True), (4, True)])
+def test_a_group_that_the_log_lost_is_not_taken_for_a_released_one(
+    step: int, refused: bool, stage: JobStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the oldest groups can be released."""
+    monkeypatch.setattr(Served, "lost", (step, 0))
+    if refused:
+        with pytest.raises(RunError, match=f"step {step}: the log has lost the group with SHA-256"):
+            made(stage, tmp_path / "out")
+    else:
+        assert "4 steps, 4 groups, signed" in command.provenance(stage, None, tmp_path / "out", tmp_path / "key")
 
 
 def test_a_skipped_step_has_no_groups(stage: JobStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,6 +463,8 @@ def test_rows_of_several_tasksets_are_compared_by_name(tmp_path: Path) -> None:
     assert verify.check_log(tmp_path, groups, {"one": [{"q": 1}], "two": [{"q": 2}]}) == (2, 0, 2)
     with pytest.raises(verify.Broken, match="another row 0"):
         verify.check_log(tmp_path, groups, {"two": [{"q": 1}]})
+    with pytest.raises(verify.Broken, match="--data to=FILE: no group is of a task of to, but of one, two"):
+        verify.check_log(tmp_path, groups, {"to": [{"q": 2}]})
 
 
 def test_images_and_nested_columns_are_compared(tmp_path: Path) -> None:

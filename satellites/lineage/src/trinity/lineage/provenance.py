@@ -10,7 +10,9 @@
 
 import base64
 import hashlib
+import itertools
 import json
+import math
 import shutil
 import time
 from pathlib import Path
@@ -28,16 +30,19 @@ from trinity.reading.reader import JobStage, Reader, any_buffer, ask, find_job_s
 from trinity.reading.render import near
 from trinity.reading.run_record import check_folder, this_version
 from trinity.runtime import files
+from trinity.runtime.errors import InvalidInput
 from trinity.weights.checkpoint_manifest import MANIFEST
 from trinity.weights.checkpoint_manifest import verify as verify_checkpoint
 from trinity.weights.checkpoints import COMPLETE, checkpoint_folder, complete_steps
+from trinity.weights.manifest import check_files
+from trinity.weights.wire import decode_manifest
 
 app, verify_app = group(), group()
 
 # https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
 _STATEMENT = "https://in-toto.io/Statement/v1"
 _VERSION, _PARENT = 2, 13  # fields of sync.v1.Manifest
-_GROUPS, _OUTCOME = 3, 16  # fields of buffer.v1.LedgerEntry, and of its groups
+_GROUPS, _SEQUENCE, _OUTCOME = 3, 1, 16  # fields of buffer.v1.LedgerEntry, and of its groups
 _PREDICATE = "https://github.com/trinity/provenance/v1"
 
 
@@ -70,9 +75,11 @@ def provenance(
             why = f"names ledger entry {said}, and the ledger has {head}" if said else "names no entry of the ledger"
             raise RunError(f"{checkpoint} {why}: an older version wrote it, or the ledger is another; nothing was made")
         shutil.copytree(checkpoint, making / "checkpoint", copy_function=link)
-        if (version := job_stage.folder / f"weights/v{step}").is_dir():
+        version, end = job_stage.folder / f"weights/v{step}", ""
+        if (version / "manifest.pb").exists():
+            _check_version(version)
             shutil.copytree(version, making / "version", copy_function=link)
-            _write_versions(job_stage.folder / "weights", making)
+            end = _write_versions(job_stage.folder / "weights", making)
         public = _sign(_statement(job_stage, step, head, whole, making), making, key)
         shutil.copy2(verifier.__file__, making / "verify.py")
         making.rename(folder)
@@ -80,7 +87,7 @@ def provenance(
         shutil.rmtree(making, ignore_errors=True)
     signed = f"signed; public key: {public}" if public else "not signed: give --key FILE"
     by = f"python3 {near(folder / 'verify.py')} {near(folder)}" + (f" --key {public}" if public else "")
-    return f"{near(folder)}: {step} steps, {groups} groups, {signed}\ncheck it by: {by}"
+    return f"{near(folder)}: {step} steps, {groups} groups, {signed}{end}\ncheck it by: {by}"
 
 
 @command(verify_app, "verify")
@@ -106,34 +113,65 @@ async def _write_ledger(reader: Reader, step: int, folder: Path) -> tuple[str, i
     Returns the digest of the last entry, how many groups the log still has, and the steps of which it has all groups.
     """
     digest, groups, named = "", 0, {}
+    missing: list[tuple[int, int, str]] = []  # of each step the first: place in the log, step, digest
+    oldest_here = math.inf
     for number in range(1, step + 1):
         content, digest = await reader.buffer.entry_content(number)
         if hashlib.sha256(content).hexdigest() != digest:
             raise RunError(f"step {number}: the ledger's entry has another digest than the buffer says")
         (folder / f"ledger/{number:08d}.pb").write_bytes(content)
-        members = map(verifier.fields, verifier.fields(content).get(_GROUPS, []))
-        named[number] = {member.get(_OUTCOME, [b""])[0].hex() for member in members}
+        members = [
+            (int(member.get(_SEQUENCE, [0])[0]), member.get(_OUTCOME, [b""])[0].hex())
+            for member in map(verifier.fields, verifier.fields(content).get(_GROUPS, []))
+        ]
+        named[number] = {outcome for _, outcome in members}
+        unread = iter(members)
         try:
             async for outcome in reader.buffer.outcomes(number):
                 (folder / f"log/{hashlib.sha256(outcome).hexdigest()}.pb").write_bytes(outcome)
+                oldest_here = min(oldest_here, next(unread)[0])
                 groups += 1
-        except RunError:  # the log has released them
-            continue
+        except RunError:  # the log has released this group and all before it, or has lost it
+            missing.extend((place, number, outcome) for place, outcome in itertools.islice(unread, 1))
+    for place, number, outcome in missing:
+        if place > oldest_here:
+            raise RunError(
+                f"step {number}: the log has lost the group with SHA-256 {outcome}, its message {place}, and holds "
+                "older ones: the files of NATS are damaged; nothing was made"
+            )
     stored = {path.stem for path in (folder / "log").iterdir()}
     return digest, groups, [number for number, digests in named.items() if digests <= stored]
 
 
-def _write_versions(weights: Path, folder: Path) -> None:
-    """Writes the manifests of the versions from which the step's one comes, as far back as the run has them."""
-    known = {}
+def _check_version(folder: Path) -> None:
+    """Raises RunError unless a version's files are those of its manifest."""
+    try:
+        manifest = decode_manifest((folder / "manifest.pb").read_bytes())
+        check_files(manifest, folder)
+    except (OSError, InvalidInput) as error:
+        raise RunError(f"{folder}: the version is damaged: {error}; nothing was made") from None
+
+
+def _write_versions(weights: Path, folder: Path) -> str:
+    """Writes the manifests of the versions from which the step's one comes, as far back as the run has them.
+
+    Returns a note if they end above an older version that the run still has.
+    """
+    known, oldest = {}, math.inf
     for path in weights.glob("v*/manifest.pb"):
         content = path.read_bytes()
-        known[verifier.version_digest(content)] = content
+        try:
+            known[verifier.version_digest(content)] = content
+        except LookupError:
+            raise RunError(f"{path} is damaged; nothing was made") from None
+        oldest = min(oldest, int(path.parent.name[1:]))
     (folder / "versions").mkdir()
-    manifest = folder / "version/manifest.pb"
-    content = manifest.read_bytes() if manifest.exists() else b""
-    while content := known.pop(_first(content, _PARENT).hex(), b""):
+    content = (folder / "version/manifest.pb").read_bytes()
+    while older := known.pop(_first(content, _PARENT).hex(), b""):
+        content = older
         (folder / f"versions/{_first(content, _VERSION):08d}.pb").write_bytes(content)
+    last = _first(content, _VERSION)
+    return f"\nversions end at {last}: none here is its parent, though v{oldest} is" if last > oldest else ""
 
 
 def _first(manifest: bytes, field: int) -> Any:

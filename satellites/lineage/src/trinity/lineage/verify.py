@@ -167,7 +167,7 @@ def check_log(
     for digest in sorted(gone):
         missing = f"{folder}/log/{digest}.pb is missing, and the statement says that its step is whole"
         require(groups[digest] not in whole_steps, missing)
-    compared = 0
+    compared, tasksets = 0, set()
     for path in here:
         digest = sha256(path)
         known = path.name == f"{digest}.pb" and digest in groups
@@ -176,6 +176,7 @@ def check_log(
         task = fields(only(fields(only(outcome, 1, path)), 1, path))
         require(len(outcome) == 1, f"{path} has fields {', '.join(map(str, outcome))}, must be a group alone")
         name, number, row = only(task, 5, path, b"").decode(), only(task, 7, path, 0), json.loads(only(task, 8, path))
+        tasksets.add(name)
         rows = data.get(name, data.get(""))
         if rows is None:
             continue
@@ -186,6 +187,8 @@ def check_log(
         same = number < len(rows) and all(column(rows[number], key) == row[key] for key in row)
         other = f"{path}: its task has another row {number} of {name} than --data"
         require(same, f"{other}; with several tasksets give --data {name}=FILE")
+    for name in sorted(data.keys() - tasksets - {""}) if here else ():
+        raise Broken(f"--data {name}=FILE: no group is of a task of {name}, but of {', '.join(sorted(tasksets))}")
     return len(here), len(gone), compared
 
 
