@@ -176,7 +176,7 @@ TASKS = {
         args={"max_steps": TURNS}, reply_tokens=8, length=192
     ),
     "alfworld": Task(
-        kitchens, plans, ENVIRONMENTS["alfworld"], PLAN_TURNS + 2, [3, 4], 48, 4, 3e-4, steps=16, sft_steps=280,
+        kitchens, plans, ENVIRONMENTS["alfworld"], PLAN_TURNS + 2, [3, 4], 48, 4, 5e-4, steps=40, sft_steps=280,
         sft_batch=16, reply_tokens=12, length=384, asks=True,
         args={"max_steps": PLAN_TURNS + 2, "max_repeats": 0, "list_actions": False, "reply_format": "plain"},
     ),
