@@ -161,5 +161,5 @@ def test_a_rule_that_does_not_exist_is_found_by_check(tmp_path: Path) -> None:
     bad = text.replace("R3L_sokoban_workflow\n", "R3L_sokoban_workflow\n      workflow_args: {max_turn: 3}\n", 1)
     path = tmp_path / "bad.yaml"
     path.write_text(bad)
-    with pytest.raises(ConfigError, match=r"taskset\.workflow_args\.max_turn.*is not known; .*known: environment"):
+    with pytest.raises(ConfigError, match=r"taskset\.workflow_args\.max_turn: unknown key; did you mean .max_turns"):
         load(path)

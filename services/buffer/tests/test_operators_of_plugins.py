@@ -12,7 +12,6 @@ from support.fakes.data.experience import make_task
 from support.fakes.data.operators import KEY, PLACE, experience, group_of, kept, pipeline, rewarded, run
 from trinity import plugins
 from trinity.buffer.operators import Draft
-from trinity.config import names
 from trinity.runtime.errors import InvalidInput
 
 pytestmark = pytest.mark.core
@@ -41,7 +40,6 @@ def test_a_function_gets_drafts_task_and_the_yamls_args(register: Callable[[Any]
     assert [(draft.index, draft.reward, draft.masked) for draft in done.drafts] == [(1, 4.0, False), (2, 3.0, True)]
     assert [draft.dropped_by for draft in done.dropped] == ["mine"]
     assert done.metrics == {f"{KEY}/mine/answers": 6.0}
-    assert "mine" in names.experience_operators()
 
 
 def test_a_class_is_made_once_with_the_args(register: Callable[[Any], str]) -> None:

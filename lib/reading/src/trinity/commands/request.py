@@ -13,7 +13,8 @@ from trinity import plugins
 from trinity.config import Config, ConfigError, Problem, expand, parse
 from trinity.config.checks.vision import archives
 from trinity.config.document import read_text
-from trinity.config.names import EXPERIENCE_OPERATORS, REWARD_FUNCTIONS, WORKFLOWS
+from trinity.config.names import REWARD_FUNCTIONS, WORKFLOWS
+from trinity.config.operators import EXPERIENCE_OPERATORS
 from trinity.data.data_files import is_data, kind_of
 from trinity.plugins import satellites
 from trinity.plugins.declarations import ALGORITHMS

@@ -23,12 +23,12 @@ from trinity.config.names import (
     MONITOR_ARGS,
     PRIORITY_ARGS,
     auxiliary_name,
-    experience_operator_problems,
     is_archive,
     is_number,
     reward_functions,
     workflows,
 )
+from trinity.config.operators import experience_operator_problems
 from trinity.config.plan import expand, learns_from_disk, learns_from_pairs
 from trinity.config.schema import Config
 from trinity.config.schema.buffer import SelectorConfig, TasksetConfig

@@ -12,7 +12,7 @@ from trinity.api.numbers import real_number
 from trinity.common.experience import EID
 from trinity.common.refusals import NotMapped
 from trinity.common.registry import Registry
-from trinity.config.names import EXPERIENCE_OPERATORS as BUILT_IN
+from trinity.config.operators import EXPERIENCE_OPERATORS as BUILT_IN
 
 __all__ = ["EXPERIENCE_OPERATORS", "ExperienceOperator"]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from trinity import plugins
 from trinity.api.numbers import real_number
-from trinity.buffer.operators import OPERATORS
+from trinity.buffer.operators import built_in
 from trinity.buffer.operators.base import Draft, Operator
-from trinity.config.names import experience_operator_problems
+from trinity.config.operators import EXPERIENCE_OPERATORS, experience_operator_problems
 from trinity.config.schema.pipeline import OperatorConfig
 from trinity.data.experience import Group, Task
 from trinity.runtime.errors import InvalidInput, TrinityError
@@ -141,11 +141,10 @@ class Pipeline:
 
 
 def _make(config: OperatorConfig, place: str) -> Operator:
-    kind: Any = OPERATORS.get(config.name)
-    if kind is None:
-        kind = plugins.EXPERIENCE_OPERATORS[config.name]
-        if not isinstance(kind, type):
-            return partial(_call, kind, config.args)
+    arguments = EXPERIENCE_OPERATORS.get(config.name)
+    kind: Any = getattr(built_in, arguments.__name__) if arguments else plugins.EXPERIENCE_OPERATORS[config.name]
+    if not isinstance(kind, type):
+        return partial(_call, kind, config.args)
     try:
         operator: Operator = kind(**config.args)
     except TrinityError as error:
