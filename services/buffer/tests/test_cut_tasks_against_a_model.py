@@ -115,6 +115,7 @@ class Machine(RuleBasedStateMachine):
         if groups is not None:
             assert [group.ordinal for group in groups] == there == sorted(before)[:GROUPS]
             self._write(groups, [], self.window)
+            self.window.covered()
 
     @precondition(lambda self: self.window.may_cut(self.fed))
     @rule(dies=st.booleans())
@@ -133,6 +134,7 @@ class Machine(RuleBasedStateMachine):
         self._write(groups, cut, after)
         self.window.short_batch(self.fed)
         self.window.fresh_drops.clear()
+        self.window.covered()
         assert set(cut) <= self.window.unqueued
         assert cursor_of(self.window) == self.cursor
 
@@ -150,6 +152,10 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def another_buffer_finds_the_same(self) -> None:
         assert cursor_of(self._rebuilt()) == cursor_of(self.window)
+
+    @invariant()
+    def tasks_of_entries_that_a_restart_judges_again_are_in_the_queue(self) -> None:
+        assert all(map(window_at(self.cursor, POLICY).has_ended, self.window.unqueued))
 
     @invariant()
     def counts_add_up(self) -> None:

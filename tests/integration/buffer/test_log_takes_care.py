@@ -20,7 +20,7 @@ from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.state.streams import stream_specs
 from trinity.data.experience import Outcome, Task, VersionSpan
-from trinity.data.wire import encode_outcome
+from trinity.data.wire import decode_task, encode_outcome
 from trinity.explorer.rollout import attempt
 from trinity.runtime import headers, names
 from trinity.runtime.broker import Broker, Bucket, connect, ensure_streams
@@ -126,6 +126,37 @@ async def test_failing_attempts_are_told_with_their_causes(started: Started) -> 
         stats = await trainer.stats()
     assert stats.failure_causes["workflow_error"] == stats.failed_attempts >= 4, "groups came between them"
     assert stats.last_failure == "it always fails"
+
+
+async def test_a_task_leaves_the_queue_once_the_ledger_has_its_end(started: Started) -> None:
+    """A buffer that starts before reads the log again, and judges each entry as the one before did."""
+    changes: dict[str, Any] = {
+        "data_processor": {"experience_pipeline": {"operators": [{"name": "reward_std_filter"}]}}
+    }
+    async with started(steps=1, **changes) as (run, trainer), await connect(run.nats.url, "tester") as broker:
+        run_names = names.RunNames(run.run)
+        await until(lambda stats: stats.fed >= run.groups, trainer)
+        fed = await broker.several(run_names.tasks_stream, 1, 2)
+        dropped, dead = [decode_task(message.data) for message in fed]
+        even = make_group(dropped)
+        even = replace(even, experiences=tuple(replace(one, reward=1.0) for one in even.experiences))
+        late, failed = a_failure(dropped, 2), [a_failure(dead, deliveries) for deliveries in (1, 2, 3)]
+        for outcome in (even, late, *failed, a_group(dead, 4)):
+            await attempt.store(broker, run_names, outcome)
+        before = await until(lambda stats: stats.duplicates_dropped == 1, trainer)
+        await asyncio.sleep(0.5)  # the task would leave the queue
+        run.buffer.kill()
+        run.buffer.start()
+        after = await until(lambda stats: stats.duplicates_dropped == 1, trainer)
+        for stats in (before, after):
+            assert (stats.stored, stats.dead_letters, stats.failed_attempts) == (1, 1, 3)
+            assert dict(stats.dropped) == {"reward_std_filter": 1}
+        assert [(letter.task.ordinal, letter.error) for letter in await letters(trainer)] == [(2, "it always fails")]
+        async with explorer(run.nats.url, run.run):
+            await trainer.batch(1)
+        async with asyncio.timeout(20):
+            while (await broker.state(run_names.tasks_stream)).first_sequence <= 2:
+                await asyncio.sleep(0.05)
 
 
 async def test_a_dropped_letter_is_gone_and_its_task_stays_counted(started: Started) -> None:

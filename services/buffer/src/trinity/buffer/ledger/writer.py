@@ -214,6 +214,7 @@ class LedgerWriter:
                     await self._append_short(step)
                 else:
                     break
+                self.window.covered()
                 self._enough_since = None
         return self._ledger.newest_step > before
 

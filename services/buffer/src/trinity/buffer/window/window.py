@@ -64,7 +64,10 @@ class Window:
     fresh_drops: list[Dropped] = field(default_factory=list)  # since the newest ledger entry
     # Not part of the cursor: the queue says how far requeues were fed, late failures find dead tasks in it again.
     requeued_through: int = 0  # log sequence of the newest requeue that was fed
-    unqueued: set[int] = field(default_factory=set)  # dead and cut tasks that may still lie in the queue
+    # Tasks that ended and may still lie in the queue: those that the newest ledger entry covers, and later ones. A
+    # restart judges the entries of the latter again, by their tasks as they were fed.
+    unqueued: set[int] = field(default_factory=set)
+    leaving: set[int] = field(default_factory=set)
     # Unused groups that a batch may take, in its order. Follows from `unused`.
     _ready: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
@@ -114,8 +117,7 @@ class Window:
         """Judge a failed attempt. The task is dead after `max_attempts` of them, or at a final one."""
         self._advance(log_sequence)
         if self.has_ended(ordinal):
-            if ordinal not in self.unused:
-                self.unqueued.add(ordinal)
+            self.leaving.add(ordinal)
             return Verdict.LATE_FAILURE
         self.failed_attempts += 1
         failures = self.failures.pop(ordinal, 0) + 1
@@ -123,7 +125,7 @@ class Window:
             self.failures[ordinal] = failures
             return Verdict.RETRIED
         self.dead.add(ordinal)
-        self.unqueued.add(ordinal)
+        self.leaving.add(ordinal)
         self.dead_letters += 1
         self._end(ordinal)
         return Verdict.DEAD
@@ -193,10 +195,15 @@ class Window:
             self.failures.pop(ordinal, None)
             self.cut_tasks += 1
             self.cut.add(ordinal)
-            self.unqueued.add(ordinal)
+            self.leaving.add(ordinal)
             self._end(ordinal)
         self.cut.difference_update(sorted(self.cut)[:-_MOST_CUT])
         return groups, missing
+
+    def covered(self) -> None:
+        """A ledger entry has this state: every task that has ended may leave the queue."""
+        self.unqueued |= self.leaving
+        self.leaving.clear()
 
     def missing(self) -> int:
         """Groups the next batch still waits for."""
@@ -228,7 +235,7 @@ class Window:
 
     def _late(self, group: StoredGroup) -> Verdict:
         self.cut.discard(group.ordinal)
-        self.unqueued.add(group.ordinal)
+        self.leaving.add(group.ordinal)
         self.late_groups += 1
         self._note_drop(group, CUT)
         return Verdict.LATE
