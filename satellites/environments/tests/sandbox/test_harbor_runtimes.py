@@ -382,6 +382,56 @@ def test_an_error_of_a_library_is_no_refusal(provider: Path, allow: Allow) -> No
 
 
 @pytest.mark.core
+def test_what_a_provider_and_its_children_print_is_no_answer(provider: Path, allow: Allow) -> None:
+    allow(empty=True)
+    with contextlib.closing(sandbox()) as one:
+        assert [one.run(["print"]).code for _ in range(2)] == [0, 0]
+
+
+@pytest.mark.core
+def test_a_result_of_other_types_is_refused_by_the_name_of_the_runtime(provider: Path, allow: Allow) -> None:
+    allow(empty=True)
+    with contextlib.closing(sandbox()) as one:
+        for command, said in (
+            ("no-code", "return_code None, stdout None"),
+            ("code-of-text", "return_code '0'"),
+            ("bytes", "return_code 0, stdout b''"),
+        ):
+            with pytest.raises(Unavailable, match=f"exec of {CLOUD} returned {said}.*; must be an integer"):
+                one.run([command])
+
+
+@pytest.fixture
+def stray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], runtimes.Worker]]:
+    """Starts another program in the place of harbor_worker.py."""
+    with contextlib.ExitStack() as started:
+
+        def start(program: str) -> runtimes.Worker:
+            (tmp_path / "worker.py").write_text(program)
+            monkeypatch.setattr(runtimes, "_WORKER", tmp_path / "worker.py")
+            made = runtimes.Worker(sys.executable)
+            started.callback(made._process.kill)
+            return made
+
+        yield start
+
+
+@pytest.mark.core
+def test_lines_that_are_no_answers_are_skipped(stray: Callable[[str], runtimes.Worker]) -> None:
+    lines = ["pulling layer", "", "7", "{}", '{"id": []}', '{"id": "8f1"}', "[" * 100_000, "\ufffd"]
+    program = f"for line in {lines!r}: print(line)\n"
+    assert stray(program + """print('{"id": 0, "done": {"code": 3}}'); input(); input()""").ask(20) == {"code": 3}
+
+
+@pytest.mark.core
+def test_a_process_whose_output_ends_is_killed(stray: Callable[[str], runtimes.Worker]) -> None:
+    worker = stray("import os, time; input(); os.close(1); time.sleep(300)")
+    with pytest.raises(Unavailable, match="the process that runs Harbor ended"):
+        worker.ask(20)
+    assert not worker.is_running
+
+
+@pytest.mark.core
 def test_no_provider_is_asked_for_more_than_its_day() -> None:
     asked = harbor_worker._leases(86_400 + 95)
     assert asked["e2b"]["sandbox_timeout_sec"] == asked["modal"]["sandbox_timeout_secs"] == 86_400

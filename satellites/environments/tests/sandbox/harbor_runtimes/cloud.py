@@ -8,9 +8,11 @@ import asyncio
 import json
 import os
 import random
+import subprocess
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from harbor.environments.base import BaseEnvironment, ExecResult, SandboxBuildFailedError
@@ -21,6 +23,11 @@ from trinity.environments.sandbox.sandbox import BubblewrapSandbox
 
 _random = random.Random(7)
 _episodes = threading.Barrier(64)
+_WRONG: dict[str, dict[str, Any]] = {
+    "no-code": {"return_code": None},
+    "code-of-text": {"return_code": "0"},
+    "bytes": {"return_code": 0, "stdout": b""},
+}
 
 
 class Odd(Exception):
@@ -94,6 +101,13 @@ class Cloud(BaseEnvironment):
     ) -> ExecResult:
         if "odd" in command:
             raise Odd("of a library")
+        for name, wrong in _WRONG.items():
+            if name in command:
+                return SimpleNamespace(**wrong)  # type: ignore[return-value]
+        if "print" in command:
+            print("pulling", flush=True)
+            subprocess.run(["sh", "-c", "echo layer; cat"], check=True)  # noqa: ASYNC221
+            return ExecResult(return_code=0)
         if "together" in command:  # ends once each of 64 episodes runs it
             await asyncio.to_thread(_episodes.wait, 20)
             return ExecResult(return_code=0)

@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import json
 import math
+import os
 import secrets
 import shlex
 import shutil
@@ -86,8 +87,8 @@ class Sandboxes:
                 one.runtime = _make(asked, f"{name}-{number}")  # a try whose answer was lost may hold its name
                 try:
                     await asyncio.wait_for(one.runtime.start(force_build=False), asked["start_seconds"])
-                    listed = await one.runtime.exec(_bash(_LIST), timeout_sec=30, user="root")
-                    one.first_processes = (listed.stdout or "").split()
+                    listed = await _exec(asked["runtime"], one.runtime, _bash(_LIST), timeout_sec=30, user="root")
+                    one.first_processes = listed["output"].split()
                     break
                 except Exception as error:
                     _complain(f"sandbox {name}-{number} does not start: {_error_text(error)}")
@@ -111,9 +112,11 @@ class Sandboxes:
             raise RuntimeError("the sandbox ended: its time to live is over")
         runtime = one.runtime
         if asked["alone"]:
-            cleared = await runtime.exec(_bash(_CLEAR, *one.first_processes), timeout_sec=60, user="root")
-            if cleared.return_code:
-                raise RuntimeError(f"processes of the policy cannot be ended: {cleared.stdout or cleared.stderr}")
+            clear = _bash(_CLEAR, *one.first_processes)
+            cleared = await _exec(asked["runtime"], runtime, clear, timeout_sec=60, user="root")
+            if cleared["code"]:
+                reason = cleared["output"] or cleared["problem"]
+                raise RuntimeError(f"processes of the policy cannot be ended: {reason}")
         place, source = f"/tmp/.trinity-{secrets.token_hex(6)}", "/dev/null"
         if asked["stdin"]:
             source = f"{place}.in"
@@ -127,8 +130,10 @@ class Sandboxes:
             f"exec 2> /dev/null; timeout -s KILL {seconds:g} {command} < {source} > {place}.out 2>&1; code=$?; "
             f"head -c {most} {place}.out | base64 -w 0; rm -f {place}.in {place}.out; exit $code"
         )
-        done = await asyncio.wait_for(
-            runtime.exec(
+        return await asyncio.wait_for(
+            _exec(
+                asked["runtime"],
+                runtime,
                 _bash(script),
                 cwd=asked["cwd"] or None,
                 env=asked["env"] or None,
@@ -136,7 +141,6 @@ class Sandboxes:
             ),
             seconds + 2 * _GRACE_SECONDS,
         )
-        return {"code": done.return_code, "output": done.stdout or "", "problem": done.stderr or ""}
 
     async def end(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Ends a sandbox, or its creation. Returns an empty answer also where there is none."""
@@ -171,6 +175,16 @@ class Sandboxes:
         runtime, one.runtime = one.runtime, None
         if runtime is not None:
             await asyncio.shield(self._begin(_stop(name, runtime)))
+
+
+async def _exec(name: str, runtime: Any, command: str, **options: Any) -> dict[str, Any]:
+    """Runs a command. Raises RuntimeError if the result has other types than Harbor's ExecResult."""
+    done = await runtime.exec(command, **options)
+    code, *texts = (getattr(done, field, None) for field in ("return_code", "stdout", "stderr"))
+    if type(code) is not int or not all(isinstance(text, str | None) for text in texts):
+        types = f"return_code {code!r:.50}, stdout {texts[0]!r:.50} and stderr {texts[1]!r:.50}"
+        raise RuntimeError(f"exec of {name} returned {types}; must be an integer, a text and a text")
+    return {"code": code, "output": texts[0] or "", "problem": texts[1] or ""}
 
 
 async def _stop(name: str, runtime: Any) -> None:
@@ -263,8 +277,11 @@ def _complain(problem: str) -> None:
 async def main() -> None:
     loop, sandboxes = asyncio.get_running_loop(), Sandboxes()
     loop.set_default_executor(ThreadPoolExecutor(_THREADS))
-    answers = sys.stdout
-    sys.stdout = sys.stderr  # what a provider's library prints is no answer
+    # What a provider's library prints is no answer, also if a child or C code does it; nor do these read requests. The
+    # output stays open until the process dies: its end tells that to the reader.
+    questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w", closefd=False)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
     does: dict[str, Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]] = {
         "create": sandboxes.create,
         "run": sandboxes.run,
@@ -273,14 +290,15 @@ async def main() -> None:
 
     async def answer(asked: dict[str, Any]) -> None:
         try:
-            said: dict[str, Any] = {"done": await does[asked["do"]](asked)}
+            said = json.dumps({"id": asked["id"], "done": await does[asked["do"]](asked)})
         except Exception as error:
-            said = {"problem": _error_text(error), "field": error.field if isinstance(error, Wrong) else ""}
-        answers.write(json.dumps({"id": asked["id"], **said}) + "\n")
+            field = error.field if isinstance(error, Wrong) else ""
+            said = json.dumps({"id": asked["id"], "problem": _error_text(error), "field": field})
+        answers.write(said + "\n")
         answers.flush()
 
     requests = asyncio.StreamReader(limit=_MAX_LINE)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(requests), sys.stdin)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(requests), questions)
     running: set[asyncio.Task[None]] = set()
     async for line in requests:
         task = loop.create_task(answer(json.loads(line)))

@@ -20,10 +20,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from trinity.environments.sandbox.harbor import Harbor
 from trinity.environments.sandbox.limits import Limits
 from trinity.environments.sandbox.sandbox import Output, Sandbox
 from trinity.runtime.errors import InvalidInput, Unavailable
+
+log = structlog.get_logger(__name__)
 
 RUNTIMES_VARIABLE = "TRINITY_ENVIRONMENT_SANDBOX_RUNTIMES"
 PYTHON_VARIABLE = "TRINITY_ENVIRONMENT_SANDBOX_HARBOR"
@@ -76,7 +80,7 @@ class HarborSandbox(Sandbox):
         """Raises InvalidInput for what Harbor cannot do, and Unavailable if its provider starts none."""
         super().__init__(limits)
         self.name = f"trinity-{secrets.token_hex(8)}"
-        self._worker = worker()
+        self._runtime, self._worker = runtime, worker()
         self._folder = self._worker.folder / self.name
         for path, file in task.context.items():
             place = self._folder / "environment" / path
@@ -92,7 +96,6 @@ class HarborSandbox(Sandbox):
             self._ask(
                 "create",
                 _CREATE_SECONDS,
-                runtime=runtime,
                 options=options,
                 folder=str(self._folder),
                 config=machine,
@@ -137,7 +140,7 @@ class HarborSandbox(Sandbox):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _ask(self, do: str, wait_seconds: float, **about: Any) -> dict[str, Any]:
-        return self._worker.ask(wait_seconds, do=do, name=self.name, **about)
+        return self._worker.ask(wait_seconds, do=do, name=self.name, runtime=self._runtime, **about)
 
 
 class Worker:
@@ -186,10 +189,15 @@ class Worker:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.endswith(b"\n"):  # else it was killed while it wrote
+            try:
                 said = json.loads(line)
-                if (answer := self._waiting.get(said["id"])) is not None:
-                    answer.set_result(said)
+                answer = self._waiting.get(said["id"])
+            except (ValueError, TypeError, KeyError, RecursionError):
+                log.warning("environment.sandbox.no_answer", line=line[:200].decode(errors="replace"))
+                continue
+            if answer is not None:
+                answer.set_result(said)
+        self._process.kill()  # it lives if only its output ended
         self._process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
         for answer in list(self._waiting.values()):
