@@ -215,6 +215,10 @@ def metrics(**values: Any) -> dict[str, Any]:
     return {**AGENT, "metrics": {"prompt_token_ids": [1], "completion_token_ids": [2, 3], **values}}
 
 
+def called(**arguments: Any) -> dict[str, Any]:
+    return {**AGENT, "tool_calls": [{"tool_call_id": "c", "function_name": "f", "arguments": arguments}]}
+
+
 @pytest.mark.parametrize(
     ("changes", "kind", "said"),
     [
@@ -241,6 +245,12 @@ def metrics(**values: Any) -> dict[str, Any]:
         ({"steps": [metrics(completion_token_ids=[2, -3])]}, "experience", "has -3; ids are >= 0"),
         ({"steps": [metrics()], "extra": {"reward": "much"}}, "experience", "reward: is 'much', must be a finite"),
         ({"steps": [metrics()], "extra": {}}, "experience", "extra.reward: is missing; add it"),
+        ({"extra": {"reward": 10**400}}, "messages", "0000..., must be a finite number"),
+        ({"extra": {"reward": "1_0"}}, "messages", "reward: is '1_0', must be a finite number"),
+        ({"steps": [{**STEP, "message": "a\ud800"}]}, "messages", r"messages.0.content: is 'a\ud800', must be"),
+        ({"extra": {"task_id": "\udfff"}}, "messages", r"task_id: is '\udfff', must be"),
+        ({"steps": [called(x=[1, float("nan")])]}, "messages", "tool_calls.0.function.arguments.x.1: is nan, must be"),
+        ({"steps": [called(**{"\ud800": 1})]}, "messages", r"tool_calls.0.function.arguments: is '\ud800', must be"),
     ],
 )
 def test_bad_files_are_refused_with_field_value_and_fix(
@@ -254,6 +264,20 @@ def test_bad_files_are_refused_with_field_value_and_fix(
     assert str(refused.value).startswith(str(path))
     assert said in str(refused.value)
     assert not (tmp_path / "rows.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("reward.txt", "1".encode("utf-16")),
+        ("reward.txt", b"1_0"),
+        ("reward.json", b'{"reward": 1%s}' % (b"0" * 400)),
+    ],
+)
+def test_what_a_verifier_wrote_must_be_a_finite_number(name: str, content: bytes, tmp_path: Path) -> None:
+    (trial(tmp_path) / "verifier" / name).write_bytes(content)
+    with pytest.raises(RunError, match=r"reward: is .*, must be a finite number"):
+        atif.import_([tmp_path / "trial"], tmp_path / "rows.jsonl", "experience")
 
 
 @pytest.mark.parametrize("text", ["", "[", "[]", '"x"', "[" * 100_000, "\\ud800"])

@@ -21,6 +21,7 @@ from trinity.data.experience import Experience, Group
 from trinity.plugins import satellites
 from trinity.reading.errors import RunError
 from trinity.runtime.errors import InvalidInput
+from trinity.runtime.files import write_atomic
 from trinity.runtime.version import installed_version
 from trinity.ui import atif_form as form
 
@@ -161,12 +162,38 @@ def import_(
     if not paths:
         raise RunError(f"{files[0]}: holds no trajectory.json; name the files", 2)
     try:
-        lines = [json.dumps(row, ensure_ascii=False) for path in paths for row in made[rows](form.read(path), path)]
+        lines = [_line(row, path) for path in paths for row in made[rows](form.read(path), path)]
     except InvalidInput as error:
         raise RunError(f"{error}; nothing was written", 2) from None
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    write_atomic(output, b"".join(lines))
     return f"{output}: {len(lines)} rows of {len(paths)} trajectories"
+
+
+def _strict(value: Any) -> bytes:
+    """Returns JSON in UTF-8. Raises ValueError for NaN, infinities and halves of surrogate pairs."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+
+
+def _line(row: Row, path: Path) -> bytes:
+    try:
+        return _strict(row) + b"\n"
+    except ValueError:
+        field, value = next(_wrong(row))
+        what = f"is {form.shown(value)}, must be a finite number, or text without half of a surrogate pair"
+        raise InvalidInput(f"{path}: {field}", what) from None
+
+
+def _wrong(value: Any, field: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the names and values that `_strict` refuses."""
+    if isinstance(value, dict | list):
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _wrong(name, field)
+            yield from _wrong(inner, f"{field}.{name}".removeprefix("."))
+        return
+    try:
+        _strict(value)
+    except ValueError:
+        yield field, value
 
 
 def _found(given: list[Path]) -> Iterator[Path]:
@@ -325,16 +352,16 @@ def _reward(found: form.Trajectory, path: Path) -> float | None:
         (found.extra or {}).get("reward"),
         of_final.get("reward"),
         _json(verifier / "reward.json").get("reward"),
-        text.read_text(encoding="utf-8").strip() if text.is_file() else None,
+        text.read_text(encoding="utf-8", errors="replace").strip() if text.is_file() else None,
     ):
         if given is None:
             continue
         try:
             number = float(given)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = float("nan")
-        if isinstance(given, bool) or not np.isfinite(number):
-            raise InvalidInput(f"{path}: reward", f"is {given!r}, must be a finite number")
+        if isinstance(given, bool) or "_" in str(given) or not np.isfinite(number):  # float() takes 1_0 for 10
+            raise InvalidInput(f"{path}: reward", f"is {form.shown(given)}, must be a finite number")
         return number
     return None
 

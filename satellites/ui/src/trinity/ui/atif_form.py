@@ -115,13 +115,16 @@ def read(path: Path) -> Trajectory:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "the file"
-        shown = repr(first["input"])
-        value = shown if len(shown) <= 80 else f"{shown[:77]}..."
-        raise InvalidInput(
-            f"{path}: {field}", f"is {value}: {first['msg']}; correct it by RFC 0001 of Harbor"
-        ) from None
+        problem = f"is {shown(first['input'])}: {first['msg']}; correct it by RFC 0001 of Harbor"
+        raise InvalidInput(f"{path}: {field}", problem) from None
     _check(trajectory, str(path))
     return trajectory
+
+
+def shown(value: Any) -> str:
+    """Returns the value for an error message, at most 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _check(trajectory: Trajectory, place: str) -> None:
