@@ -300,7 +300,7 @@ async def test_second_attempts_may_have_environment_arguments_of_their_own() -> 
     ("args", "message"),
     [
         ({"step_wise": True}, r"workflow_args\.step_wise: is true"),
-        ({"branches": {"turns": [1]}}, r"workflow_args\.branches: is a mapping, must be left out"),
+        ({"branches": {"turns": [1]}}, r"workflow_args\.branches: must be left out"),
         ({"retry_from": "end"}, r"workflow_args\.retry_from: is 'end', must be one of step, start"),
         ({"max_reflection_tokens": 0}, r"max_reflection_tokens: is 0, must be greater than or equal to 16"),
         ({"retry_environment_args": 3}, r"retry_environment_args: is 3, must be a mapping"),

@@ -58,7 +58,8 @@ def _sentence(path: Location, details: list[ErrorDetails], root: type[BaseModel]
         return f"unknown key; {hint}"
     if kind == "missing":
         return "is required"
-    text = f"is {shown(value)}, {_must(details, annotation_at(path, root))}"
+    said = _must(details, annotation_at(path, root))
+    text = said if kind == "value_error" and isinstance(value, Mapping) else f"is {shown(value)}, {said}"
     if isinstance(value, Mapping | list) and path:  # the key may be a misspelt other key that takes such a value
         others = {name: shape for name, shape in known_at(path[:-1], root).items() if name != path[-1]}
         near = nearest(str(path[-1]), others, value, surely=True)

@@ -1,7 +1,6 @@
 """Tries out the environment and the reward function of a taskset, in this process or by their provider."""
 
 import asyncio
-import difflib
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from trinity import plugins
 from trinity.cli.supervise.checks.task_environments import episodes_of, playable_here
 from trinity.cli.supervise.checks.task_rows import names_for
 from trinity.config import Plan, Problem
+from trinity.config.errors import did_you_mean
 from trinity.config.names import reward_named
 from trinity.config.schema.buffer import TasksetConfig
 from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS, GameRules, scored_by
@@ -311,5 +311,4 @@ class _Recorder(dict[str, Any]):
 
 
 def _near(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(str(name), known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    return f"; {near}" if (near := did_you_mean(str(name), known, "")) else ""

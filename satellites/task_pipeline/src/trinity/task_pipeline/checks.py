@@ -4,11 +4,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from trinity.config.errors import Problem, did_you_mean
+from trinity.config.hints import problems_in
 from trinity.config.schema import Config
-from trinity.config.schema.base import Section
 from trinity.config.schema.pipeline import TaskPipelineConfig
 from trinity.data.data_files import FORMS, is_data
 from trinity.plugins.declarations import ALGORITHMS
@@ -44,7 +42,8 @@ def _check_operators(pipeline: TaskPipelineConfig) -> Iterator[Problem]:
         if name not in kinds:
             yield from _check_foreign(place, name, kinds)
             continue
-        yield from _check_args(place, name, kinds[name], operator.args)
+        for argument, problem in problems_in(operator.args, kinds[name]):
+            yield Problem(f"{place}.args.{argument}".rstrip("."), problem)
         if name in SCORE_OPERATORS:
             score = SCORE_OPERATORS[name].name
             if name in seen:
@@ -64,26 +63,6 @@ def _check_foreign(place: str, name: str, kinds: Mapping[str, Any]) -> Iterator[
         names = f"known: {', '.join(sorted(kinds))}; {'and those of data-juicer' if installed else data_juicer.INSTALL}"
         what = f"is {name!r}, which is not registered; {near}{' ' if near else ''}{names}"
         yield Problem(f"{place}.name", what)
-
-
-def _check_args(place: str, name: str, kind: type[Section], args: dict[str, Any]) -> Iterator[Problem]:
-    try:
-        kind.model_validate(args)
-    except ValidationError as error:
-        for detail in error.errors():
-            path = ".".join([f"{place}.args", *(str(part) for part in detail["loc"] if str(part) in args)][:2])
-            argument = str(detail["loc"][0]) if detail["loc"] else ""
-            text = detail["msg"].removeprefix("Value error, ")
-            if detail["type"] == "extra_forbidden":
-                names = f"known: {', '.join(sorted(kind.model_fields))}"
-                message = f"{name} has no such argument; {did_you_mean(argument, kind.model_fields, names)}"
-            elif detail["type"] == "missing":
-                path, message = f"{place}.args", f"{name} needs {argument}"
-            elif argument:
-                message = f"is {args.get(argument)!r}: {text[0].lower()}{text[1:]}"
-            else:
-                message = f"{name}: {text}"
-            yield Problem(path, message)
 
 
 def _check_priority(pipeline: TaskPipelineConfig) -> Iterator[Problem]:

@@ -1,13 +1,12 @@
 """Names of the installed vLLM: arguments that engine_args may set or may not, and parsers."""
 
 import ast
-import difflib
 import importlib.util
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from trinity.config.errors import Problem
+from trinity.config.errors import Problem, did_you_mean
 from trinity.config.schema import Config
 from trinity.config.schema.explorer import PolicyEngineConfig, RolloutModelConfig
 
@@ -78,9 +77,8 @@ def _parser_problems(section: PolicyEngineConfig) -> Iterator[Problem]:
         parser = getattr(section, name)
         known = installed_parsers(name)
         if parser and known and parser not in known:
-            near = difflib.get_close_matches(parser, known, n=1)
-            advice = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
-            yield Problem(f"explorer.rollout_model.{name}", f"{parser!r} is no parser of the installed vLLM; {advice}")
+            what = f"{parser!r} is no parser of the installed vLLM; {did_you_mean(parser, known)}"
+            yield Problem(f"explorer.rollout_model.{name}", what)
 
 
 def _problems(place: str, section: RolloutModelConfig, *, policy: bool) -> Iterator[Problem]:
@@ -95,8 +93,7 @@ def _problems(place: str, section: RolloutModelConfig, *, policy: bool) -> Itera
         elif reason and (policy or reason in _FOR_ALL or name in ("disable_log_stats", "hf_token")):
             yield Problem(where, f"cannot be set: {reason}")
         elif known and name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            advice = f"did you mean {near[0]!r}?" if near else "see vllm.AsyncEngineArgs"
+            advice = did_you_mean(name, known, "see vllm.AsyncEngineArgs")
             yield Problem(where, f"is no argument of the installed vLLM; {advice}")
 
 

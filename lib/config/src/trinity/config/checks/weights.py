@@ -1,10 +1,9 @@
 """Checks of the synchronizer section, stores and transports: problems and advice as text."""
 
-import difflib
 import re
 from collections.abc import Iterator
 
-from trinity.config.errors import Problem
+from trinity.config.errors import Problem, did_you_mean
 from trinity.config.schema import Config
 
 FOLDER, JETSTREAM, S3 = "folder", "jetstream", "s3://"
@@ -67,8 +66,8 @@ def _entry_problem(entry: str) -> str:
         return f"; other storage than {S3} is not known. An endpoint that speaks S3 is AWS_ENDPOINT_URL"
     if entry.startswith("/"):
         return ""
-    near = difflib.get_close_matches(entry.lower(), (FOLDER, JETSTREAM), n=1)
-    return f"; did you mean {near[0]!r}?" if near else f", must be {_KINDS}"
+    near = did_you_mean(entry.lower(), (FOLDER, JETSTREAM), "")
+    return f"; {near}" if near else f", must be {_KINDS}"
 
 
 def weights_advice(config: Config) -> Iterator[str]:
