@@ -82,6 +82,17 @@ def test_wrong_experience_is_refused_by_field(field: str, experience: Experience
     assert refused.value.field == f"experience.{field}"
 
 
+def test_the_steps_of_a_rollout_are_bounded() -> None:
+    group = make_group(make_task())
+    steps = tuple(
+        replace(group.experiences[0], rollout=rollout, step=step) for step in range(4096) for rollout in (0, 1)
+    )
+    replace(group, experiences=steps).check()
+    more = replace(steps[0], step=4096)
+    with pytest.raises(InvalidInput, match=r"experiences\[8192\]\.step: 4096 of rollout 0 is one more than the 4096 "):
+        replace(group, experiences=(*steps, more)).check()
+
+
 def sampled(*responses: list[int], logprob: float = 0.0, version: int = 1, prompt: int = 5) -> Group:
     """A group with one prompt and these responses, each token with the same log-probability."""
     experiences = tuple(

@@ -57,6 +57,13 @@ def test_of_no_more_than_k_values_the_best_is_their_maximum(values: list[float],
     assert expected_best(values, k) == max(values)
 
 
+@pytest.mark.parametrize("k", [1, 2, 1024, 2048, 2999])
+def test_thousands_of_values_have_an_expected_best(k: int) -> None:
+    n = 3000
+    expected = k * (n + 1) / (k + 1) - 1  # of the numbers 0 to n - 1
+    assert math.isclose(expected_best([float(i) for i in range(n)], k), expected, rel_tol=1e-9)
+
+
 @given(
     tasks=st.integers(1, 8).flatmap(
         lambda n: st.lists(st.lists(st.floats(-10, 10), min_size=n, max_size=n), min_size=1, max_size=3)

@@ -5,6 +5,7 @@ with `final`), or cut by a step that did not wait for it. Dimensions: P prompt t
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
@@ -23,6 +24,7 @@ from trinity.runtime.errors import FailureCause, InvalidInput
 
 MOST_ROLLOUTS = 65_536  # of one task; also completions of one request
 ROLLOUTS_PER_REPEAT = 8  # a game has at most that many players
+MOST_STEPS = 4096  # of one rollout: experiences that an algorithm for several steps takes for its turns
 MOST_METRICS = 1000  # of one experience; each is a series of the monitor
 LONGEST_NAME = 256
 LATEST_SECONDS = 1e11  # Unix time of the year 5138
@@ -356,12 +358,12 @@ class Group:
         _check_certainties(self.task.sampling, [one for one in self.experiences if not one.images])
 
     def _check_rollouts(self) -> None:
-        """Raise InvalidInput for more than eight times the task's rollouts, or for a step that occurs twice.
+        """Raise InvalidInput for more than eight times the task's rollouts, or for too many steps, or one twice.
 
         A workflow may fail to make all rollouts, or give several experiences for each: one of each player of a game.
         """
         most = ROLLOUTS_PER_REPEAT * self.task.repeat_times
-        seen = set()
+        seen, steps = set(), Counter[int]()
         for index, experience in enumerate(self.experiences):
             if experience.rollout >= most:
                 what = f"a task with repeat_times {self.task.repeat_times} has at most {most} rollouts"
@@ -369,6 +371,10 @@ class Group:
             if (key := (experience.rollout, experience.step)) in seen:
                 raise InvalidInput(f"group.experiences[{index}].step", f"{key[1]} of rollout {key[0]} is there twice")
             seen.add(key)
+            steps[experience.rollout] += 1
+            if steps[experience.rollout] > MOST_STEPS:
+                what = f"is one more than the {MOST_STEPS} steps that a rollout may have; lower workflow_args.max_turns"
+                raise InvalidInput(f"group.experiences[{index}].step", f"{key[1]} of rollout {key[0]} {what}")
 
     def as_kept(self, kept: Iterable[KeptExperience]) -> "Group":
         """The group with the ledger's experiences and rewards. No token of a masked experience is trained.

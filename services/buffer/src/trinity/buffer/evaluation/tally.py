@@ -1,6 +1,5 @@
 """The results of one evaluation taskset at one step, and their metrics."""
 
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -127,7 +126,11 @@ def expected_best(values: Sequence[float], k: int) -> float:
     n = len(values)
     if k >= n:
         return max(values)
-    return sum(v * math.comb(i, k - 1) for i, v in enumerate(sorted(values))) / math.comb(n, k)
+    weight, expected = k / n, 0.0  # a ratio of the binomials, which do not fit into a float
+    for i, value in zip(range(n - 1, -1, -1), sorted(values, reverse=True), strict=True):
+        expected += weight * value
+        weight *= (i - k + 1) / max(1, i)
+    return expected
 
 
 def _sizes(n: int) -> list[int]:
