@@ -115,6 +115,32 @@ def test_conversations_have_calls_and_results_of_tools(exported: list[Path], tmp
     assert (row["reward"], row["task_id"]) == (1.0, "sums/1")
 
 
+@pytest.mark.parametrize("value", ["NaN", "1e999", r'"\ud800"'])
+def test_a_call_that_is_no_json_is_only_text(value: str, archive: Path, model: Path, tmp_path: Path) -> None:
+    said = f'<tool_call>{{"name": "f", "arguments": {{"x": {value}}}}}</tool_call>'
+    row = json.loads(archive.read_text().splitlines()[0])
+    length, said_ids = row["prompt_length"], ids(said)
+    row |= {"token_ids": [*row["token_ids"][:length], *said_ids], "action_mask": [True] * len(said_ids)}
+    archive.write_text(json.dumps(row | {"logprobs": [-1.0] * len(said_ids)}) + "\n")
+    atif.export(str(archive), model, tmp_path / "out")
+    (file,) = (tmp_path / "out").iterdir()
+    step = atif_models.Trajectory.model_validate_json(file.read_text()).steps[1]
+    assert (step.message, step.tool_calls) == (said, None)
+
+
+@pytest.mark.parametrize("task", ["t" * 220, "\u8a9e" * 150])
+def test_each_rollout_of_a_task_with_a_long_id_has_its_file(
+    task: str, archive: Path, model: Path, tmp_path: Path
+) -> None:
+    archive.write_text(archive.read_text().replace("sums/1", task))
+    atif.export(str(archive), model, tmp_path / "out")
+    found = {path.name: json.loads(path.read_text())["extra"] for path in (tmp_path / "out").iterdir()}
+    assert {name[-11:]: (extra["task_id"], extra["rollout"]) for name, extra in found.items()} == {
+        "-0-0-0.json": (task, 0),
+        "-0-1-1.json": (task, 1),
+    }
+
+
 def trial(tmp_path: Path, name: str = "trial", reward: float = 0.25, **changes: Any) -> Path:
     """A trial as Harbor keeps it."""
     steps = [

@@ -30,6 +30,7 @@ app = group("Trajectories in ATIF, Harbor's form: archives as files, and files a
 Row = dict[str, Any]
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 _UNSAFE = re.compile(r"[^\w.-]+")
+_TASK_BYTES = 180  # of the 255 of a file's name; the numbers tell files apart
 
 
 @command(app, "export")
@@ -52,8 +53,9 @@ def export(
     for number, one in enumerate(groups):
         for index, experience in enumerate(one.experiences):
             made = trajectory(one, number, experience, index, tokenizer, model.resolve().name)
-            text = json.dumps(made.model_dump(exclude_none=True), ensure_ascii=False, allow_nan=False)
-            (output / f"{_UNSAFE.sub('_', str(made.trajectory_id))[:200]}.json").write_text(text, encoding="utf-8")
+            task = _UNSAFE.sub("_", one.task.task_id).encode()[:_TASK_BYTES].decode(errors="ignore")
+            file = output / f"{task}-{number}-{experience.rollout}-{index}.json"
+            file.write_bytes(_strict(made.model_dump(exclude_none=True)))
             written += 1
     return f"{output}: {written} trajectories of {len(groups)} groups"
 
@@ -104,6 +106,11 @@ def trajectory(
     )
 
 
+def _strict(value: Any) -> bytes:
+    """Returns JSON in UTF-8. Raises ValueError for NaN, infinities and halves of surrogate pairs."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+
+
 def _runs(mask: np.ndarray) -> Iterator[tuple[int, int, bool]]:
     """Yields (first token, one past the last, trained) of each run of equal values."""
     first = 0
@@ -118,6 +125,7 @@ def _agent(number: int, before: np.ndarray, ids: np.ndarray, logprobs: np.ndarra
     for match in _CALL.finditer(text):
         try:
             found = json.loads(match[1])
+            _strict(found)
             given = found.get("arguments") or {}
             call = form.ToolCall(
                 tool_call_id=f"call_{number}_{len(calls)}", function_name=str(found["name"]), arguments=given
@@ -167,11 +175,6 @@ def import_(
         raise RunError(f"{error}; nothing was written", 2) from None
     write_atomic(output, b"".join(lines))
     return f"{output}: {len(lines)} rows of {len(paths)} trajectories"
-
-
-def _strict(value: Any) -> bytes:
-    """Returns JSON in UTF-8. Raises ValueError for NaN, infinities and halves of surrogate pairs."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 
 def _line(row: Row, path: Path) -> bytes:
