@@ -22,6 +22,14 @@ def test_a_mode_as_a_command_names_the_command_that_takes_it() -> None:
     assert (done.exit_code, "it is a mode: trinity run FILE mode=bench" in done.output) == (2, True)
 
 
+def test_serve_names_the_run_that_records() -> None:
+    done = CliRunner().invoke(app, ["serve", "--record"])
+    assert (done.exit_code, len(done.output.splitlines())) == (2, 1)
+    for part in ("explorer.record: true and explorer.traffic", "trinity run --config", "examples/traffic/sums.yaml"):
+        assert part in done.output
+    assert "--record" not in CliRunner().invoke(app, ["serve", "--help"]).output
+
+
 def test_help_has_the_commands_in_groups() -> None:
     text = CliRunner().invoke(app, ["--help"]).stdout
     places = [text.index(f" {name} ─") for name in ("Run", "Watch", "Explain", "Repair", "Admin")]

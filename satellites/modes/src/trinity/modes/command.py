@@ -10,6 +10,7 @@ from trinity.config import load, make_plan
 from trinity.config.schema.algorithm import AlgorithmConfig
 from trinity.config.schema.buffer import BufferConfig
 from trinity.modes.serve import serve as run
+from trinity.reading.errors import RunError
 from trinity.reading.find import find_job
 from trinity.reading.reader import find_job_stage
 from trinity.runtime import logs
@@ -17,7 +18,14 @@ from trinity.runtime import logs
 app = group()
 
 
-def _find(config: Path | None = None, job: Path | None = None) -> Path:
+def _find(
+    config: Path | None = None,
+    job: Path | None = None,
+    record: Annotated[bool, typer.Option("--record", hidden=True)] = False,
+) -> Path:
+    if record:
+        how = "set explorer.record: true and explorer.traffic in a YAML, and start `trinity run --config` with it"
+        raise RunError(f"--record: `serve` trains nothing; {how}, as with examples/traffic/sums.yaml", 2)
     return find_job(config, job).absolute()
 
 
