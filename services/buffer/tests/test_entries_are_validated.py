@@ -285,7 +285,7 @@ def test_tokens_that_the_policy_did_not_sample_are_not_counted_as_generated() ->
 
 
 def test_a_late_group_of_a_cut_task_may_say_anything_and_is_counted_by_what_it_has() -> None:
-    """It is not checked, and its tokens are part of the next ledger entry."""
+    """It is not checked, and the next ledger entry has its tokens: their number, and no text of it."""
     window, group = Window(Policy(2, fewest_groups=1)), sound()
     window.group(replace(entry_of(group).unchecked_summary(1), ordinal=2))
     window.short_batch(fed=2)
@@ -293,9 +293,10 @@ def test_a_late_group_of_a_cut_task_may_say_anything_and_is_counted_by_what_it_h
         experience.token_ids.shape[:] = [2**62, 2**62]
         experience.prompt_length = -(2**31)
         experience.reward = float("nan")
+    group.task.task_id = "x" * 9_000_000
     assert window.group(entry_of(group).unchecked_summary(2)) is Verdict.LATE
     (drop,) = LedgerCursor.FromString(cursor_of(window)).fresh_drops
-    assert (drop.reason, drop.num_response_tokens) == (CUT, 48)
+    assert (drop.reason, drop.num_response_tokens, drop.task_id) == (CUT, 48, "")
 
 
 @pytest.mark.parametrize("versions", [[0], [-1], range(1, MOST_FENCED + 2)])

@@ -196,7 +196,7 @@ class Beginning:
         """
         ids = {group.task_id for entry in self.entries for group in entry.groups}
         ids |= {task.task_id for entry in self.entries for task in entry.cut if task.task_id}
-        ids |= {drop.task_id for entry in self.entries for drop in entry.dropped}
+        ids |= {drop.task_id for entry in self.entries for drop in entry.dropped if drop.task_id}
         others = len(self.window.requeued) + sum(not tasks.has_made(task_id) for task_id in ids)
         newest = [*self.entries[-1].groups, *self.window.unused.values()]
         found = [passed for group in newest if (passed := _passed(tasks, group, others)) is not None]

@@ -147,7 +147,7 @@ class LedgerWriter:
         if kind == "fence":
             return self.window.fence(sequence, entry.fenced_versions)
         if self.window.has_ended(entry.task.ordinal):
-            return self.window.group(entry.unchecked_summary(sequence))
+            return self.window.repeated(sequence, entry.task.ordinal, entry.num_response_tokens)
         group, dropped_by = await self._validator.group(sequence, entry, self.window.fenced)
         verdict = self.window.group(group, dropped_by)
         self.failures.stored(entry.explorer_id)

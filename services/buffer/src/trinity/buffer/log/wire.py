@@ -159,6 +159,11 @@ class LogEntry:
         self.group().check(limits)
         return self.unchecked_summary(sequence)
 
+    @property
+    def num_response_tokens(self) -> int:
+        """Counts the bytes of a group's masks: its shapes may say anything until it is checked."""
+        return sum(len(experience.action_mask.data) for experience in self._outcome.group.experiences)
+
     def unchecked_summary(self, sequence: int) -> StoredGroup:
         """Summarises a group with any content, validated or not."""
         message = self._outcome.group
@@ -171,7 +176,7 @@ class LogEntry:
             num_experiences=len(experiences),
             oldest_version=min(versions),
             newest_version=max(versions),
-            num_response_tokens=sum(len(e.action_mask.data) for e in experiences),  # shapes may be anything
+            num_response_tokens=self.num_response_tokens,
             num_sampled_tokens=sum(e.action_mask.data.count(1) for e in experiences),
             prompt_cut=any(e.truncation == experience_pb2.TRUNCATION_PROMPT for e in experiences),
             moved_episodes=sum(_moved(experience.info_json) for experience in experiences),

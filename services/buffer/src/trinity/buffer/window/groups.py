@@ -101,7 +101,7 @@ class StoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A stored group that enters no batch."""
+    """A group that enters no batch. `task_id` is empty for CUT: the entry that cut the task names it."""
 
     ordinal: int
     log_sequence: int

@@ -91,12 +91,9 @@ class Window:
 
     def group(self, group: StoredGroup, dropped_by: str = "") -> Verdict:
         """Judge a group. `dropped_by` names the operator that keeps it out of every batch."""
-        self._advance(group.log_sequence)
-        if group.ordinal in self.cut:
-            return self._late(group)
         if self.has_ended(group.ordinal):
-            self.duplicates_dropped += 1
-            return Verdict.DUPLICATE
+            return self.repeated(group.log_sequence, group.ordinal, group.num_response_tokens)
+        self._advance(group.log_sequence)
         self.failures.pop(group.ordinal, None)
         self.stored += 1
         self.sampled_tokens += group.num_sampled_tokens
@@ -112,6 +109,18 @@ class Window:
         self._end(group.ordinal)
         self._evict()
         return Verdict.DROPPED if reason else Verdict.STORED
+
+    def repeated(self, log_sequence: int, ordinal: int, num_response_tokens: int) -> Verdict:
+        """Judge a group of a task that has ended. Nobody checks it, so the ledger takes none of its texts."""
+        self._advance(log_sequence)
+        if ordinal not in self.cut:
+            self.duplicates_dropped += 1
+            return Verdict.DUPLICATE
+        self.cut.discard(ordinal)
+        self.leaving.add(ordinal)
+        self.late_groups += 1
+        self.fresh_drops.append(Dropped(ordinal, log_sequence, CUT, num_response_tokens))
+        return Verdict.LATE
 
     def failure(self, log_sequence: int, ordinal: int, max_attempts: int, final: bool = False) -> Verdict:
         """Judge a failed attempt. The task is dead after `max_attempts` of them, or at a final one."""
@@ -233,22 +242,11 @@ class Window:
         group = self.unused.pop(ordinal)
         return replace(group, use_count=group.use_count + 1)
 
-    def _late(self, group: StoredGroup) -> Verdict:
-        self.cut.discard(group.ordinal)
-        self.leaving.add(group.ordinal)
-        self.late_groups += 1
-        self._note_drop(group, CUT)
-        return Verdict.LATE
-
     def drop(self, group: StoredGroup, reason: str) -> None:
         """Takes a stored group out of the pool: it enters no batch."""
         self.unused.pop(group.ordinal, None)
         self._ready.pop(group.ordinal, None)
         self.dropped[reason] += 1
-        self._note_drop(group, reason)
-
-    def _note_drop(self, group: StoredGroup, reason: str) -> None:
-        """For the next ledger entry."""
         tokens, task_id = group.num_response_tokens, group.task_id
         self.fresh_drops.append(Dropped(group.ordinal, group.log_sequence, reason, tokens, task_id))
 
