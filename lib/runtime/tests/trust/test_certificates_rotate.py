@@ -1,7 +1,7 @@
 """Servers and channels over mTLS: who is refused, and that replaced files interrupt no call."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,11 @@ import grpc
 import grpc.aio
 import pytest
 
+from trinity.runtime import rpc
 from trinity.runtime.errors import Unauthenticated
 from trinity.runtime.trust import ca
+from trinity.runtime.trust.identity import of_certificate
 from trinity.runtime.trust.tls import TlsFiles, TlsIdentity, peer_of, server_credentials
-from trinity.runtime.trust.tls_channel import BlockingTlsChannel, TlsChannel
 
 pytestmark = pytest.mark.core
 
@@ -69,8 +70,8 @@ async def serving(identity: TlsIdentity) -> AsyncIterator[tuple[str, Echo]]:
         await server.stop(0)
 
 
-def connecting(address: str) -> Callable[[grpc.ChannelCredentials], grpc.aio.Channel]:
-    return lambda credentials: grpc.aio.secure_channel(address, credentials)
+def connect(address: str, client: TlsIdentity) -> Any:
+    return rpc.channel(address, identity=of_certificate(client))
 
 
 async def who(channel: Any) -> str:
@@ -87,7 +88,7 @@ async def refused(channel: grpc.aio.Channel) -> grpc.StatusCode:
 async def test_a_caller_is_who_its_certificate_says(tmp_path: Path, authority: ca.Pair) -> None:
     server = TlsIdentity(files(tmp_path / "server", authority, "buffer"))
     client = TlsIdentity(files(tmp_path / "client", authority, "explorer"))
-    async with serving(server) as (address, _), TlsChannel(client, connecting(address)) as channel:
+    async with serving(server) as (address, _), connect(address, client) as channel:
         assert await who(channel) == "('explorer', 'one')"
 
 
@@ -96,7 +97,7 @@ async def test_a_wrong_ca_an_expired_certificate_and_none_are_refused(tmp_path: 
     other = files(tmp_path / "other", ca.make_authority(10), "explorer", roots=authority.certificate)
     old = files(tmp_path / "old", authority, "explorer", days=-1)
     async with serving(server) as (address, _):
-        other_channel = TlsChannel(TlsIdentity(other), connecting(address))
+        other_channel = connect(address, TlsIdentity(other))
         assert await refused(other_channel) is grpc.StatusCode.UNAVAILABLE
         roots = grpc.ssl_channel_credentials(authority.certificate, old.key.read_bytes(), old.cert.read_bytes())
         assert await refused(grpc.aio.secure_channel(address, roots)) is grpc.StatusCode.UNAVAILABLE
@@ -112,7 +113,7 @@ async def test_a_server_at_another_host_is_refused(tmp_path: Path, authority: ca
     server_files.key.write_bytes(pair.key)
     client = TlsIdentity(files(tmp_path / "client", authority, "explorer"))
     async with serving(TlsIdentity(server_files)) as (address, _):
-        assert await refused(TlsChannel(client, connecting(address))) is grpc.StatusCode.UNAVAILABLE
+        assert await refused(connect(address, client)) is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_rotation_to_another_ca_interrupts_no_call(tmp_path: Path, authority: ca.Pair) -> None:
@@ -120,7 +121,7 @@ async def test_a_rotation_to_another_ca_interrupts_no_call(tmp_path: Path, autho
     both = authority.certificate + new.certificate
     server = TlsIdentity(files(tmp_path / "server", authority, "buffer", roots=both))
     client = TlsIdentity(files(tmp_path / "client", authority, "explorer", roots=both))
-    async with serving(server) as (address, echo), TlsChannel(client, connecting(address)) as channel:
+    async with serving(server) as (address, echo), connect(address, client) as channel:
         call = channel.unary_stream("/test.Echo/Count")(b"", timeout=_SECONDS)
         echo.go.release()
         assert await call.read() == b"\0"
@@ -145,20 +146,20 @@ async def test_a_blocking_channel_follows_its_files_too(tmp_path: Path, authorit
     async with serving(server) as (address, echo):
 
         def calls() -> list[Any]:
-            with BlockingTlsChannel(client, lambda made: grpc.secure_channel(address, made)) as channel:
+            with rpc.blocking_channel(address, identity=of_certificate(client)) as channel:
                 ask = channel.unary_unary("/test.Echo/Who")
                 numbers = channel.unary_stream("/test.Echo/Count")(b"", timeout=_SECONDS)
                 before = ask(b"", timeout=_SECONDS)
                 files(tmp_path / "client", authority, "trainer")
-                after = ask.with_call(b"", timeout=_SECONDS)[0], ask.future(b"", timeout=_SECONDS).result()
+                after = ask(b"", timeout=_SECONDS)
                 for _ in range(3):
                     loop.call_soon_threadsafe(echo.go.release)
-                return [before, *after, *numbers]
+                return [before, after, *numbers]
 
         loop = asyncio.get_running_loop()
         explorer, trainer = b"('explorer', 'one')", b"('trainer', 'one')"
         found = await asyncio.wait_for(asyncio.to_thread(calls), 3 * _SECONDS)
-    assert found == [explorer, trainer, trainer, b"\0", b"\1", b"\2"]
+    assert found == [explorer, trainer, b"\0", b"\1", b"\2"]
 
 
 def test_files_that_cannot_be_used_replace_nothing(tmp_path: Path, authority: ca.Pair) -> None:

@@ -21,7 +21,9 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import operator
 import random
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Literal, TypeVar
@@ -46,7 +48,7 @@ from trinity.runtime.metrics import RPC_SECONDS
 from trinity.runtime.trust import identity as trust
 from trinity.runtime.trust.gate import Gate
 from trinity.runtime.trust.identity import Identity, calling
-from trinity.runtime.trust.tls_channel import BlockingTlsChannel, TlsChannel
+from trinity.runtime.trust.tls import Material
 from trinity.runtime.waits import waiting
 
 log = structlog.get_logger(__name__)
@@ -88,7 +90,6 @@ CLIENT_OPTIONS: list[tuple[str, Any]] = [
 ADMIT_AGAIN_SECONDS = 5.0
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 Shown = Identity | None | Literal["own"]
-_Channel = TypeVar("_Channel", grpc.Channel, grpc.aio.Channel)
 _Answer = TypeVar("_Answer")
 
 NO_ANSWER = (Unavailable, TimedOut)
@@ -104,54 +105,82 @@ def channel(address: str, *, identity: Shown = "own") -> grpc.aio.Channel:
     `identity` None: for addresses of others, which must not learn a token of the run. Raises InvalidInput where a token
     would cross a network unencrypted.
     """
-    shown = _shown(identity, address)
-    if shown is not None and shown.tls is not None:
-        secure: grpc.aio.Channel = TlsChannel(
-            shown.tls, lambda credentials: grpc.aio.secure_channel(address, credentials, options=CLIENT_OPTIONS)
-        )
-        return _with_metadata(secure, shown, address)
-    return _with_metadata(grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS), shown, address)
+    opened: Any = _Channel(grpc.aio, address, identity)
+    return opened
 
 
 def blocking_channel(address: str, *, identity: Shown = "own") -> grpc.Channel:
     """The same for threads."""
-    shown = _shown(identity, address)
-    if shown is not None and shown.tls is not None:
-        secure: grpc.Channel = BlockingTlsChannel(
-            shown.tls, lambda credentials: grpc.secure_channel(address, credentials, options=CLIENT_OPTIONS)
-        )
-        return _with_metadata(secure, shown, address)
-    return _with_metadata(grpc.insecure_channel(address, options=CLIENT_OPTIONS), shown, address)
+    opened: Any = _Channel(grpc, address, identity)
+    return opened
 
 
-def _shown(identity: Shown, address: str) -> Identity | None:
-    shown = trust.own() if identity == "own" else identity
-    if shown is not None:
-        shown.check_address(address)
-    return shown
+class _Channel:
+    """A channel of the module grpc or grpc.aio. A call after a rotation of certificates uses a new connection.
 
+    gRPC fixes a channel's certificate when it is made. So this one makes another when the identity's files change, and
+    only lets the replaced one go: calls in progress on it run to their ends. It wraps methods, as interceptors of
+    grpc.aio put a queue and a task into every stream.
+    """
 
-def _with_metadata(channel: _Channel, identity: Identity | None, address: str) -> _Channel:
-    """Wraps methods instead of intercepting: interceptors of grpc.aio put a queue and a task into every stream."""
-    for kind in _KINDS:
-        setattr(channel, kind, functools.partial(_Method, getattr(channel, kind), identity, address))
-    return channel
+    def __init__(self, module: Any, address: str, identity: Shown) -> None:
+        self._module, self.address = module, address
+        self.identity = trust.own() if identity == "own" else identity
+        if self.identity is not None:
+            self.identity.check_address(address)
+        self._lock = threading.Lock()
+        self._channel: Any = None
+        self._material: Material | None = None
+        self.newest()
+
+    def newest(self) -> Any:
+        """Returns gRPC's channel with the newest certificate."""
+        tls = self.identity.tls if self.identity is not None else None
+        with self._lock:
+            material = tls.current() if tls is not None else None
+            if self._channel is None or material is not self._material:
+                self._material, self._channel = material, self._connect(material)
+            return self._channel
+
+    def _connect(self, material: Material | None) -> Any:
+        if material is None:
+            return self._module.insecure_channel(self.address, options=CLIENT_OPTIONS)
+        credentials = grpc.ssl_channel_credentials(material.roots, material.key, material.chain)
+        return self._module.secure_channel(self.address, credentials, options=CLIENT_OPTIONS)
+
+    def __getattr__(self, name: str) -> Any:
+        return functools.partial(_Method, self, name) if name in _KINDS else getattr(self.newest(), name)
+
+    def __enter__(self) -> "_Channel":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+
+    async def __aenter__(self) -> "_Channel":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close()
 
 
 class _Method:
     """A method of a stub, which adds identity and trace context to each call, and knows where it is sent."""
 
-    def __init__(
-        self, make: Callable[..., Any], identity: Identity | None, address: str, path: str, *of: Any, **options: Any
-    ) -> None:
-        self._send = make(path, *of, **options)
-        self._identity = identity
-        self.address = address
+    def __init__(self, channel: _Channel, kind: str, path: str, *of: Any, **options: Any) -> None:
+        self._channel, self.address = channel, channel.address
         self.path = path  # /trinity.api.sync.v1.SyncService/Publish
+        self._make = operator.methodcaller(kind, path, *of, **options)
+        self._made: tuple[Any, Any] = (None, None)  # gRPC's channel, and this method of it
 
     def __call__(self, *arguments: Any, **given: Any) -> Any:
-        shown = self._identity.metadata() if self._identity is not None else []
-        return self._send(*arguments, metadata=[*shown, *tracing.inject().items()], **given)
+        channel, (made_on, send) = self._channel.newest(), self._made
+        if made_on is not channel:
+            send = self._make(channel)
+            self._made = channel, send
+        identity = self._channel.identity
+        shown = identity.metadata() if identity is not None else []
+        return send(*arguments, metadata=[*shown, *tracing.inject().items()], **given)
 
 
 async def ask(

@@ -1,7 +1,7 @@
 """mTLS between machines: a process's certificate, read again when its files change, on servers and on channels.
 
 A connection is checked when it is made. Servers use a changed certificate for the next connection, channels
-(`tls_channel`) make a new connection for the next call. So a rotation interrupts no call.
+(trinity.runtime.rpc) make a new connection for the next call. So a rotation interrupts no call.
 """
 
 import datetime
