@@ -51,7 +51,7 @@ def make_adapters(
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 
-    from trinity.weights import Lora, LoraTarget
+    from trinity.weights.lora import Lora, LoraTarget
 
     torch.manual_seed(seed)
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(device)
@@ -80,7 +80,7 @@ class Pair:
     """The two engines, with the same adapters for each."""
 
     def __init__(self, merged: Any, unmerged: Any, model: Path, adapters: list[tuple[Path, Any]]) -> None:
-        from trinity.weights import manifest_of_folder
+        from trinity.weights.manifest import manifest_of_folder
 
         self.merged, self.unmerged = merged, unmerged
         files, tensors = manifest_of_folder("bench", 0, model, checksums=False).load_arguments(model)

@@ -57,7 +57,7 @@ async def _engine(folder: Path) -> AsyncIterator[tuple[Any, dict[str, Any]]]:
     """The explorer's engine, and the arguments by which it loads the same weights again."""
     from trinity.explorer.engine.engine import Engine
     from trinity.explorer.types import EngineOptions
-    from trinity.weights import manifest_of_folder
+    from trinity.weights.manifest import manifest_of_folder
 
     files, tensors = manifest_of_folder("bench", 1, folder, checksums=False).load_arguments(folder)
     update = {"files": files, "tensors": [list(tensor) for tensor in tensors]}

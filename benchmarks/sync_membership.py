@@ -32,7 +32,8 @@ from support.servers.service import ServiceProcess
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.runtime import rpc
-from trinity.weights import ExplorerState, manifest_of_folder, manifest_to_proto
+from trinity.weights.manifest import manifest_of_folder
+from trinity.weights.wire import ExplorerState, manifest_to_proto
 
 RUN = "bench"
 _REACHED = 0.99

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 if TYPE_CHECKING:
-    from trinity.weights import Manifest
+    from trinity.weights.manifest import Manifest
 
 Bits = NDArray[np.unsignedinteger]
 PARTS = ("delta", "folder", "s3", "jetstream")
@@ -165,7 +165,7 @@ def own_folder_times(parameters: int, runs: int) -> tuple[int, dict[str, list[fl
     import torch
 
     from trinity.trainer.weights.shards import describe, write_shards
-    from trinity.weights import Manifest
+    from trinity.weights.manifest import Manifest
     from trinity.weights.stores import open_store
     from trinity.weights.stores.cache import WeightCache
 
@@ -199,7 +199,7 @@ def own_folder_times(parameters: int, runs: int) -> tuple[int, dict[str, list[fl
 def measure_store(args: argparse.Namespace, entry: str, nats_url: str, parameters: int) -> None:
     """Another store: put, seal, and fetch into an explorer's cache (a folder is verified in place)."""
     from support.fakes.data.weight_versions import Tensor, write_version
-    from trinity.weights import Manifest
+    from trinity.weights.manifest import Manifest
     from trinity.weights.stores import open_store
     from trinity.weights.stores.cache import WeightCache
 

@@ -18,7 +18,7 @@ from trinity.api.explorer.v1 import explorer_pb2, explorer_pb2_grpc
 from trinity.runtime.names import run_id
 from trinity.runtime.trust.nats_users import user_file
 from trinity.runtime.trust.roles import Role
-from trinity.weights import ExplorerState
+from trinity.weights.wire import ExplorerState
 
 COLLECTIVE_SECONDS = 10.0
 START_SECONDS, EVENT_SECONDS = 240.0, 120.0

@@ -27,7 +27,7 @@ from own_process import FOUND, found_by
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "tests")]
 
 if TYPE_CHECKING:
-    from trinity.weights import Manifest
+    from trinity.weights.manifest import Manifest
 
 SHAPE = {"hidden": 1536, "layers": 28, "heads": 12, "kv_heads": 2, "intermediate": 8960, "vocabulary": 151_936}
 TINY = {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 256, "vocabulary": 512}
@@ -53,8 +53,8 @@ def train_and_publish(args: argparse.Namespace) -> Found:
     from trinity.config.schema import Config
     from trinity.trainer.engine import TrainEngine
     from trinity.trainer.process.ranks import ranks_from_environment
-    from trinity.weights import Delta, FolderOffer
     from trinity.weights import delta as deltas
+    from trinity.weights.manifest import Delta, FolderOffer
 
     root = Path(args.folder)
     config = json.loads(json.dumps(BASE))
@@ -83,7 +83,7 @@ def train_and_publish(args: argparse.Namespace) -> Found:
 def publish(engine: Any, root: Path, version: int) -> "Manifest":
     """Writes and hashes a version, and offers it in place, like the trainer's publisher."""
     from trinity.trainer.weights.shards import write_shards
-    from trinity.weights import FolderOffer, Manifest
+    from trinity.weights.manifest import FolderOffer, Manifest
 
     folder = root / f"v{version}"
     tensors, infos = write_shards(engine.weights(), engine.layout(), folder, "part-{:05d}.safetensors")

@@ -86,7 +86,7 @@ class TrainerSide:
     def publish(self, command: Found) -> None:
         import torch
 
-        from trinity.weights import Canary, FolderOffer, Manifest, Probe
+        from trinity.weights.manifest import Canary, FolderOffer, Manifest, Probe
 
         which, version = command["writer"], command["version"]
         module, snapshot = self.writers[which], self.snapshots[which]
@@ -164,7 +164,7 @@ def commands_of(lines: Any) -> "queue.Queue[Found | None]":
 
 def sync_side(job: Found) -> None:
     """Reads a version's files, as the sync service does."""
-    from trinity.weights import check_files
+    from trinity.weights.manifest import check_files
 
     commands = commands_of(sys.stdin)
     answer({})

@@ -8,7 +8,7 @@ from chaos.striking import case
 from chaos.versions.run import FOLDER, S3, check
 from chaos.versions.tasks import GROUPS, TaskRun
 from chaos.weight_cases import ALL
-from trinity.weights import ExplorerState
+from trinity.weights.wire import ExplorerState
 
 _AHEAD = 3
 

@@ -26,7 +26,7 @@ from support.servers.s3 import S3Server
 from support.servers.service import ServiceProcess
 from trinity.api.explorer.v1 import explorer_pb2, explorer_pb2_grpc
 from trinity.api.sync.v1 import sync_pb2 as pb
-from trinity.weights import ExplorerState
+from trinity.weights.wire import ExplorerState
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(900)]
 

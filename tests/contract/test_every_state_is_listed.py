@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trinity.api.explorer.v1 import explorer_pb2
-from trinity.weights import ExplorerState
+from trinity.weights.wire import ExplorerState
 
 pytestmark = pytest.mark.core
 

@@ -10,8 +10,8 @@ import sys
 
 import torch
 
-from trinity.weights import TensorInfo
 from trinity.weights.collective import Group, GroupBroken, Store, receive
+from trinity.weights.manifest import TensorInfo
 
 _BYTES = {"F32": 4, "BF16": 2, "I64": 8}
 

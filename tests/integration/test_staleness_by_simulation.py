@@ -25,8 +25,8 @@ from trinity.config.plan import Staleness
 from trinity.runtime.names import RunNames
 from trinity.sync.store.records import Record
 from trinity.sync.versions import GoLive, RollBack, current, gate_step, next_live, transition
-from trinity.weights import VersionState
 from trinity.weights.pointer import Live
+from trinity.weights.wire import VersionState
 
 pytestmark = pytest.mark.core
 

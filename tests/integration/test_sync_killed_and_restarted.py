@@ -16,7 +16,8 @@ from support.servers.sync_instances import CANARY, make_manifest
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.runtime import rpc
-from trinity.weights import Manifest, manifest_to_proto
+from trinity.weights.manifest import Manifest
+from trinity.weights.wire import manifest_to_proto
 
 pytestmark = pytest.mark.core
 

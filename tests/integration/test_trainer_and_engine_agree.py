@@ -25,8 +25,8 @@ from trinity.trainer.data.microbatch import collate
 from trinity.trainer.model.lora import write_adapters
 from trinity.trainer.model.policy import load_policy
 from trinity.trainer.weights.shards import describe, write_shards
-from trinity.weights import Canary, Manifest, Probe
 from trinity.weights.collective import Group, Store, send
+from trinity.weights.manifest import Canary, Manifest, Probe
 from trinity.weights.stores import FolderStore
 from trinity.weights.stores.cache import WeightCache
 

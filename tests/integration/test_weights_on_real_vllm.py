@@ -21,7 +21,7 @@ from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.types import Completion, EngineFailed, EngineOptions
 from trinity.explorer.weights.load_history import WeightsWithdrawn
 from trinity.explorer.weights.loader import fetch
-from trinity.weights import Canary, Manifest, Probe
+from trinity.weights.manifest import Canary, Manifest, Probe
 
 pytestmark = [pytest.mark.extended, *ENGINE_TESTS]
 

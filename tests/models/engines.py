@@ -15,7 +15,7 @@ from trinity.trainer.model.attention import choose_attention
 from trinity.trainer.model.file_parts import FileParts
 from trinity.trainer.model.policy import load_policy
 from trinity.trainer.model.vision import freeze_all_but_text
-from trinity.weights import manifest_of_folder
+from trinity.weights.manifest import manifest_of_folder
 
 TOKENS = [np.random.default_rng(0).integers(2, 90, length).tolist() for length in (9, 40, 100)]
 

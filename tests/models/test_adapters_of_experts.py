@@ -20,7 +20,7 @@ from trinity.runtime.errors import InvalidInput
 from trinity.trainer.model.expert_adapters import grouped
 from trinity.trainer.model.lora import linear_shapes, write_adapters
 from trinity.trainer.model.policy import PolicyModel, load_policy
-from trinity.weights import Lora
+from trinity.weights.lora import Lora
 
 MIXTURES = [one for one in FAMILIES if one.has_experts]
 KNOWN = [one for one in MIXTURES if one.kind in ADAPTED]

@@ -50,7 +50,7 @@ from trinity.explorer.sessions.session import Sessions
 from trinity.explorer.types import Completion
 from trinity.runtime import names, rpc
 from trinity.runtime.broker import connect
-from trinity.weights import ExplorerState
+from trinity.weights.wire import ExplorerState
 
 ROOT = Path(__file__).parents[2]
 SERVICES = ("buffer", "sync", "environment", "explorer", "trainer")

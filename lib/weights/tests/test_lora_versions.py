@@ -10,18 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 from trinity.runtime.errors import InvalidInput
-from trinity.weights import (
-    FileInfo,
-    FolderOffer,
-    Lora,
-    LoraTarget,
-    Manifest,
-    TensorInfo,
-    manifest_from_proto,
-    manifest_to_proto,
-)
 from trinity.weights.adapters import CONFIG, WEIGHTS, read_adapters
-from trinity.weights.lora import adapter_names, fused, merged
+from trinity.weights.lora import Lora, LoraTarget, adapter_names, fused, merged
+from trinity.weights.manifest import FileInfo, FolderOffer, Manifest, TensorInfo
+from trinity.weights.wire import manifest_from_proto, manifest_to_proto
 
 pytestmark = pytest.mark.core
 

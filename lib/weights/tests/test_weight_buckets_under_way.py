@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from trinity.weights import TensorInfo
 from trinity.weights.collective import Group, receive, receive_buckets, send
+from trinity.weights.manifest import TensorInfo
 
 pytestmark = pytest.mark.core
 

@@ -13,15 +13,10 @@ import pytest
 from support.fakes.data.weight_versions import Publisher, Storage, random_tensor, write_version
 from support.servers.s3 import S3Server
 from trinity.runtime.errors import InvalidInput, PermissionDenied, Unavailable
-from trinity.weights import (
-    CollectiveOffer,
-    FolderOffer,
-    JetStreamOffer,
-    S3Offer,
-    manifest_to_proto,
-)
+from trinity.weights.manifest import CollectiveOffer, FolderOffer, JetStreamOffer, S3Offer
 from trinity.weights.stores import Store
 from trinity.weights.stores.cache import WeightCache
+from trinity.weights.wire import manifest_to_proto
 
 pytestmark = pytest.mark.core
 
@@ -268,7 +263,7 @@ def test_storage_that_refuses_access_is_not_damage(
 _FETCH = """
 import sys
 from pathlib import Path
-from trinity.weights import decode_manifest
+from trinity.weights.wire import decode_manifest
 from trinity.weights.stores.cache import WeightCache
 manifest = decode_manifest(Path(sys.argv[1]).read_bytes())
 WeightCache(Path(sys.argv[2]), manifest.run, ["s3"], "").fetch(manifest)

@@ -21,10 +21,11 @@ from support.fakes.data.weight_versions import (
     write_version,
 )
 from trinity.runtime.errors import InvalidInput
-from trinity.weights import Manifest, check_files, delta
+from trinity.weights import delta
 from trinity.weights.delta import BLOCK_BYTES, FRAME, Kind
 from trinity.weights.delta import decode_block as decode
 from trinity.weights.delta import encode_block as encode
+from trinity.weights.manifest import Manifest, check_files
 
 pytestmark = pytest.mark.core
 

@@ -13,8 +13,7 @@ from support.fakes.data.weight_versions import Storage, changed, content_of, ran
 from support.servers.nats import NatsCluster, NatsServer
 from support.servers.s3 import S3Server
 from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound, PermissionDenied, Unavailable
-from trinity.weights import FileInfo, FolderOffer, Manifest, S3Offer
-from trinity.weights.manifest import check_files
+from trinity.weights.manifest import FileInfo, FolderOffer, Manifest, S3Offer, check_files
 from trinity.weights.stores import FolderStore, Store, open_offer, open_store
 from trinity.weights.stores.jetstream import CHUNK_BYTES, MOST_BYTES, JetStreamStore
 from trinity.weights.stores.s3 import S3Store

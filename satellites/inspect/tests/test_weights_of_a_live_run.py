@@ -28,7 +28,7 @@ from trinity.reading.job import ProcessRecord, SupervisorRecord, make_folder
 from trinity.reading.reader import JobStage, find_job_stage
 from trinity.reading.status import collect
 from trinity.runtime import files
-from trinity.weights import Canary, Probe
+from trinity.weights.manifest import Canary, Probe
 
 pytestmark = pytest.mark.core
 

@@ -30,8 +30,8 @@ from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage, find_job_stage
 from trinity.reading.run_record import mark_folder
 from trinity.runtime import files
-from trinity.weights import FileInfo, FolderOffer, Manifest
 from trinity.weights.checkpoint_manifest import ManifestWriter
+from trinity.weights.manifest import FileInfo, FolderOffer, Manifest
 from trinity.weights.wire import decode_manifest, encode_manifest
 from trinity.weights.wire import digest_of as digest_of_version
 

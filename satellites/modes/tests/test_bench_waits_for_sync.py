@@ -7,7 +7,7 @@ import pytest
 from trinity.api.sync.v1 import sync_pb2, sync_pb2_grpc
 from trinity.modes import bench
 from trinity.reading.errors import RunError
-from trinity.weights import Manifest
+from trinity.weights.manifest import Manifest
 
 pytestmark = pytest.mark.core
 

@@ -14,7 +14,7 @@ from trinity.reading.errors import RunError
 from trinity.runtime import names
 from trinity.ui import lineage
 from trinity.ui.places import Places
-from trinity.weights import FileInfo, Manifest
+from trinity.weights.manifest import FileInfo, Manifest
 from trinity.weights.wire import digest_of, encode_manifest
 
 pytestmark = pytest.mark.core

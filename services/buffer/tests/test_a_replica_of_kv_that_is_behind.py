@@ -12,8 +12,8 @@ from trinity.buffer.state import context as state
 from trinity.buffer.state.context import LiveVersions, RunContext
 from trinity.runtime.broker import ABSENT, Bucket, Entry
 from trinity.runtime.names import RunNames
-from trinity.weights import VersionState
 from trinity.weights.pointer import Live, encode
+from trinity.weights.wire import VersionState
 
 pytestmark = pytest.mark.core
 

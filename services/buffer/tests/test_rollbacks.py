@@ -25,7 +25,7 @@ from trinity.config import load, make_plan
 from trinity.data.experience import Outcome, Task
 from trinity.runtime import names
 from trinity.runtime.broker import Broker, Bucket, connect
-from trinity.weights import Canary, Probe
+from trinity.weights.manifest import Canary, Probe
 from trinity.weights.pointer import Live, Rollback, decode_live, encode
 
 pytestmark = pytest.mark.core

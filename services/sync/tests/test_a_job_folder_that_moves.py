@@ -9,7 +9,7 @@ from support.servers.sync_instances import RUN, base_manifest, instance, make_ma
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.runtime.errors import Conflict
 from trinity.sync.runs import Run
-from trinity.weights import VersionState
+from trinity.weights.wire import VersionState
 
 pytestmark = pytest.mark.core
 

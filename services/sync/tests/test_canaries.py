@@ -17,7 +17,8 @@ from trinity.sync.canary import problem_of
 from trinity.sync.runs import Run
 from trinity.sync.store.records import Member
 from trinity.sync.versions import Register, Verify
-from trinity.weights import CollectiveOffer, ExplorerState, Manifest, S3Offer, VersionState, check_files
+from trinity.weights.manifest import CollectiveOffer, Manifest, S3Offer, check_files
+from trinity.weights.wire import ExplorerState, VersionState
 
 pytestmark = pytest.mark.core
 

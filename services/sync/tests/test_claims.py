@@ -11,7 +11,7 @@ from trinity.runtime.errors import AlreadyExists, Conflict, InvalidInput, NotFou
 from trinity.sync.lifecycle import examine
 from trinity.sync.runs import Run
 from trinity.sync.versions import Register
-from trinity.weights import VersionState
+from trinity.weights.wire import VersionState
 
 pytestmark = pytest.mark.core
 

@@ -8,8 +8,8 @@ from support.servers.sync_instances import base_manifest, instance, make_member
 from trinity.runtime.errors import InvalidInput
 from trinity.sync.runs import Run
 from trinity.sync.store.records import Member
-from trinity.weights import ExplorerState
 from trinity.weights.pointer import Epoch
+from trinity.weights.wire import ExplorerState
 
 pytestmark = pytest.mark.core
 

@@ -26,8 +26,8 @@ from trinity.sync.runs import Run
 from trinity.sync.store import records
 from trinity.sync.store.records import Record
 from trinity.sync.versions import Pin, Reject, Verify, current, next_live
-from trinity.weights import VersionState
 from trinity.weights.pointer import Live, decode_live
+from trinity.weights.wire import VersionState
 
 pytestmark = pytest.mark.core
 

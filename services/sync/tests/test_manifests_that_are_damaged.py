@@ -11,7 +11,8 @@ from trinity.api.sync.v1.sync_pb2_grpc import SyncServiceStub
 from trinity.runtime.broker import Bucket, connect
 from trinity.runtime.names import MANIFESTS_BUCKET, RunNames
 from trinity.sync.store.manifests import digest_of
-from trinity.weights import Manifest, encode_manifest, manifest_to_proto
+from trinity.weights.manifest import Manifest
+from trinity.weights.wire import encode_manifest, manifest_to_proto
 
 pytestmark = pytest.mark.core
 

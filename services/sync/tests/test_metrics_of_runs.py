@@ -7,7 +7,7 @@ from prometheus_client import REGISTRY
 
 from support.servers.sync_instances import RUN, base_manifest, instance, make_manifest, make_member
 from trinity.sync.service import measure
-from trinity.weights import ExplorerState
+from trinity.weights.wire import ExplorerState
 
 pytestmark = pytest.mark.core
 

@@ -15,8 +15,8 @@ from trinity.runtime.names import MEMBERS_BUCKET, VERSIONS_BUCKET, RunNames
 from trinity.sync.runs import Run
 from trinity.sync.settings import SyncSettings
 from trinity.sync.store import records
-from trinity.weights import ExplorerState, manifest_to_proto
 from trinity.weights.pointer import decode_live, encode
+from trinity.weights.wire import ExplorerState, manifest_to_proto
 
 pytestmark = pytest.mark.core
 

@@ -3,8 +3,8 @@
 import pytest
 
 from trinity.sync.store.records import Failure, Measured, Record, decode, encode
-from trinity.weights import VersionState
 from trinity.weights.pointer import verdict_of
+from trinity.weights.wire import VersionState
 
 pytestmark = pytest.mark.core
 

@@ -17,8 +17,8 @@ from trinity.sync import lifecycle
 from trinity.sync.runs import Run
 from trinity.sync.store.records import Record
 from trinity.sync.versions import Pin, RollBack, Verify, needed, transition
-from trinity.weights import VersionState
 from trinity.weights.pointer import MOST_ROLLBACKS, Live, Rollback, decode_live, encode
+from trinity.weights.wire import VersionState
 
 pytestmark = pytest.mark.core
 

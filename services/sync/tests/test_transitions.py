@@ -21,8 +21,8 @@ from trinity.sync.versions import (
     current,
     transition,
 )
-from trinity.weights import VersionState
 from trinity.weights.pointer import Live
+from trinity.weights.wire import VersionState
 
 pytestmark = pytest.mark.core
 

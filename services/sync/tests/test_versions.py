@@ -14,7 +14,8 @@ from trinity.runtime.errors import Conflict, InvalidInput, NotFound
 from trinity.sync.lifecycle import Versions
 from trinity.sync.runs import Run
 from trinity.sync.versions import GoLive, Register, Reject, Verify
-from trinity.weights import Delta, FileInfo, FolderOffer, Manifest, S3Offer, TensorInfo, VersionState
+from trinity.weights.manifest import Delta, FileInfo, FolderOffer, Manifest, S3Offer, TensorInfo
+from trinity.weights.wire import VersionState
 
 pytestmark = pytest.mark.core
 

@@ -12,7 +12,8 @@ import pytest
 from support.servers.sync_instances import RUN, base_manifest, make_manifest, served
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1.sync_pb2_grpc import SyncServiceStub
-from trinity.weights import CollectiveOffer, ExplorerState, Manifest, manifest_to_proto
+from trinity.weights.manifest import CollectiveOffer, Manifest
+from trinity.weights.wire import ExplorerState, manifest_to_proto
 
 pytestmark = pytest.mark.core
 

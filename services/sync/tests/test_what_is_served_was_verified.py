@@ -12,8 +12,9 @@ from trinity.api.sync.v1.sync_pb2_grpc import SyncServiceStub
 from trinity.runtime.broker import Bucket, connect
 from trinity.runtime.names import VERSIONS_BUCKET, RunNames
 from trinity.sync.store.records import Record, decode
-from trinity.weights import ExplorerState, Manifest, VersionState, manifest_to_proto
+from trinity.weights.manifest import Manifest
 from trinity.weights.pointer import decode_live
+from trinity.weights.wire import ExplorerState, VersionState, manifest_to_proto
 
 pytestmark = pytest.mark.core
 

@@ -12,8 +12,8 @@ from trinity.trainer.weights.publisher import Publisher
 from trinity.trainer.weights.shards import describe
 from trinity.trainer.weights.verification import VerificationResults
 from trinity.trainer.weights.version_stores import VersionStores
-from trinity.weights import Canary, Probe, TensorInfo
 from trinity.weights.client import BlockingSyncClient, Call
+from trinity.weights.manifest import Canary, Probe, TensorInfo
 from trinity.weights.stores import open_store
 
 _PROBES = [[5, 9, 33, 70, 12, 4], [61, 44, 7, 19]]

@@ -24,7 +24,7 @@ from trinity.runtime import files, names
 from trinity.runtime.broker import Bucket, connect
 from trinity.ui.app import make_app
 from trinity.ui.places import Places
-from trinity.weights import Canary, Probe
+from trinity.weights.manifest import Canary, Probe
 
 pytestmark = pytest.mark.core
 

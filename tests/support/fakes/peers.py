@@ -22,7 +22,8 @@ from trinity.runtime.broker import Broker, Message, connect
 from trinity.runtime.errors import FailureCause
 from trinity.runtime.trust import nats_users
 from trinity.runtime.trust.roles import Role
-from trinity.weights import Canary, Manifest, manifest_of_folder, manifest_to_proto
+from trinity.weights.manifest import Canary, Manifest, manifest_of_folder
+from trinity.weights.wire import manifest_to_proto
 
 Answer = Callable[[Task, int], Outcome | None]
 

@@ -67,7 +67,7 @@ class SharedEngine:
 
 def update_info(folder: Path) -> dict[str, Any]:
     """A whole model's files as the worker's UpdateInfo names them."""
-    from trinity.weights import manifest_of_folder
+    from trinity.weights.manifest import manifest_of_folder
 
     files, tensors = manifest_of_folder("run", 1, folder, checksums=False).load_arguments(folder)
     return {"files": files, "tensors": [list(tensor) for tensor in tensors]}

@@ -19,7 +19,7 @@ from trinity.sync.service import open_buckets
 from trinity.sync.servicer import SyncServicer
 from trinity.sync.settings import SyncSettings
 from trinity.sync.store.records import Capabilities, Measured, Member
-from trinity.weights import Canary, Delta, FileInfo, FolderOffer, Manifest, Probe, TensorInfo
+from trinity.weights.manifest import Canary, Delta, FileInfo, FolderOffer, Manifest, Probe, TensorInfo
 
 RUN = "run"
 CANARY = Canary((Probe((1, 2, 3), (-1.0, -2.0)),), mean_tolerance=0.01, max_tolerance=0.1)

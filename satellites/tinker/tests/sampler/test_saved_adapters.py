@@ -7,7 +7,7 @@ import pytest
 
 from trinity.runtime.errors import DataLoss, NotFound
 from trinity.tinker.saved_adapters import folder_of, save, saved_in
-from trinity.weights import Canary, Probe
+from trinity.weights.manifest import Canary, Probe
 
 pytestmark = pytest.mark.core
 

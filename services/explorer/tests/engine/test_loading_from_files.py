@@ -19,8 +19,8 @@ from trinity.explorer.engine.staging import Found, Staging, find
 from trinity.explorer.engine.worker import FourBitLoader, TrinityTransferEngine, UpdateInfo, _one_by_one
 from trinity.explorer.types import FOUR_BIT
 from trinity.runtime.errors import InvalidInput
-from trinity.weights import Lora, LoraTarget
 from trinity.weights.four_bit import rounded
+from trinity.weights.lora import Lora, LoraTarget
 
 pytestmark = pytest.mark.core
 

@@ -18,8 +18,10 @@ from trinity.explorer.engine.older import OlderVersions
 from trinity.explorer.rollout.toolbox import ExplorerTools
 from trinity.explorer.types import Completion
 from trinity.runtime.errors import DataLoss, InvalidInput, Unavailable
-from trinity.weights import Canary, FileInfo, Lora, Manifest, Probe, VersionState
 from trinity.weights.client import Version
+from trinity.weights.lora import Lora
+from trinity.weights.manifest import Canary, FileInfo, Manifest, Probe
+from trinity.weights.wire import VersionState
 
 pytestmark = pytest.mark.core
 

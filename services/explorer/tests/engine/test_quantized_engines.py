@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.types import EngineOptions
-from trinity.weights import Canary, Probe
+from trinity.weights.manifest import Canary, Probe
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(300)]
 

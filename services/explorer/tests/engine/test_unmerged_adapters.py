@@ -28,7 +28,8 @@ from trinity.explorer.types import Completion, EngineFailed, EngineOptions
 from trinity.explorer.weights.loader import fetch_adapters
 from trinity.runtime.errors import Full, InvalidInput
 from trinity.runtime.process import free_port
-from trinity.weights import Lora, LoraTarget, Manifest, manifest_of_folder
+from trinity.weights.lora import Lora, LoraTarget
+from trinity.weights.manifest import Manifest, manifest_of_folder
 from trinity.weights.stores.cache import WeightCache
 
 pytestmark = [

@@ -10,7 +10,7 @@ import pytest
 from trinity.explorer.engine.engine import Using
 from trinity.explorer.engine.versions import Versions
 from trinity.runtime.errors import DataLoss
-from trinity.weights import Canary, Probe
+from trinity.weights.manifest import Canary, Probe
 
 pytestmark = pytest.mark.core
 

@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from support.fakes.explorers.follower import Explorer
 from trinity.explorer.weights.choice import ExactGates
-from trinity.weights import VersionState
+from trinity.weights.wire import VersionState
 
 pytestmark = pytest.mark.core
 

@@ -20,7 +20,8 @@ from trinity.explorer.weights.load_history import WeightsWithdrawn
 from trinity.explorer.weights.member import CannotJoin
 from trinity.runtime import rpc
 from trinity.runtime.errors import Unavailable
-from trinity.weights import Manifest, VersionState, manifest_to_proto
+from trinity.weights.manifest import Manifest
+from trinity.weights.wire import VersionState, manifest_to_proto
 
 pytestmark = pytest.mark.core
 

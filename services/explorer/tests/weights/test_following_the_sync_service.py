@@ -17,8 +17,9 @@ from trinity.explorer.engine.pool import compare
 from trinity.explorer.weights import follower, loader
 from trinity.explorer.weights.follower import WeightsWrong
 from trinity.explorer.weights.load_history import Verdict, WeightsWithdrawn
-from trinity.weights import Canary, CollectiveOffer, ExplorerState, Manifest, VersionState
+from trinity.weights.manifest import Canary, CollectiveOffer, Manifest
 from trinity.weights.stores.cache import Fetched
+from trinity.weights.wire import ExplorerState, VersionState
 
 pytestmark = pytest.mark.core
 

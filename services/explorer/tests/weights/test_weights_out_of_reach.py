@@ -22,7 +22,7 @@ from trinity.explorer.weights.choice import Gates
 from trinity.runtime.broker import StreamSpec, connect, ensure_consumer, ensure_streams
 from trinity.runtime.errors import Unavailable
 from trinity.runtime.names import TASK_LEASE_SECONDS, TASKS_CONSUMER, RunNames
-from trinity.weights import Manifest
+from trinity.weights.manifest import Manifest
 
 pytestmark = pytest.mark.core
 

@@ -8,7 +8,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trinity.trainer.weights import canary
-from trinity.weights import Canary, Measured
+from trinity.weights.manifest import Canary, Measured
 
 pytestmark = pytest.mark.core
 

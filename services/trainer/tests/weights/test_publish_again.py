@@ -22,9 +22,9 @@ from trinity.trainer.weights.publisher import Publisher, VersionLost
 from trinity.trainer.weights.shards import describe
 from trinity.trainer.weights.verification import VerificationResults
 from trinity.trainer.weights.version_stores import VersionStores
-from trinity.weights import Canary, CollectiveOffer, Manifest, Offer, Probe, check_files
 from trinity.weights import client as calls
 from trinity.weights.client import BlockingSyncClient, Call, release
+from trinity.weights.manifest import Canary, CollectiveOffer, Manifest, Offer, Probe, check_files
 from trinity.weights.stores import FolderStore, Store
 from trinity.weights.wire import decode_manifest, digest_of
 

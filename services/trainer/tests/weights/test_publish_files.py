@@ -23,15 +23,8 @@ from trinity.runtime.errors import InvalidInput, TrinityError
 from trinity.trainer.weights import canary, read_version, write_huggingface_index, write_shards
 from trinity.trainer.weights import shards as shards_module
 from trinity.trainer.weights.shards import describe
-from trinity.weights import (
-    Canary,
-    Manifest,
-    Probe,
-    TensorInfo,
-    check_files,
-    manifest_from_proto,
-    manifest_to_proto,
-)
+from trinity.weights.manifest import Canary, Manifest, Probe, TensorInfo, check_files
+from trinity.weights.wire import manifest_from_proto, manifest_to_proto
 
 pytestmark = pytest.mark.core
 

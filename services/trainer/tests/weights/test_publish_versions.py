@@ -14,7 +14,7 @@ from support.programs.trainer.releases import JudgingExplorer, Sync, Trainer
 from support.programs.trainer.training import make_model
 from support.servers.nats import NatsServer
 from support.servers.s3 import S3Server, find_binary
-from trinity.weights import JetStreamOffer, S3Offer, check_files
+from trinity.weights.manifest import JetStreamOffer, S3Offer, check_files
 from trinity.weights.stores.cache import WeightCache
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]

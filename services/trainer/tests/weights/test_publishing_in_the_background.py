@@ -21,7 +21,8 @@ from trinity.trainer.weights import shards, write_shards
 from trinity.trainer.weights.publisher import Publisher
 from trinity.trainer.weights.shards import VERSION_FILES, Snapshot, describe
 from trinity.trainer.weights.verification import VerificationResults
-from trinity.weights import TensorInfo, VersionState
+from trinity.weights.manifest import TensorInfo
+from trinity.weights.wire import VersionState
 
 pytestmark = [pytest.mark.core, pytest.mark.timeout(60)]
 

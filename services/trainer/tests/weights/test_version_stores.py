@@ -12,7 +12,7 @@ from trinity.runtime.errors import PermissionDenied, TrinityError, Unavailable
 from trinity.trainer.weights import write_shards
 from trinity.trainer.weights.shards import describe
 from trinity.trainer.weights.version_stores import VersionStores
-from trinity.weights import FolderOffer, Manifest, Offer
+from trinity.weights.manifest import FolderOffer, Manifest, Offer
 from trinity.weights.stores import FolderStore
 
 pytestmark = pytest.mark.core

@@ -15,8 +15,8 @@ from obstore.store import S3Store as Objects
 from trinity.runtime import files
 from trinity.runtime.broker import connect
 from trinity.runtime.names import RunNames
-from trinity.weights import Delta, FileInfo, FolderOffer, Manifest, Offer, TensorInfo
 from trinity.weights import delta as deltas
+from trinity.weights.manifest import Delta, FileInfo, FolderOffer, Manifest, Offer, TensorInfo
 from trinity.weights.stores import Store, open_store
 
 WIDTHS = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "U8": 1}

@@ -18,19 +18,11 @@ from trinity.explorer.weights.follower import WeightFollower
 from trinity.explorer.weights.load_history import LoadHistory, Verdict
 from trinity.explorer.weights.member import Activity
 from trinity.runtime.process import free_port
-from trinity.weights import (
-    Canary,
-    ExplorerState,
-    Manifest,
-    Measured,
-    Probe,
-    VersionState,
-    manifest_of_folder,
-    manifest_to_proto,
-)
 from trinity.weights.client import Membership
+from trinity.weights.manifest import Canary, Manifest, Measured, Probe, manifest_of_folder
 from trinity.weights.pointer import Epoch
 from trinity.weights.stores.cache import WeightCache
+from trinity.weights.wire import ExplorerState, VersionState, manifest_to_proto
 
 CANARY = Canary((Probe((1, 2, 3), (-1.0, -2.0)),), 0.1, 1.0)
 RIGHT, WRONG = Measured(0.0, 0.01, -1.0, -1.01), Measured(2.0, 3.0, -1.0, -4.0)

@@ -24,8 +24,8 @@ from trinity.explorer.engine import pool
 from trinity.explorer.engine.engine import spans_from
 from trinity.explorer.types import Completion, EngineFailed, EngineOptions, EngineUsage
 from trinity.explorer.weights.loader import base_folder
-from trinity.weights import TensorInfo
 from trinity.weights.collective import Group, Store, receive
+from trinity.weights.manifest import TensorInfo
 
 VOCABULARY = 96
 TENSOR_SECONDS = 0.005

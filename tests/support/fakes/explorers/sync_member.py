@@ -9,7 +9,7 @@ import grpc.aio
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.runtime import rpc
-from trinity.weights import ExplorerState
+from trinity.weights.wire import ExplorerState
 
 
 class FakeMember:

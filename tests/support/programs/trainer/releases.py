@@ -32,7 +32,8 @@ from trinity.config.schema import Config
 from trinity.data.wire import encode_outcome
 from trinity.runtime import names
 from trinity.trainer.data.client import RawBatch
-from trinity.weights import ExplorerState, Manifest, manifest_from_proto
+from trinity.weights.manifest import Manifest
+from trinity.weights.wire import ExplorerState, manifest_from_proto
 
 VOCABULARY = 97
 GROUPS = 4

@@ -19,9 +19,9 @@ from trinity.reading.errors import RunError, not_accepted
 from trinity.reading.wire import Facts, Letter, Member, VersionRow
 from trinity.runtime import rpc
 from trinity.runtime.errors import TrinityError, Unauthenticated
-from trinity.weights import Manifest
 from trinity.weights import client as calls
 from trinity.weights.client import Call
+from trinity.weights.manifest import Manifest
 from trinity.weights.pointer import Rollback
 
 _CALL_SECONDS = 60.0

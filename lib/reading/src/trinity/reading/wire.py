@@ -14,8 +14,9 @@ from trinity.data.wire import decode_outcome
 from trinity.reading.errors import RunError
 from trinity.reading.render import size_text, visible
 from trinity.runtime.messages import from_message
-from trinity.weights import CollectiveOffer, ExplorerState, FolderOffer, JetStreamOffer, Manifest, Offer, S3Offer
 from trinity.weights.client import Version
+from trinity.weights.manifest import CollectiveOffer, FolderOffer, JetStreamOffer, Manifest, Offer, S3Offer
+from trinity.weights.wire import ExplorerState
 
 _JSON_FIELDS = ("row", "format", "workflow_args", "reward_args")
 _TASK_FIELDS = (

@@ -12,10 +12,10 @@ from trinity.config.experts import TRANSPOSED, model_type_of
 from trinity.convert.find import CheckpointError
 from trinity.convert.source import Parameter, Source
 from trinity.runtime.errors import InvalidInput
-from trinity.weights import Manifest, manifest_of_folder
 from trinity.weights.adapters import WEIGHTS, read_adapters
 from trinity.weights.four_bit import MARK, NF4, rounded_base
 from trinity.weights.lora import fused, in_model, merged
+from trinity.weights.manifest import Manifest, manifest_of_folder
 
 
 def has_adapters(folder: Path) -> bool:

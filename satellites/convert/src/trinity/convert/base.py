@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.convert.find import CheckpointError
 from trinity.runtime import files
-from trinity.weights import manifest_of_folder
 from trinity.weights.lora import fused, in_model
+from trinity.weights.manifest import manifest_of_folder
 
 if TYPE_CHECKING:
     from trinity.convert.source import Parameter, Source

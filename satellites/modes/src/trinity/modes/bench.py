@@ -31,9 +31,9 @@ from trinity.reading.processes import open_nats
 from trinity.reading.render import table
 from trinity.runtime import files, names, rpc
 from trinity.runtime.devices import visible_gpus
-from trinity.weights import Manifest, manifest_of_folder
 from trinity.weights.checkpoint_manifest import verify, verify_model
 from trinity.weights.checkpoints import CONVERTED, checkpoint_folder, has_weights, model_folder, step_of
+from trinity.weights.manifest import Manifest, manifest_of_folder
 
 _POLL_SECONDS = 1.0
 _SYNC_SECONDS = 60.0

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trinity.runtime import files
 from trinity.runtime.errors import DataLoss, NotFound
-from trinity.weights import Canary, Probe
+from trinity.weights.manifest import Canary, Probe
 
 FOLDER = "sampled"  # of an executor's folder
 _CANARY = "canary.json"

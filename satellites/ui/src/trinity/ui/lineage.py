@@ -12,8 +12,8 @@ from trinity.runtime.errors import TrinityError
 from trinity.ui import screens
 from trinity.ui.places import Places
 from trinity.ui.source import Source
-from trinity.weights import Manifest
 from trinity.weights.checkpoints import complete_steps
+from trinity.weights.manifest import Manifest
 from trinity.weights.wire import decode_manifest, digest_of
 
 Facts = dict[str, Any]

@@ -44,9 +44,9 @@ from trinity.runtime.devices import choose
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.names import RunNames
 from trinity.runtime.trust.keys import KeyFile
-from trinity.weights import Manifest
 from trinity.weights.adapters import read_adapters
 from trinity.weights.client import Membership
+from trinity.weights.manifest import Manifest
 from trinity.weights.stores.cache import WeightCache
 
 log = structlog.get_logger(__name__)

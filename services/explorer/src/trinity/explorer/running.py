@@ -11,7 +11,7 @@ from trinity.explorer.rollout.loop import Progress, RolloutLoop
 from trinity.explorer.rollout.toolbox import ExplorerTools
 from trinity.explorer.sessions.offers import OutsideSessions
 from trinity.explorer.weights.follower import WeightFollower
-from trinity.weights import ExplorerState
+from trinity.weights.wire import ExplorerState
 
 log = structlog.get_logger(__name__)
 

@@ -28,17 +28,9 @@ from trinity.sync.store.manifests import Manifests
 from trinity.sync.store.records import Candidate, Failure, Measured, Member, Record
 from trinity.sync.store.state import RunState
 from trinity.sync.versions import NotLoaded, Reject, Verify, current
-from trinity.weights import (
-    Canary,
-    CollectiveOffer,
-    ExplorerState,
-    FolderOffer,
-    JetStreamOffer,
-    Manifest,
-    S3Offer,
-    VersionState,
-)
+from trinity.weights.manifest import Canary, CollectiveOffer, FolderOffer, JetStreamOffer, Manifest, S3Offer
 from trinity.weights.pointer import Epoch, Live
+from trinity.weights.wire import ExplorerState, VersionState
 
 log = structlog.get_logger(__name__)
 

@@ -36,8 +36,9 @@ from trinity.sync.versions import (
     next_live,
     transition,
 )  # fmt: skip
-from trinity.weights import FolderOffer, Manifest, TensorInfo, VersionState, check_files
+from trinity.weights.manifest import FolderOffer, Manifest, TensorInfo, check_files
 from trinity.weights.pointer import Live, Rollback, decode_live, encode
+from trinity.weights.wire import VersionState
 
 log = structlog.get_logger(__name__)
 

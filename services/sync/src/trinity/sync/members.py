@@ -23,8 +23,8 @@ from trinity.sync.store import clock, records
 from trinity.sync.store.mirror import Mirror
 from trinity.sync.store.records import Member
 from trinity.sync.store.state import ChangeEvent, RunState
-from trinity.weights import ExplorerState
 from trinity.weights.pointer import Epoch, EpochMember, Live
+from trinity.weights.wire import ExplorerState
 
 log = structlog.get_logger(__name__)
 

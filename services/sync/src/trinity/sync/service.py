@@ -12,7 +12,7 @@ from trinity.runtime.metrics import Gauge, sample, show
 from trinity.sync.runs import Buckets, Run, Runs
 from trinity.sync.servicer import SyncServicer
 from trinity.sync.settings import SyncSettings
-from trinity.weights import ExplorerState, VersionState
+from trinity.weights.wire import ExplorerState, VersionState
 
 # Entries of members expire after this time, far above any lease.
 _MEMBERS_SECONDS = 3600.0

@@ -19,8 +19,8 @@ from trinity.sync.store.manifests import LISTED, lost_folder
 from trinity.sync.store.records import Measured, Member
 from trinity.sync.versions import Pin, VersionStatus
 from trinity.sync.watch import Announcement
-from trinity.weights import decode_manifest, manifest_from_proto
 from trinity.weights.pointer import Epoch, Rollback
+from trinity.weights.wire import decode_manifest, manifest_from_proto
 
 log = structlog.get_logger(__name__)
 

@@ -28,8 +28,8 @@ from dataclasses import dataclass, field, replace
 
 from trinity.runtime.errors import Conflict, NotFound
 from trinity.sync.store.records import Failure, Measured, Record
-from trinity.weights import VersionState
 from trinity.weights.pointer import MOST_ROLLBACKS, Live, Rollback
+from trinity.weights.wire import VersionState
 
 MOST_FAILURES = 2
 _GOOD = (VersionState.VERIFIED, VersionState.LIVE, VersionState.RETIRED)

@@ -13,8 +13,8 @@ from trinity.sync.store.manifests import Manifests
 from trinity.sync.store.records import Member, Record
 from trinity.sync.store.state import ChangeEvent, RunState
 from trinity.sync.versions import current
-from trinity.weights import VersionState
 from trinity.weights.pointer import Epoch, Live
+from trinity.weights.wire import VersionState
 
 log = structlog.get_logger(__name__)
 

@@ -42,7 +42,7 @@ from trinity.trainer.weights.canary import (
 )
 from trinity.trainer.weights.publisher import Publisher
 from trinity.trainer.weights.shards import Snapshot, Weights
-from trinity.weights import Canary, TensorInfo
+from trinity.weights.manifest import Canary, TensorInfo
 
 log = structlog.get_logger(__name__)
 

@@ -11,9 +11,9 @@ from trinity.data.vision import has_tower
 from trinity.reading.errors import RunError
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.process import time_limit
-from trinity.weights import manifest_of_folder
 from trinity.weights.adapters import read_adapters
 from trinity.weights.lora import fused, in_model
+from trinity.weights.manifest import manifest_of_folder
 
 _MOST_REGEX_SECONDS = 5.0
 

@@ -8,7 +8,7 @@ from trinity.reading.children import Child
 from trinity.reading.client import Answers
 from trinity.reading.render import visible
 from trinity.reading.wire import failing, prompts_cut
-from trinity.weights import ExplorerState
+from trinity.weights.wire import ExplorerState
 
 # Facts that a stage has only while something is wrong.
 TROUBLES = ("failing", "prompts_cut", "provider_away", "no_room", "weights")

@@ -21,7 +21,8 @@ from trinity.trainer.data.microbatch import MicroBatch
 from trinity.trainer.model.lora import adapter_weights, inject, linear_shapes, write_adapters
 from trinity.trainer.model.policy import disable_dropout, load_policy
 from trinity.trainer.weights.canary import pseudo_random_probe
-from trinity.weights import Canary, Lora, LoraTarget, Probe
+from trinity.weights.lora import Lora, LoraTarget
+from trinity.weights.manifest import Canary, Probe
 
 ALPHA = 32.0  # of every rank, as in "LoRA Without Regret" (Thinking Machines, 2025)
 _CHUNK = 1024  # tokens whose logits exist at a time

@@ -18,8 +18,8 @@ from trinity.data.vision import image_rules
 from trinity.runtime.broker import Broker, Bucket, Entry
 from trinity.runtime.errors import DataLoss
 from trinity.runtime.names import RunNames
-from trinity.weights import VersionState
 from trinity.weights.pointer import Live, Rollback, decode_live, verdict_of
+from trinity.weights.wire import VersionState
 
 log = structlog.get_logger(__name__)
 

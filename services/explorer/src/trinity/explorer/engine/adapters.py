@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from trinity.runtime.errors import Full, InvalidInput
-from trinity.weights import Lora
 from trinity.weights.adapters import CONFIG, WEIGHTS
+from trinity.weights.lora import Lora
 
 _READ_SECONDS = 0.01  # between questions whether an adapter is read
 

@@ -8,9 +8,9 @@ import structlog
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.types import EngineFailed
 from trinity.runtime.errors import InvalidInput
-from trinity.weights import manifest_of_folder
 from trinity.weights.checkpoint_manifest import verify_model
 from trinity.weights.checkpoints import COMPLETE, checkpoint_folder, newest_model
+from trinity.weights.manifest import manifest_of_folder
 
 log = structlog.get_logger(__name__)
 

@@ -21,8 +21,9 @@ from trinity.explorer.engine.versions import Versions
 from trinity.explorer.types import Completion
 from trinity.explorer.weights.loader import fetch_seconds, run_in_daemon_thread
 from trinity.runtime.errors import Unavailable
-from trinity.weights import Canary, Manifest, VersionState
 from trinity.weights.client import Version
+from trinity.weights.manifest import Canary, Manifest
+from trinity.weights.wire import VersionState
 
 _PLAYED = (VersionState.VERIFIED, VersionState.LIVE, VersionState.RETIRED)
 

@@ -18,7 +18,7 @@ from trinity.explorer.engine.trial import POLICY, Trial
 from trinity.explorer.types import Completion, EngineOptions, EngineUsage, Taught
 from trinity.explorer.weights.load_history import LoadHistory
 from trinity.runtime.metrics import Counter
-from trinity.weights import Canary, Measured
+from trinity.weights.manifest import Canary, Measured
 
 TOKENS = Counter("trinity_explorer_tokens_generated_total", "Tokens sampled, in complete responses")
 

@@ -23,9 +23,9 @@ import torch
 from safetensors.torch import _TYPES
 
 from trinity.runtime.errors import InvalidInput
-from trinity.weights import TensorInfo
 from trinity.weights.checkpoints import safetensors_header
 from trinity.weights.collective import Bucket, plan_buckets
+from trinity.weights.manifest import TensorInfo
 
 _SHARE_BYTES = 4 * 1024**2  # of a stage: what one thread reads
 _SHARES = 16  # 46 GB/s; 8 threads with twice the share have 22

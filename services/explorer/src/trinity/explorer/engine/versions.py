@@ -19,7 +19,7 @@ from trinity.explorer.engine.engine import Engine, Using
 from trinity.explorer.engine.pool import measure
 from trinity.runtime.errors import DataLoss
 from trinity.runtime.metrics import Counter
-from trinity.weights import Canary
+from trinity.weights.manifest import Canary
 
 log = structlog.get_logger(__name__)
 

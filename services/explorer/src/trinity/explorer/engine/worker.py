@@ -31,10 +31,10 @@ from trinity.explorer.engine import gpt_oss, routes, sampled_logprobs
 from trinity.explorer.engine.replay import Loader
 from trinity.explorer.engine.staging import Named, Staging, find
 from trinity.explorer.types import FOUR_BIT
-from trinity.weights import Lora, TensorInfo
 from trinity.weights.collective import Group, GroupBroken, Store, receive_buckets
 from trinity.weights.four_bit import rounded_base
-from trinity.weights.lora import merged
+from trinity.weights.lora import Lora, merged
+from trinity.weights.manifest import TensorInfo
 
 BACKEND = "trinity"
 

@@ -14,8 +14,9 @@ import structlog
 
 from trinity.explorer.weights.load_history import Verdict
 from trinity.explorer.weights.loader import Loader
-from trinity.weights import Manifest, VersionState
 from trinity.weights.client import Version, View
+from trinity.weights.manifest import Manifest
+from trinity.weights.wire import VersionState
 
 log = structlog.get_logger(__name__)
 

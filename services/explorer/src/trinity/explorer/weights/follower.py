@@ -22,9 +22,10 @@ from trinity.explorer.weights.loader import Cache, Engines, Loaded, Loader
 from trinity.explorer.weights.member import Activity, Reports, SyncMember
 from trinity.runtime.errors import InvalidInput, TrinityError, Unavailable
 from trinity.runtime.metrics import Gauge
-from trinity.weights import Manifest, VersionState
 from trinity.weights.client import Membership, Version, View
+from trinity.weights.manifest import Manifest
 from trinity.weights.pointer import Epoch
+from trinity.weights.wire import VersionState
 
 log = structlog.get_logger(__name__)
 

@@ -24,7 +24,8 @@ from trinity.runtime import tracing
 from trinity.runtime.errors import InvalidInput, TrinityError, Unavailable
 from trinity.runtime.metrics import Gauge, Histogram
 from trinity.runtime.process import FileLock
-from trinity.weights import Canary, Lora, Manifest, Measured, check_files, manifest_of_folder
+from trinity.weights.lora import Lora
+from trinity.weights.manifest import Canary, Manifest, Measured, check_files, manifest_of_folder
 
 Result = TypeVar("Result")
 

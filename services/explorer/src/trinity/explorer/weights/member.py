@@ -13,10 +13,11 @@ from trinity.explorer.weights.choice import Choice
 from trinity.explorer.weights.loader import Loaded
 from trinity.runtime import waits
 from trinity.runtime.errors import AlreadyExists, Conflict, NotFound, TrinityError, Unavailable
-from trinity.weights import ExplorerState, Manifest, Measured
 from trinity.weights import client as calls
 from trinity.weights.client import Epoch, Membership, Report, SyncClient, Version, View
 from trinity.weights.collective import GroupBroken, Store
+from trinity.weights.manifest import Manifest, Measured
+from trinity.weights.wire import ExplorerState
 
 log = structlog.get_logger(__name__)
 

@@ -18,7 +18,8 @@ from trinity.runtime.broker import Bucket, SequenceConflict
 from trinity.runtime.errors import DataLoss, InvalidInput, Unavailable
 from trinity.runtime.names import RunNames
 from trinity.sync.store.records import Record
-from trinity.weights import FolderOffer, Manifest, decode_manifest, encode_manifest
+from trinity.weights.manifest import FolderOffer, Manifest
+from trinity.weights.wire import decode_manifest, encode_manifest
 
 LISTED = 100  # newest versions listed with manifests: thousands of manifests fit into no message
 _REMEMBERED = 16

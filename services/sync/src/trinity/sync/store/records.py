@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trinity.weights import ExplorerState, VersionState
 from trinity.weights.pointer import UNREADABLE, Kind, decode, encode
+from trinity.weights.wire import ExplorerState, VersionState
 
 __all__ = ["UNREADABLE", "decode", "encode"]  # UNREADABLE: raised by decoding a value that no sync service wrote
 

@@ -51,8 +51,9 @@ from trinity.trainer.process import devices
 from trinity.trainer.process.exchange import Together, meet_in_store
 from trinity.trainer.process.ranks import LONGEST_EXCHANGE, Ranks
 from trinity.trainer.weights.shards import Weights
-from trinity.weights import Lora, TensorInfo
 from trinity.weights.collective import NCCL_OF_PROCESS
+from trinity.weights.lora import Lora
+from trinity.weights.manifest import TensorInfo
 
 log = structlog.get_logger(__name__)
 

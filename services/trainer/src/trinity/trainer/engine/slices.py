@@ -23,8 +23,8 @@ from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.process.exchange import Together
 from trinity.trainer.weights.shards import CHECKPOINT_SHARD_BYTES, Snapshot, describe, write_shards
-from trinity.weights import TensorInfo
 from trinity.weights.checkpoint_slices import BUFFER, INDEX, MASTER, SliceIndex, SliceReader
+from trinity.weights.manifest import TensorInfo
 
 _OPTIMIZER = "optimizer"  # entry of the index's state
 Named = tuple[str, torch.Tensor]

@@ -19,10 +19,10 @@ from trinity.trainer.model.lora import given_adapters
 from trinity.trainer.model.policy import PolicyModel, load_policy
 from trinity.trainer.process.ranks import Ranks
 from trinity.trainer.weights.shards import Weights, describe
-from trinity.weights import TensorInfo
 from trinity.weights.collective import plan_buckets
 from trinity.weights.four_bit import rounded_base
 from trinity.weights.lora import merged
+from trinity.weights.manifest import TensorInfo
 
 Named = tuple[str, torch.Tensor]
 _ALIGNMENT = 16  # bytes: a shard of any dtype can be cut out where it begins

@@ -16,10 +16,9 @@ from trinity.config.checks.lora import PLACE, choose, is_experts
 from trinity.config.experts import ADAPTED, TRANSPOSED
 from trinity.config.schema.model import LoraConfig
 from trinity.runtime.errors import InvalidInput
-from trinity.weights import Lora
 from trinity.weights.adapters import WEIGHTS, read_adapters
 from trinity.weights.four_bit import MARK, NF4
-from trinity.weights.lora import target_of
+from trinity.weights.lora import Lora, target_of
 
 _ADAPTER = "default"
 _PEFT_PREFIX = "base_model.model."

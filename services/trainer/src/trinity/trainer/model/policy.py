@@ -25,7 +25,7 @@ from trinity.trainer.model.lora import adapter_weights, add_adapters, without_ad
 from trinity.trainer.model.router_replay import RouterReplay
 from trinity.trainer.model.sequence_parallel import SequenceGroup
 from trinity.trainer.model.vision import has_vision, hidden_states, text_body
-from trinity.weights import Lora
+from trinity.weights.lora import Lora
 
 log = structlog.get_logger(__name__)
 

@@ -18,7 +18,7 @@ from trinity.data.images import expanded
 from trinity.data.vision import ImageRules
 from trinity.runtime.errors import TrinityError
 from trinity.trainer.data.batch import TrainBatch
-from trinity.weights import Canary, Manifest, Probe
+from trinity.weights.manifest import Canary, Manifest, Probe
 
 SEQUENCES, TOKENS = 4, 64
 _PICTURE_TEXT_TOKENS = 16

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 import structlog
 import torch
 
-from trinity.weights import CollectiveOffer, Manifest
 from trinity.weights.client import Call, form_epoch
 from trinity.weights.collective import Group, GroupBroken, Store, send
+from trinity.weights.manifest import CollectiveOffer, Manifest
 from trinity.weights.pointer import Epoch
 
 log = structlog.get_logger(__name__)

@@ -19,11 +19,12 @@ from trinity.trainer.weights.collective import CollectiveSender
 from trinity.trainer.weights.shards import VERSION_FILES, Snapshot, Weights, read_version, write_shards
 from trinity.trainer.weights.verification import VerificationResults
 from trinity.trainer.weights.version_stores import VersionStores
-from trinity.weights import Canary, FileInfo, Lora, Manifest, TensorInfo, VersionState
 from trinity.weights import client as calls
 from trinity.weights.client import BlockingSyncClient
+from trinity.weights.lora import Lora
+from trinity.weights.manifest import Canary, FileInfo, Manifest, TensorInfo
 from trinity.weights.pointer import Rollback
-from trinity.weights.wire import digest_of
+from trinity.weights.wire import VersionState, digest_of
 
 log = structlog.get_logger(__name__)
 

@@ -23,8 +23,8 @@ from safetensors import safe_open
 
 from trinity.runtime.devices import host_memory
 from trinity.runtime.errors import InvalidInput
-from trinity.weights import FileInfo, Manifest, TensorInfo
 from trinity.weights.checkpoint_slices import DTYPES
+from trinity.weights.manifest import FileInfo, Manifest, TensorInfo
 
 log = structlog.get_logger(__name__)
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Sequence
 import structlog
 
 from trinity.runtime.errors import NotFound, TrinityError
-from trinity.weights import VersionState
 from trinity.weights import client as calls
 from trinity.weights.client import BlockingSyncClient, Version
 from trinity.weights.pointer import Rollback
+from trinity.weights.wire import VersionState
 
 log = structlog.get_logger(__name__)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import structlog
 
 from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, PermissionDenied, TrinityError, Unavailable
-from trinity.weights import CollectiveOffer, Delta, FolderOffer, Manifest, Offer, check_files
 from trinity.weights.delta import encode
+from trinity.weights.manifest import CollectiveOffer, Delta, FolderOffer, Manifest, Offer, check_files
 from trinity.weights.stores import MANIFEST, Store, usable_kinds
 from trinity.weights.stores.cache import WeightCache
 
