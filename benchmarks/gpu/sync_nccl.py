@@ -79,15 +79,15 @@ class Held:
         from transformers import AutoModelForCausalLM
 
         policy = AutoModelForCausalLM.from_pretrained(job["model"], dtype="auto").to(device_of(job))
-        self._weights = [(name, parameter.data) for name, parameter in policy.named_parameters()]
+        self.weights, self._tensors = self, [(name, parameter.data) for name, parameter in policy.named_parameters()]
 
     def layout(self) -> list[Any]:
         from trinity.trainer.weights.shards import describe
 
-        return [describe(name, tensor.dtype, tensor.shape) for name, tensor in self._weights]
+        return [describe(name, tensor.dtype, tensor.shape) for name, tensor in self._tensors]
 
-    def weights(self) -> Iterator[tuple[str, Any]]:
-        return iter(self._weights)
+    def read(self) -> Iterator[tuple[str, Any]]:
+        return iter(self._tensors)
 
 
 def sharded(job: Job) -> Any:
@@ -122,7 +122,7 @@ def train_side(job: Job, index: int) -> Found:
 def send_all(job: Job, engine: Any) -> Found:
     from trinity.weights.collective import Store, send
 
-    store, tensors = Store.connect(job["store"], job["secret"], SECONDS), engine.layout()
+    store, tensors = Store.connect(job["store"], job["secret"], SECONDS), engine.weights.layout()
     layout = [[info.name, info.dtype, list(info.shape), info.size_bytes] for info in tensors]
     (Path(job["folder"]) / "layout.json").write_text(json.dumps(layout))
     store.say("layout")
@@ -140,14 +140,14 @@ def send_all(job: Job, engine: Any) -> Found:
     for update in range(1, job["updates"] + 1):
         wait_for_all(job, store, f"ready/{update}", SECONDS)
         store.say(f"go/{update}")
-        send(group, tensors, engine.weights(), BUCKET)
+        send(group, tensors, engine.weights.read(), BUCKET)
     return {"bytes": size, "broadcast": seconds, "gib": memory.gib()}
 
 
 def gather_all(job: Job, engine: Any) -> Found:
     memory = _MostTensors(job)
     for _ in range(job["updates"]):
-        for _ in engine.weights():
+        for _ in engine.weights.read():
             pass
     return {"gib": memory.gib()}
 

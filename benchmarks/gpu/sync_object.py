@@ -86,7 +86,7 @@ def publish(engine: Any, root: Path, version: int) -> "Manifest":
     from trinity.weights.manifest import FolderOffer, Manifest
 
     folder = root / f"v{version}"
-    tensors, infos = write_shards(engine.weights(), engine.layout(), folder, "part-{:05d}.safetensors")
+    tensors, infos = write_shards(engine.weights.read(), engine.weights.layout(), folder, "part-{:05d}.safetensors")
     return Manifest("bench", version, version, tuple(tensors), tuple(infos), (FolderOffer(str(folder)),), time.time())
 
 

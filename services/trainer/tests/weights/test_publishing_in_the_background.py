@@ -172,12 +172,12 @@ class Engine:
     device, vocabulary = CPU, 10
 
     def __init__(self) -> None:
-        self.tensors = {"w": torch.zeros(1000)}
+        self.weights, self.tensors = self, {"w": torch.zeros(1000)}
 
     def layout(self) -> list[TensorInfo]:
         return layout(self.tensors)
 
-    def weights(self) -> Any:
+    def read(self) -> Any:
         return iter(self.tensors.items())
 
 
@@ -393,7 +393,7 @@ def test_weights_that_cannot_be_copied_are_not_published(versions: VersionPublis
         raise Conflict("the ranks disagree")
         yield
 
-    engine.weights = broken
+    engine.read = broken
     with pytest.raises(Conflict, match="the ranks disagree"):
         versions.publish(1)
     with capture_logs() as said:

@@ -130,16 +130,16 @@ def main() -> None:
             batch = with_routes(fixed_batch(step), *sizes) if sizes else fixed_batch(step)
             found[f"train {step}"] = engine.train(batch, 100)
         elif verb == "dump":
-            dumps[arguments[0]] = {name: tensor.clone() for name, tensor in engine.weights()}
+            dumps[arguments[0]] = {name: tensor.clone() for name, tensor in engine.weights.read()}
         elif verb == "whole":
-            weights = engine.whole_weights()[1] if ranks.is_first else engine.weights()
+            weights = engine.weights.whole()[1] if ranks.is_first else engine.weights.read()
             dumps[arguments[0]] = {name: tensor.clone() for name, tensor in weights}
         elif verb == "trained":
             found[arguments[0]] = elements_with_states(engine)
         elif verb == "load":
-            engine.load_weights(dumps[arguments[0]].items() if ranks.is_first else None)
+            engine.weights.load(dumps[arguments[0]].items() if ranks.is_first else None)
         elif verb == "base":
-            engine.load_weights(engine.base_weights() if ranks.is_first else None)
+            engine.weights.load(engine.weights.base() if ranks.is_first else None)
         elif verb == "probe":
             name, sequences, *other = arguments
             found[name], of_other_head = engine.probe_logprobs(sequences, both_heads=bool(other))

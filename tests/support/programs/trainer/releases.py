@@ -121,7 +121,7 @@ def main() -> None:
         (folder / "result.json").write_text(json.dumps(found))
     if error:
         os._exit(1)  # as the service does: the other ranks are in the middle of a collective
-    weights = {name: tensor.clone().numpy() for name, tensor in engine.weights()}
+    weights = {name: tensor.clone().numpy() for name, tensor in engine.weights.read()}
     if publisher is not None:
         np.savez(folder / "final.npz", **weights)
         publisher.close()

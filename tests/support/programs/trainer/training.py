@@ -203,7 +203,7 @@ def main() -> None:
                 save_as_before(engine, folder / "saved", {"step": step})
         if job.get("die_after") == step:
             os.kill(os.getpid(), 9)
-    weights = {name: tensor.clone().numpy() for name, tensor in engine.weights()}
+    weights = {name: tensor.clone().numpy() for name, tensor in engine.weights.read()}
     if ranks.is_first:
         np.savez(folder / "parameters.npz", **weights)
         (folder / "metrics.json").write_text(json.dumps(metrics))

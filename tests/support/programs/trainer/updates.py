@@ -62,7 +62,7 @@ def engine_of(model: str, zero: int, algorithm: dict[str, Any], trainer: dict[st
 
 
 def weights_of(engine: Any) -> dict[str, np.ndarray]:
-    return {name: tensor.float().clone().numpy() for name, tensor in engine.weights()}
+    return {name: tensor.float().clone().numpy() for name, tensor in engine.weights.read()}
 
 
 def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:

@@ -105,7 +105,7 @@ class VersionPublisher:
         if opening["is_new"]:
             self._announce_base(step)
         if self.publisher is not None:  # pinning takes half a second a GB: here explorers do not wait for it yet
-            self._reserving = self._thread.submit(self._snapshot.reserve, self.engine.layout())
+            self._reserving = self._thread.submit(self._snapshot.reserve, self.engine.weights.layout())
         self._show()
 
     def _announce_base(self, step: int) -> None:
@@ -114,8 +114,8 @@ class VersionPublisher:
         with self.control.together("the publication of version 0"):
             canary = self._canary(probe, step)
         if self.publisher is not None:
-            given = self.engine.given_adapters()
-            layout = self.engine.layout() if given else []
+            given = self.engine.weights.given()
+            layout = self.engine.weights.layout() if given else []
             self.publisher.announce_base(self.plan.config.model.model_path, canary, layout, given)
 
     def observe(self, batch: TrainBatch) -> None:
@@ -137,17 +137,17 @@ class VersionPublisher:
         with self.control.together(what):
             canary = self._canary(self._probe or pseudo_random_probe(self.engine.vocabulary), step)
         if self.publisher is None:
-            read_all(self.engine.weights())
+            read_all(self.engine.weights.read())
         else:
             if self._reserving is not None:
                 self._reserving.result()
-            layout = self.engine.layout()
+            layout = self.engine.weights.layout()
             entry = bytes.fromhex(self.control.progress.ledger_sha256)
             weights = self._snapshot.expect(layout)
             self._publishing = self._thread.submit(self._publish, self.publisher, step, layout, weights, canary, entry)
             try:
                 with self.control.together(what):
-                    weights.take(layout, self.control.each(what, self.engine.weights()))
+                    weights.take(layout, self.control.each(what, self.engine.weights.read()))
             except BaseException:
                 weights.abandon()
                 raise
@@ -251,10 +251,10 @@ class VersionPublisher:
         else:
             weights: Weights | None = None
             if self.publisher is not None:
-                weights = self.engine.base_weights() if version == 0 else self.publisher.read(version)
+                weights = self.engine.weights.base() if version == 0 else self.publisher.read(version)
             what = f"the rollback to version {version}"
             with self.control.together(what):
-                self.engine.load_weights(None if weights is None else self.control.each(what, weights))
+                self.engine.weights.load(None if weights is None else self.control.each(what, weights))
         self.rollback = source["number"]
         if self.publisher is not None and due is not None:
             self.publisher.follows(due)

@@ -90,11 +90,11 @@ class ReplayCheckpoints:
         if found["compared"]:
             self._load(step)
             if self.own.exchange.is_first:  # in the form of the saved file
-                _, weights = self.own.engine.whole_weights()
+                _, weights = self.own.engine.weights.whole()
                 found |= differences(weights, self.own.store.path(step) / "actor" / "huggingface")
                 log.info("trainer.replay.compared", step=step, different=len(found["different"]))
             else:
-                read_all(self.own.engine.weights())
+                read_all(self.own.engine.weights.read())
         if self.own.exchange.is_first:
             files.write_json(self.folder / "weights.json", found)
 

@@ -199,7 +199,7 @@ class Checkpoints:
 
     def _save_adapters(self, folder: Path) -> None:
         """Writes LoRA adapters for peft into every checkpoint, since they are small. A collective under ZeRO-3."""
-        lora, weights = self.engine.lora, self.engine.weights()
+        lora, weights = self.engine.lora, self.engine.weights.read()
         if lora is None:
             return
         if self.exchange.is_first:
@@ -216,12 +216,12 @@ class Checkpoints:
             folder.mkdir(parents=True, exist_ok=True)
             self._save_model_files(folder)
         if with_weights and self.exchange.is_first:
-            layout, weights = self.engine.whole_weights()
+            layout, weights = self.engine.weights.whole()
             weights = self.control.each(f"the checkpoint of step {step}", weights)
             found = write_shards(weights, layout, folder, "model-{:05d}.safetensors", CHECKPOINT_SHARD_BYTES)
             write_huggingface_index(folder, *found)
         elif with_weights:
-            read_all(self.engine.weights())
+            read_all(self.engine.weights.read())
 
     def _save_model_files(self, target: Path) -> None:
         """Writes the model's config, tokenizer, chat template and image processor."""

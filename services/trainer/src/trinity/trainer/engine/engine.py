@@ -7,7 +7,7 @@ gradient does not depend on the split into micro-batches and ranks, but for the 
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import zip_longest
@@ -50,10 +50,8 @@ from trinity.trainer.model.vision import freeze_all_but_text, has_vision
 from trinity.trainer.process import devices
 from trinity.trainer.process.exchange import Together, meet_in_store
 from trinity.trainer.process.ranks import LONGEST_EXCHANGE, Ranks
-from trinity.trainer.weights.shards import Weights
 from trinity.weights.collective import NCCL_OF_PROCESS
 from trinity.weights.lora import Lora
-from trinity.weights.manifest import TensorInfo
 
 log = structlog.get_logger(__name__)
 
@@ -116,7 +114,7 @@ class TrainEngine:
         self._model = DeepSpeedModel(
             policy, plan.config.algorithm.optimizer, trainer, self.dtype, self.device, trainer.grad_clip, together
         )
-        self._weights = PolicyWeights(self._model, plan, ranks, self.dtype, self.device)
+        self.weights = PolicyWeights(self._model, plan, ranks, self.dtype, self.device)
         self._no_grad = NoGradForward(self._planner, ranks, self.device)
         self._learner = Learner(self._model, self._no_grad)
         self._critic = self._load_critic() if plan.algorithm.critic else None
@@ -369,34 +367,10 @@ class TrainEngine:
         )
         return usual, others
 
-    def layout(self) -> list[TensorInfo]:
-        """Names, dtypes and shapes of `weights`, in the same order."""
-        return self._weights.layout()
-
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields the policy's whole tensors in layer order. A collective under ZeRO-3."""
-        return self._weights.read()
-
     @property
     def lora(self) -> Lora | None:
         """Description of the adapters that `weights` yields; None if it yields the whole model."""
         return self.policy.lora
-
-    def whole_weights(self) -> tuple[Sequence[TensorInfo], Iterator[tuple[str, torch.Tensor]]]:
-        """Layout and tensors of a whole model, adapters merged. For rank 0, while others iterate over `weights`."""
-        return self._weights.whole()
-
-    def load_weights(self, weights: Weights | None) -> None:
-        """Loads rank 0's weights on every rank and resets the optimizer. The inverse of `weights`. A collective."""
-        self._weights.load(weights)
-
-    def base_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The run's initial weights, for `load_weights` on rank 0."""
-        return self._weights.base()
-
-    def given_adapters(self) -> list[tuple[str, torch.Tensor]]:
-        """The adapters with which the run begins, if they come from a folder; else an empty list."""
-        return self._weights.given()
 
     def reserve(self) -> list[Callable[[], None]]:
         """Returns functions that allocate the memory of `snapshot`, for another thread. A collective."""
