@@ -1,6 +1,5 @@
 """Weight versions for tests, with random bits and without torch, and storage that a test can damage."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from trinity.runtime import files
 from trinity.runtime.broker import connect
 from trinity.runtime.names import RunNames
 from trinity.weights import delta as deltas
+from trinity.weights.checkpoints import encode_header
 from trinity.weights.manifest import Delta, FileInfo, FolderOffer, Manifest, Offer, TensorInfo
 from trinity.weights.stores import Store, open_store
 
@@ -67,14 +67,8 @@ def write_version(run: str, version: int, folder: Path, tensors: Mapping[str, Te
 
 
 def _write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, tensor in tensors.items():
-        begin, end = end, end + tensor.bits.nbytes
-        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.bits.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text = text.ljust(-(-len(text) // 8) * 8)
-    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(t.bits.tobytes() for t in tensors.values()))
+    head = encode_header((name, one.dtype, one.bits.shape, one.bits.nbytes) for name, one in tensors.items())
+    path.write_bytes(head + b"".join(tensor.bits.tobytes() for tensor in tensors.values()))
 
 
 def with_delta(base: Path, base_manifest: Manifest, source: Path, manifest: Manifest, target: Path) -> Manifest:

@@ -23,7 +23,7 @@ import torch
 
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
-from trinity.weights.checkpoints import safetensors_header
+from trinity.weights.checkpoints import data_begin, safetensors_header
 
 FOLDER = "slices"  # below actor/ and critic/
 INDEX = "slices.json"
@@ -147,9 +147,7 @@ def _numbers(path: Path) -> dict[str, dict[str, float]]:
 
 def _slices(path: Path) -> Iterator[tuple[tuple[str, str], _Slice]]:
     """Yields kind and name of each tensor of a file, and its place."""
-    header = safetensors_header(path)
-    with path.open("rb") as file:
-        data = 8 + int.from_bytes(file.read(8), "little")
+    header, data = safetensors_header(path), data_begin(path)
     for key, entry in header.items():
         kind, start, name = [*key.split("/", 2), "", ""][:3]
         begin, end = entry["data_offsets"]

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,24 @@ def safetensors_header(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidInput(str(path), f"is no whole safetensors file: {error}") from None
     return dict(header)
+
+
+def encode_header(tensors: Iterable[tuple[str, str, Sequence[int], int]]) -> bytes:
+    """Returns the head of a safetensors file, up to the data. Tensors are given in order: name, dtype, shape, bytes."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, dtype, shape, size in tensors:
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def data_begin(path: Path) -> int:
+    """Returns the first byte of a safetensors file's data; `data_offsets` count from there."""
+    with path.open("rb") as file:
+        return 8 + int.from_bytes(file.read(8), "little")
 
 
 def _end_of(entry: dict[str, Any]) -> int:

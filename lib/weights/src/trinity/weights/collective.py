@@ -29,13 +29,10 @@ import torch.distributed as dist
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.process import environment, loopback_interface
 from trinity.runtime.settings import LOOPBACK
+from trinity.weights.checkpoint_slices import DTYPES
 from trinity.weights.group_store import GroupBroken, Store
 from trinity.weights.manifest import TensorInfo
 
-_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
 _SPIN_SECONDS = 0.0001
 # Broadcasts in flight on one side. The next one is always enqueued, so the network does not wait for the host.
 _UNDER_WAY = 2
@@ -266,7 +263,7 @@ def _pack(bucket: Bucket, weights: Iterator[tuple[str, torch.Tensor]], buffer: t
     for slot in bucket.slots:
         name, tensor = next(weights, ("nothing", torch.empty(0)))
         info = slot.tensor
-        if (name, tuple(tensor.shape), tensor.dtype) != (info.name, tuple(info.shape), _DTYPES[info.dtype]):
+        if (name, tuple(tensor.shape), tensor.dtype) != (info.name, tuple(info.shape), DTYPES[info.dtype]):
             raise InvalidInput("weights", f"{info.name} is due, {name} {list(tensor.shape)} {tensor.dtype} came")
         if info.size_bytes:
             raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -303,6 +300,6 @@ def _arrived(group: Group, bucket: Bucket, work: Any, buffer: torch.Tensor) -> l
     for slot in bucket.slots:
         info = slot.tensor
         raw = buffer[slot.offset : slot.offset + info.size_bytes]
-        tensors.append((info.name, raw.view(_DTYPES[info.dtype]).view(tuple(info.shape))))
+        tensors.append((info.name, raw.view(DTYPES[info.dtype]).view(tuple(info.shape))))
     group.wait(work)
     return tensors

@@ -1,10 +1,8 @@
 """The Hugging Face folder: weights that are whole or not there, and the base model's other files."""
 
 import contextlib
-import json
 import os
 import shutil
-import struct
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,17 +15,15 @@ from trinity.convert.find import CheckpointError
 from trinity.convert.source import Parameter
 from trinity.runtime import files
 from trinity.runtime.process import FileLock
-from trinity.weights.checkpoints import INDEX, SINGLE, copy_all_but_weights
+from trinity.weights.checkpoint_slices import DTYPES
+from trinity.weights.checkpoints import INDEX, SINGLE, copy_all_but_weights, encode_header
 
 SHARD_BYTES = 2 * 1024**3
 _CONFIG = "config.json"
 _ASIDE, _LOCK = ".converting-", "lock"
 # Names of the safetensors format.
-_NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-}  # fmt: skip
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_NAMES |= {torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2"}
 
 # What config.json may ask for; parameters are not quantized here.
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -148,22 +144,15 @@ def _write_file(path: Path, shard: list[Parameter]) -> int:
     The format: https://huggingface.co/docs/safetensors. The widest dtype comes first, so that all are aligned.
     """
     ordered = sorted(shard, key=lambda parameter: -parameter.dtype.itemsize)
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
     for parameter in ordered:
         if parameter.dtype not in _NAMES:
             raise CheckpointError(f"{parameter.name} is of {parameter.dtype}, which safetensors cannot hold")
-        begin, end = end, end + parameter.size_bytes
-        place = {"dtype": _NAMES[parameter.dtype], "shape": parameter.shape, "data_offsets": [begin, end]}
-        header[parameter.name] = place
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
+        file.write(encode_header((one.name, _NAMES[one.dtype], one.shape, one.size_bytes) for one in ordered))
         for parameter in ordered:
             for piece in parameter.pieces:
                 flat = piece.detach().to(parameter.dtype).contiguous().reshape(-1)
                 file.write(flat.view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())
-    return end
+    return sum(parameter.size_bytes for parameter in ordered)

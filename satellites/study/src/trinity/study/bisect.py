@@ -13,7 +13,7 @@ import numpy as np
 
 from trinity.reading.errors import RunError
 from trinity.runtime import files
-from trinity.weights.checkpoints import safetensors_header
+from trinity.weights.checkpoints import data_begin, safetensors_header
 
 _METRICS = Path("monitor", "trainer.jsonl")
 _TRAINED = Path("buffer", "experience_buffer.jsonl")
@@ -140,7 +140,7 @@ def _of_experience(one: dict[str, Any] | None, other: dict[str, Any] | None) -> 
 def _of_weights(one: Path, other: Path) -> Iterator[tuple[str, Any, Any]]:
     """Yields the first differing element of each tensor. 16-bit floats that numpy lacks are shown as bits."""
     headers = [safetensors_header(path) for path in (one, other)]
-    starts = [_data_begins(path) for path in (one, other)]
+    starts = [data_begin(path) for path in (one, other)]
     for name in sorted(headers[0].keys() | headers[1].keys()):
         dtypes = [header[name]["dtype"] if name in header else None for header in headers]
         if dtypes[0] != dtypes[1]:
@@ -165,11 +165,6 @@ def _elements(raw: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def _bytes(path: Path, start: int, begin: int, end: int) -> np.ndarray:
     return np.fromfile(path, np.uint8, end - begin, offset=start + begin)
-
-
-def _data_begins(path: Path) -> int:
-    with path.open("rb") as file:
-        return 8 + int.from_bytes(file.read(8), "little")
 
 
 def _first_difference(mine: np.ndarray, theirs: np.ndarray) -> int | None:

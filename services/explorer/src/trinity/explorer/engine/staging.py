@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import _TYPES
 
 from trinity.runtime.errors import InvalidInput
-from trinity.weights.checkpoints import safetensors_header
+from trinity.weights.checkpoints import data_begin, safetensors_header
 from trinity.weights.collective import Bucket, plan_buckets
 from trinity.weights.manifest import TensorInfo
 
@@ -50,10 +50,7 @@ def find(paths: Sequence[str], tensors: Sequence[Sequence[Any]]) -> list[Found]:
     Raises InvalidInput naming a file that is missing or damaged, or lacks a tensor.
     """
     headers = [safetensors_header(Path(path)) for path in paths]
-    begins = [  # of the data, which ends with the file
-        os.stat(path).st_size - max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        for path, header in zip(paths, headers, strict=True)
-    ]
+    begins = [data_begin(Path(path)) for path in paths]
     found = []
     for name, index in tensors:
         entry = headers[index].get(name)

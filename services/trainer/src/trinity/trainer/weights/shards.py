@@ -24,6 +24,7 @@ from safetensors import safe_open
 from trinity.runtime.devices import host_memory
 from trinity.runtime.errors import InvalidInput
 from trinity.weights.checkpoint_slices import DTYPES
+from trinity.weights.checkpoints import encode_header
 from trinity.weights.manifest import FileInfo, Manifest, TensorInfo
 
 log = structlog.get_logger(__name__)
@@ -142,15 +143,7 @@ def _shards(layout: Sequence[TensorInfo], shard_bytes: int) -> Iterator[list[Ten
 
 
 def _header(shard: list[TensorInfo]) -> bytes:
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for tensor in shard:
-        offsets = [at, at + tensor.size_bytes]
-        header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets}
-        at = offsets[1]
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    return encode_header((tensor.name, tensor.dtype, tensor.shape, tensor.size_bytes) for tensor in shard)
 
 
 class _Checksums:
