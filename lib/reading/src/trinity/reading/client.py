@@ -332,70 +332,55 @@ class Watcher:
         self.view = Answers()
         self._refused = ""
         self._channels: list[grpc.aio.Channel] = []
-        self._buffer = buffer_pb2_grpc.BufferServiceStub(self._open(addresses.buffer)) if addresses.buffer else None
-        self._sync = sync_pb2_grpc.SyncServiceStub(self._open(addresses.sync)) if addresses.sync else None
-        trainer = addresses.trainer
-        self._trainer = trainer_pb2_grpc.TrainerServiceStub(self._open(trainer)) if trainer else None
+        self._buffer = self._open(addresses.buffer, buffer_pb2_grpc.BufferServiceStub)
+        self._sync = self._open(addresses.sync, sync_pb2_grpc.SyncServiceStub)
+        self._trainer = self._open(addresses.trainer, trainer_pb2_grpc.TrainerServiceStub)
 
-    def _open(self, address: str) -> grpc.aio.Channel:
-        channel = rpc.channel(address)
-        self._channels.append(channel)
-        return channel
+    def _open(self, address: str, stub: Callable[[grpc.aio.Channel], Any]) -> Any:
+        """Returns a service's stub; None without an address."""
+        if not address:
+            return None
+        self._channels.append(rpc.channel(address))
+        return stub(self._channels[-1])
 
     async def close(self) -> None:
         await asyncio.gather(*(channel.close() for channel in self._channels))
 
     async def refresh(self) -> Answers:
         """Polls every service once. A service that does not answer keeps its last answer, except for members."""
-        await asyncio.gather(self._ask_buffer(), self._ask_trainer(), self._ask_sync())
+        stats, status, members = await asyncio.gather(
+            self._answer(self._buffer, "Stats", buffer_pb2.StatsRequest(run=self._run)),
+            self._answer(self._trainer, "Status", trainer_pb2.StatusRequest()),
+            self._answer(self._sync, "ListMembers", sync_pb2.ListMembersRequest(run=self._run)),
+        )
+        self.view.buffer, self.view.trainer = stats or self.view.buffer, status or self.view.trainer
+        self.view.members = list(members.members) if members is not None else []
         return self.view
-
-    async def _ask_buffer(self) -> None:
-        if self._buffer is not None:
-            request = buffer_pb2.StatsRequest(run=self._run)
-            self.view.buffer = await self._or_none(self._buffer.Stats, request, _REFRESH_SECONDS) or self.view.buffer
-
-    async def _ask_trainer(self) -> None:
-        if self._trainer is not None:
-            request = trainer_pb2.StatusRequest()
-            answer = await self._or_none(self._trainer.Status, request, _REFRESH_SECONDS)
-            self.view.trainer = answer or self.view.trainer
-
-    async def _ask_sync(self) -> None:
-        if self._sync is not None:
-            request = sync_pb2.ListMembersRequest(run=self._run)
-            answer = await self._or_none(self._sync.ListMembers, request, _REFRESH_SECONDS)
-            self.view.members = list(answer.members) if answer is not None else []
 
     async def save_checkpoint(self, wait_seconds: float) -> int | None:
         """Makes the trainer save a checkpoint. Returns the step of its newest one; None at the timeout."""
-        assert self._trainer is not None
-        request = trainer_pb2.CheckpointRequest()
-        answer = await self._or_none(self._trainer.Checkpoint, request, wait_seconds)
+        answer = await self._answer(self._trainer, "Checkpoint", trainer_pb2.CheckpointRequest(), wait_seconds)
         return int(answer.step) if answer is not None else None
 
     async def versions(self) -> int:
         """Returns how many weight versions the run has made, with the base model."""
-        if self._sync is None:
-            return 0
-        request = sync_pb2.ListVersionsRequest(run=self._run, limit=1_000_000)
-        answer = await self._or_none(self._sync.ListVersions, request, 10)
+        request = sync_pb2.ListVersionsRequest(run=self._run, limit=_ALL_VERSIONS)
+        answer = await self._answer(self._sync, "ListVersions", request, 10)
         return len(answer.versions) if answer is not None else 0
 
     async def rewards(self, last_step: int, count: int) -> tuple[float | None, float | None]:
         """Returns the mean reward over the first and over the last `count` steps."""
-        if self._buffer is None or last_step < 1:
+        if last_step < 1:
             return None, None
         count = max(1, min(count, last_step // 2))
         first = await self._reward_mean(range(1, count + 1))
         return first, await self._reward_mean(range(last_step - count + 1, last_step + 1))
 
     async def _reward_mean(self, steps: range) -> float | None:
-        assert self._buffer is not None
         values = []
         for step in steps:
             request = buffer_pb2.GetLedgerEntryRequest(run=self._run, step=step)
-            answer = await self._or_none(self._buffer.GetLedgerEntry, request, 10)
+            answer = await self._answer(self._buffer, "GetLedgerEntry", request, 10)
             if answer is not None and answer.entry.groups:
                 values.append(answer.entry.reward_mean)
         return sum(values) / len(values) if values else None
@@ -405,9 +390,12 @@ class Watcher:
         if self._refused:
             raise not_accepted(self._refused)
 
-    async def _or_none(self, call: Callable[..., Awaitable[Any]], request: Any, seconds: float) -> Any:
+    async def _answer(self, stub: Any, method: str, request: Any, seconds: float = _REFRESH_SECONDS) -> Any:
+        """Returns None for a service that does not answer, or has no address."""
+        if stub is None:
+            return None
         try:
-            return await rpc.ask(call, request, seconds=seconds)
+            return await rpc.ask(getattr(stub, method), request, seconds=seconds)
         except Unauthenticated as error:
             self._refused = str(error)
         except TrinityError:
