@@ -181,7 +181,9 @@ class Target:
         """Empty messages with every id that an explorer can guess of another's results for the outstanding tasks."""
         fed = on_subject(self.broker, self.names.tasks_stream, self.names.subjects("tasks"))
         fed_tasks = [TaskMessage.parse(message.data) async for message in fed]
-        newest = list(dict.fromkeys(task.task_id for task in fed_tasks if task and task.task_id))[-_GUESSED:]
+        newest = list(dict.fromkeys(task.fields.task_id for task in fed_tasks if task and task.fields.task_id))[
+            -_GUESSED:
+        ]
         guessed = [f"{task}{rest}" for task in newest for rest in ("", "/failed/1", "/requeue/1")]
         guessed += [f"fence/{rest}{version}" for version in range(20) for rest in ("", "rollback/")]
         subject = self.names.experience(names.owner_of(replies.NAME), 0, "sums")

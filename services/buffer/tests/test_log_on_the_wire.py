@@ -29,9 +29,8 @@ def test_a_task_message_holds_the_task() -> None:
 def test_a_letter_comes_back_as_it_was_written() -> None:
     letter = Letter.parse(Letter.of(FAILURE).encode())
     assert letter is not None
-    assert (letter.ordinal, letter.task_id, letter.cause, letter.error) == (
-        FAILURE.task.ordinal, FAILURE.task.task_id, "timeout", "late"
-    )  # fmt: skip
+    assert (letter.ordinal, letter.fields.task.task_id) == (FAILURE.task.ordinal, FAILURE.task.task_id)
+    assert (letter.fields.cause, letter.fields.error) == ("timeout", "late")
     assert Letter.parse(b"\xff") is Letter.parse(b"") is None
     assert LogEntry.parse(letter.requeue()).task.decoded() == dataclasses.replace(FAILURE.task, requeues=1)
 
@@ -39,7 +38,7 @@ def test_a_letter_comes_back_as_it_was_written() -> None:
 def test_a_letter_of_an_unknown_task_has_its_ordinal() -> None:
     letter = Letter.parse(Letter.of_refused(TaskMessage.unknown(7), "odd").encode())
     assert letter is not None
-    assert (letter.ordinal, letter.task_id, letter.error) == (7, "", "odd")
+    assert (letter.ordinal, letter.fields.task.task_id, letter.fields.error) == (7, "", "odd")
     with pytest.raises(InvalidInput, match=r"task\.kind"):
         TaskMessage.unknown(7).decoded()
 

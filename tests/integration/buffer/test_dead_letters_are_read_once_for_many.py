@@ -112,5 +112,5 @@ async def test_letters_are_shown_without_their_tasks_images_and_fed_again_with_t
     shown, fed_again, one = await asyncio.gather(
         letters.show(LETTERS), letters._all(), letters.show(1, ordinal=FOREIGN + 1)
     )
-    assert [len(letter.to_proto().task.images) for letter in [*shown, *one]] == [0] * (LETTERS + 1)
-    assert {len(letter.to_proto().task.images) for _, letter in fed_again} == {1}
+    assert [len(letter.fields.task.images) for letter in [*shown, *one]] == [0] * (LETTERS + 1)
+    assert {len(letter.fields.task.images) for _, letter in fed_again} == {1}

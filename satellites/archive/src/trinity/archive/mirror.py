@@ -70,7 +70,7 @@ class Mirror:
     async def _take(self, message: Message) -> None:
         try:
             entry = await self._reader.take(message)
-            if entry.kind != "group" or entry.task.run != self._context.run:
+            if entry.kind != "group" or entry.task.fields.run != self._context.run:
                 return
             check_owner(self._context.names, message.subject, entry)
             stored = entry.summary(message.sequence, self._context.limits)

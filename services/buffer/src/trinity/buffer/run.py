@@ -178,7 +178,7 @@ class Run:
             self._tasks.observe(group.task_id, group.reward_mean)
         for ordinal in window.outstanding(self.feeder.fed):
             with contextlib.suppress(NotFound):  # dead tasks are not in the queue any more
-                self._tasks.observe((await self.feeder.task(ordinal)).task_id, None)
+                self._tasks.observe((await self.feeder.task(ordinal)).fields.task_id, None)
 
     async def run(self) -> None:
         """Runs until a part fails; a part that merely ends has failed, too."""

@@ -129,7 +129,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServiceServicer):
         if request.limit < 0:
             raise InvalidInput("limit", f"is {request.limit}, must be >= 0; 0 means {_DEFAULT_LIMIT}")
         letters = await run.letters.show(request.limit or _DEFAULT_LIMIT, request.ordinal)
-        return pb.ListDeadLettersResponse(dead_letters=[letter.to_proto() for letter in letters])
+        return pb.ListDeadLettersResponse(dead_letters=[letter.fields for letter in letters])
 
     async def RetryDeadLetters(
         self, request: pb.RetryDeadLettersRequest, context: grpc.aio.ServicerContext

@@ -248,7 +248,7 @@ async def _store(context: RunContext, group: BatchGroup, sequence: int) -> None:
     if group.traceparent:
         marks[headers.TRACEPARENT] = group.traceparent
     await context.broker.append(
-        context.names.experience(owner, oldest, entry.task.taskset, blob=is_long),
+        context.names.experience(owner, oldest, entry.task.fields.taskset, blob=is_long),
         context.names.experiences_stream,
         data,
         message_id=f"fork/{group.ordinal}",

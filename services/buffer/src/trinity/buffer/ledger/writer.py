@@ -199,7 +199,8 @@ class LedgerWriter:
             written = False
         if not written:
             await self._context.broker.publish(subject, letter.encode(), message_id=f"dead/{letter.ordinal}")
-        log.warning("buffer.task.dead", task=letter.task_id, cause=letter.cause, error=letter.error)
+        fields = letter.fields
+        log.warning("buffer.task.dead", task=fields.task.task_id, cause=fields.cause, error=fields.error)
 
     async def _write_batches(self) -> bool:
         """Every entry that is due; whether there was one."""
@@ -230,7 +231,7 @@ class LedgerWriter:
         """Cut tasks end with the entry and not before: until it is written they must stay in the queue."""
         fed, after = self._context.fed, window_at(cursor_of(self.window), self._policy)
         groups, ordinals = after.short_batch(fed)
-        ids = [(await self._validator.task(ordinal)).task_id for ordinal in ordinals]
+        ids = [(await self._validator.task(ordinal)).fields.task_id for ordinal in ordinals]
         cut = tuple(map(CutTask, ordinals, ids))
         await self._append(self._entry(step, after, groups, cut=cut))
         self.window.short_batch(fed)

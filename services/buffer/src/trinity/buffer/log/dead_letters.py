@@ -68,7 +68,7 @@ class DeadLetters:
                 "name fewer, or give the run more steps (buffer.total_steps)"
             )
         for _, letter in found:
-            if not letter.task_id:
+            if not letter.fields.task.task_id:
                 raise Conflict(f"ordinals: nothing but the ordinal is known of task {letter.ordinal}; drop it")
         for message, letter in found:
             if self._is_dead(letter.ordinal):  # else an earlier call was cut off here

@@ -153,19 +153,19 @@ class EntryValidator:
             check_fence(entry.fenced_versions)
             return
         task = entry.task
-        if task.run != self._context.run:
-            raise InvalidInput("task.run", f"is {_shortened(task.run)}, this log is of {self._context.run!r}")
+        if task.fields.run != self._context.run:
+            raise InvalidInput("task.run", f"is {_shortened(task.fields.run)}, this log is of {self._context.run!r}")
         if task.ordinal < 1:  # else it would count as ended
             raise InvalidInput("task.ordinal", f"is {task.ordinal}; no such task was fed")
         if not task.is_training:
-            raise InvalidInput("task.kind", f"is {task.kind}; only training tasks enter this log")
+            raise InvalidInput("task.kind", f"is {task.fields.kind}; only training tasks enter this log")
         if entry.kind == "requeue":
             task.decoded()  # it is fed again
 
     async def _check_fed(self, task: TaskMessage) -> None:
         """Raises InvalidInput unless the task is as it was fed."""
         try:
-            fed = await self._fed_task(task.ordinal, task.taskset)
+            fed = await self._fed_task(task.ordinal, task.fields.taskset)
         except NotFound:
             raise InvalidInput("task.ordinal", f"is {task.ordinal}; no such task was fed") from None
         for field, found, expected in task.differences(fed):
@@ -194,7 +194,7 @@ class EntryValidator:
         """The group as it may enter a batch, and the operator that keeps it out of all. Raises InvalidInput."""
         await self._check_fed(entry.task)
         stored = entry.summary(sequence, self._context.limits)
-        await self._check_versions(stored, entry.task.gate_step, fenced, sequence <= self._context.stored_before)
+        await self._check_versions(stored, entry.task.fields.gate_step, fenced, sequence <= self._context.stored_before)
         if not self.pipeline.names:
             return stored, ""
         return judged(stored, self.pipeline.run(entry.group()), self._context.limits)

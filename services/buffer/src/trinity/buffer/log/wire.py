@@ -5,7 +5,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -27,13 +27,11 @@ from trinity.runtime.errors import FailureCause
 from trinity.runtime.names import BlobReference
 
 
+@dataclass(frozen=True, slots=True)
 class TaskMessage:
     """A task of the queue or of a log entry, not validated: its fields may hold any value."""
 
-    __slots__ = ("_message",)
-
-    def __init__(self, message: task_pb2.Task) -> None:
-        self._message = message
+    fields: task_pb2.Task
 
     @classmethod
     def parse(cls, data: bytes) -> "TaskMessage | None":
@@ -53,50 +51,26 @@ class TaskMessage:
         return cls(task_pb2.Task(ordinal=ordinal))
 
     @property
-    def run(self) -> str:
-        return self._message.run
-
-    @property
     def ordinal(self) -> int:
-        return self._message.ordinal
-
-    @property
-    def task_id(self) -> str:
-        return self._message.task_id
-
-    @property
-    def taskset(self) -> str:
-        return self._message.taskset
-
-    @property
-    def gate_step(self) -> int:
-        return self._message.gate_step
-
-    @property
-    def kind(self) -> int:
-        return self._message.kind
+        return self.fields.ordinal
 
     @property
     def is_training(self) -> bool:
-        return self._message.kind == task_pb2.TASK_KIND_TRAIN
-
-    @property
-    def has_images(self) -> bool:
-        return bool(self._message.images)
+        return self.fields.kind == task_pb2.TASK_KIND_TRAIN
 
     def encode(self) -> bytes:
-        return self._message.SerializeToString()
+        return self.fields.SerializeToString()
 
     def decoded(self) -> Task:
         """Raises InvalidInput for a field that is missing or out of range."""
-        return task_from_proto(self._message)
+        return task_from_proto(self.fields)
 
     def differences(self, fed: "TaskMessage") -> Iterator[tuple[str, object, object]]:
         """Yields the name of each field that is not as it was fed, its value here and its value there."""
-        if self._message == fed._message:
+        if self.fields == fed.fields:
             return
         for field in task_pb2.Task.DESCRIPTOR.fields:
-            found, expected = getattr(self._message, field.name), getattr(fed._message, field.name)
+            found, expected = getattr(self.fields, field.name), getattr(fed.fields, field.name)
             if found != expected:
                 yield field.name, found, expected
 
@@ -204,13 +178,11 @@ class LogEntry:
         return values
 
 
+@dataclass(frozen=True, slots=True)
 class Letter:
     """A dead letter: the final failure of a task, of which only the ordinal may be known."""
 
-    __slots__ = ("_message",)
-
-    def __init__(self, message: experience_pb2.AttemptFailure) -> None:
-        self._message = message
+    fields: experience_pb2.AttemptFailure
 
     @classmethod
     def parse(cls, data: bytes) -> "Letter | None":
@@ -229,7 +201,7 @@ class Letter:
     def of_refused(cls, task: TaskMessage, error: str, explorer_id: str = "", attempt: int = 0) -> "Letter":
         """The letter of a task whose result is refused."""
         message = experience_pb2.AttemptFailure(
-            task=task._message,
+            task=task.fields,
             cause=FailureCause.INVALID_EXPERIENCE,
             error=error,
             explorer_id=explorer_id,
@@ -241,41 +213,26 @@ class Letter:
 
     @property
     def ordinal(self) -> int:
-        return self._message.task.ordinal
-
-    @property
-    def task_id(self) -> str:
-        return self._message.task.task_id
-
-    @property
-    def cause(self) -> str:
-        return self._message.cause
-
-    @property
-    def error(self) -> str:
-        return self._message.error
+        return self.fields.task.ordinal
 
     def without_images(self) -> "Letter":
         """The letter without the images of its task."""
-        if not self._message.task.images:
+        if not self.fields.task.images:
             return self
         shown = experience_pb2.AttemptFailure()
-        shown.CopyFrom(self._message)  # the letter itself may be another caller's, who feeds its task again
+        shown.CopyFrom(self.fields)  # the letter itself may be another caller's, who feeds its task again
         shown.task.ClearField("images")
         return Letter(shown)
 
     def requeue(self) -> bytes:
         """The log entry that feeds the task again."""
         entry = experience_pb2.Outcome()
-        entry.requeue.task.CopyFrom(self._message.task)
+        entry.requeue.task.CopyFrom(self.fields.task)
         entry.requeue.task.requeues += 1
         return entry.SerializeToString()
 
     def encode(self) -> bytes:
-        return self._message.SerializeToString()
-
-    def to_proto(self) -> experience_pb2.AttemptFailure:
-        return self._message
+        return self.fields.SerializeToString()
 
 
 def _is_rollout(info_json: str) -> bool:

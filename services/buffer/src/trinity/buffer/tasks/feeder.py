@@ -138,7 +138,7 @@ class Feeder:
                 self._remember(task)
 
     def _remember(self, task: TaskMessage) -> TaskMessage:
-        if len(self._tasks) >= self._forget_at or task.has_images:
+        if len(self._tasks) >= self._forget_at or task.fields.images:
             for ordinal in [o for o in self._tasks if self._window.has_ended(o)]:
                 del self._tasks[ordinal]
             self._forget_at = max(_REMEMBERED, 2 * len(self._tasks))
@@ -207,7 +207,7 @@ class Feeder:
         async def remove(ordinal: int) -> None:
             names = self._context.names
             with contextlib.suppress(NotFound):
-                subject = names.task((await self.task(ordinal)).taskset, ordinal)
+                subject = names.task((await self.task(ordinal)).fields.taskset, ordinal)
                 message = await self._newest(subject)
                 if message is not None and message.sequence < self._sequence:
                     await self._context.broker.delete(names.tasks_stream, message.sequence)
@@ -329,7 +329,7 @@ class Feeder:
 
         async def is_same(stored: StoredMessage) -> bool:
             found = task_in(self._context, stored) if is_fed(self._context, stored) else None
-            return found is not None and found.task_id == task.task_id
+            return found is not None and found.fields.task_id == task.task_id
 
         with tracing.span("task.feed", task_id=task.task_id, ordinal=task.ordinal):
             self._sequence = await append_past_others(
@@ -356,8 +356,8 @@ class Feeder:
 def task_in(context: RunContext, message: StoredMessage) -> TaskMessage | None:
     """The training task in a message of the queue; None if it holds none of this run under its own subject."""
     task = TaskMessage.parse(message.data)
-    is_here = task is not None and message.subject == context.names.task(task.taskset, task.ordinal)
-    return task if task is not None and is_here and task.run == context.run and task.is_training else None
+    is_here = task is not None and message.subject == context.names.task(task.fields.taskset, task.ordinal)
+    return task if task is not None and is_here and task.fields.run == context.run and task.is_training else None
 
 
 def is_fed(context: RunContext, message: StoredMessage) -> bool:

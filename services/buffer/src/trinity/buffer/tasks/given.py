@@ -66,7 +66,7 @@ class GivenIds:
         letters = names.subjects("deadletters")
         async for message in on_subject(broker, names.dead_letters_stream, letters, read_ahead=_READ_AHEAD):
             if (letter := letter_in(names, message)) is not None:
-                found.add(letter.task_id)
+                found.add(letter.fields.task.task_id)
         for sequence in window.to_requeue:
             entry = await broker.get(names.experiences_stream, sequence)
             found.add(parse_outcome(entry.data).requeue.task.task_id)
