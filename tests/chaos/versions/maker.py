@@ -59,7 +59,7 @@ class Maker:
         self.publisher = Publisher(
             self.client,
             self._claim,
-            VerificationResults(self.client, self._withdrawn, False, (1e-3, 1e-2)),
+            VerificationResults(self.client, lambda: self._claim.renew().withdrawn, False, (1e-3, 1e-2)),
             VersionStores(
                 folder / "weights",
                 run,
@@ -73,10 +73,6 @@ class Maker:
         self.version = 0
         self.publisher.open(0)
         self.publisher.announce_base(policy.path, self.canary(policy.base))
-
-    def _withdrawn(self) -> tuple[int, ...]:
-        self._claim.renew()
-        return self._claim.withdrawn
 
     def weights_of(self, version: int) -> Named:
         """One tensor in three is another than in the version before, so that a difference is worth its while."""

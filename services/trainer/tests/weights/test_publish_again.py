@@ -83,12 +83,7 @@ def start(
     claim = Claim(client)
     claim.start()
     stores = stores or [FolderStore(folder / "weights", RUN), FolderStore(folder / "shared", RUN)]
-
-    def withdrawn() -> tuple[int, ...]:
-        claim.renew()
-        return claim.withdrawn
-
-    results = VerificationResults(client, withdrawn, stops, allowed=(1.0, 1.0))
+    results = VerificationResults(client, lambda: claim.renew().withdrawn, stops, allowed=(1.0, 1.0))
     publisher = Publisher(
         client, claim, results, VersionStores(folder / "weights", RUN, stores, 9, ""), versions_to_keep=3
     )
@@ -332,7 +327,7 @@ def test_a_trainer_that_lost_the_run_leaves_its_successors_files_alone(
     put, successors = FolderStore.put, []
 
     def take_over() -> None:
-        frozen._client.ask(release(frozen._claim.lease_id))
+        frozen._client.ask(release(frozen._claim.held.lease_id))
         successors.append(start(sync, tmp_path))
         publish(successors[0], 2, 2.0)
 

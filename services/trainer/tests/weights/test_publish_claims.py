@@ -49,7 +49,7 @@ def test_a_successor_waits_until_the_claim_of_a_killed_trainer_has_ended(sync: F
     client.ask_once(calls.claim("a trainer that is killed now"))
     successor = claim(sync)
     successor.wait()
-    assert successor.lease_id
+    assert successor.held.lease_id
     successor.close()
 
 
@@ -80,13 +80,13 @@ def test_a_trainer_that_was_away_too_long_loses_the_run_to_another_one(sync: For
 def test_a_claim_outlives_the_service(sync: ForkedService) -> None:
     first = claim(sync)
     first.wait()
-    lease_id = first.lease_id
+    lease_id = first.held.lease_id
     sync.kill()
     time.sleep(1.5 * LEASE_SECONDS)
     sync.start()
     time.sleep(1.5 * LEASE_SECONDS)  # a claim that is not renewed would have ended
     first.check()
-    assert first.lease_id == lease_id
+    assert first.held.lease_id == lease_id
     second = claim(sync, patience_seconds=0.0)
     with pytest.raises(AlreadyExists):
         second.wait()

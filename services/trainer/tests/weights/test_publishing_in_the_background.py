@@ -316,7 +316,7 @@ def test_versions_that_are_not_judged_are_pending() -> None:
         return SimpleNamespace(state=next(states))
 
     results = VerificationResults(SimpleNamespace(ask=ask), tuple, True, (0.1, 1.0), seconds=0.0)  # type: ignore[arg-type]
-    claim = SimpleNamespace(check=lambda: None, unreadable=None)
+    claim = SimpleNamespace(check=lambda: None, held=SimpleNamespace(unreadable=None))
     publisher = Publisher(None, claim, results, SimpleNamespace(), 3)  # type: ignore[arg-type]
     results.expect(1)
     publisher.wait_for_verification(lambda: False)

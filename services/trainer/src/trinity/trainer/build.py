@@ -161,16 +161,12 @@ def make_publisher(plan: Plan, settings: TrainerSettings, engine: "TrainEngine")
         size = sync.bucket_mib * 1024**2
         collective = CollectiveSender(client.ask, host, engine.device, size, sync.collective_timeout)
 
-    def withdrawn() -> tuple[int, ...]:
-        claim.renew()
-        return claim.withdrawn
-
     return Publisher(
         client,
         claim,
         VerificationResults(
             client,
-            withdrawn,
+            lambda: claim.renew().withdrawn,
             sync.on_rejected == "stop",
             allowed_by(plan, engine),
             seconds=0.1 if plan.config.reproducible else 1.0,  # each publish waits for it

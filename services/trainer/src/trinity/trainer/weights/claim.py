@@ -17,7 +17,6 @@ from trinity.runtime import waits
 from trinity.runtime.errors import AlreadyExists, NotFound, TrinityError, Unavailable
 from trinity.weights import client as calls
 from trinity.weights.client import BlockingSyncClient, Claimed
-from trinity.weights.pointer import Rollback
 
 log = structlog.get_logger(__name__)
 
@@ -27,7 +26,7 @@ _RETRY_SECONDS = 0.5
 
 
 class Claim:
-    """start -> wait -> (check, rollback, ...) -> close. A thread renews it."""
+    """start -> wait -> (check, held, renew) -> close. A thread renews it."""
 
     def __init__(self, client: BlockingSyncClient, patience_seconds: float = _PATIENCE_SECONDS) -> None:
         self._client = client
@@ -37,7 +36,7 @@ class Claim:
         self._decided = threading.Event()
         self._closed = threading.Event()
         self._failure: Exception | None = None
-        self._held = Claimed("", 0.0)
+        self.held = Claimed("", 0.0)  # as of the last renewal
         self._absence = waits.Absence("the sync service")
         self._silence = "it has not answered yet"  # why the claim is not held
 
@@ -60,37 +59,19 @@ class Claim:
         if self._failure is not None:
             raise self._failure
 
-    @property
-    def lease_id(self) -> str:
-        return self._held.lease_id
-
-    @property
-    def rollback(self) -> Rollback | None:
-        """The newest one, as of the last renewal."""
-        return self._held.rollback
-
-    @property
-    def withdrawn(self) -> tuple[int, ...]:
-        """Versions that any rollback withdrew, as of the last renewal."""
-        return self._held.withdrawn
-
-    @property
-    def unreadable(self) -> int | None:
-        """LIVE version whose manifest the service cannot read."""
-        return self._held.unreadable
-
-    def renew(self) -> None:
-        """Renews at once, to learn the newest rollback."""
+    def renew(self) -> Claimed:
+        """Renews at once and returns the claim, with the newest rollback."""
         with contextlib.suppress(Unavailable):
             self._attempt()
         self.check()
+        return self.held
 
     def close(self) -> None:
         """Releases the claim."""
         self._closed.set()
         with self._lock, contextlib.suppress(TrinityError):
-            if self.lease_id and self._failure is None:
-                self._client.ask_once(calls.release(self.lease_id))
+            if self.held.lease_id and self._failure is None:
+                self._client.ask_once(calls.release(self.held.lease_id))
 
     def _run(self) -> None:
         while not self._closed.is_set() and self._failure is None:
@@ -98,7 +79,7 @@ class Claim:
             try:
                 self._attempt()
                 self._absence.found()
-                wait_seconds = self._held.lease_seconds / 3
+                wait_seconds = self.held.lease_seconds / 3
             except Unavailable as error:
                 log.info("trainer.claim.retry", reason=str(error))
                 self._silence = str(error)
@@ -118,7 +99,7 @@ class Claim:
             if self._closed.is_set() or self._failure is not None:
                 return
             try:
-                self._renew() if self.lease_id else self._begin()
+                self._renew() if self.held.lease_id else self._begin()
             except Unavailable:
                 raise
             except Exception as error:  # this thread ends, so nothing renews the claim
@@ -144,9 +125,9 @@ class Claim:
     def _renew(self) -> None:
         """Renews the lease, also after it has expired. Raises AlreadyExists if another trainer has claimed the run."""
         try:
-            self._claim(self.lease_id)
+            self._claim(self.held.lease_id)
         except (AlreadyExists, NotFound) as error:
             raise AlreadyExists(f"this trainer has lost the run: {error}") from None
 
     def _claim(self, lease_id: str) -> None:
-        self._held = self._client.ask_once(calls.claim(self._trainer_id, lease_id))
+        self.held = self._client.ask_once(calls.claim(self._trainer_id, lease_id))

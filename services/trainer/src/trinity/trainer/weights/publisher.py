@@ -97,13 +97,13 @@ class Publisher:
     @property
     def newest_step(self) -> int:
         """Step of the newest version that is registered, or that a rollback has withdrawn."""
-        rollback = self._claim.rollback
+        rollback = self._claim.held.rollback
         return max(self._registered_step, rollback.newest_step if rollback else -1)
 
     @property
     def due_rollback(self) -> Rollback | None:
         """The newest rollback if it is not yet applied to the weights, else None."""
-        newest = self._claim.rollback
+        newest = self._claim.held.rollback
         return newest if newest and newest.number > self.followed_rollback else None
 
     def poll(self) -> bool:
@@ -120,7 +120,7 @@ class Publisher:
 
     def _repair(self) -> None:
         """Publishes the LIVE version again unchanged if the service can no longer read its manifest."""
-        version = self._claim.unreadable
+        version = self._claim.held.unreadable
         if version is None or version in self._repaired:
             return
         self._repaired.add(version)
@@ -134,20 +134,20 @@ class Publisher:
             log.error("trainer.version.unreadable", version=version, reason=str(error))
 
     def _publication(self, manifest: Manifest) -> calls.Call[list[int]]:
-        return calls.publish(manifest, self._claim.lease_id, self.followed_rollback, self._versions_to_keep)
+        return calls.publish(manifest, self._claim.held.lease_id, self.followed_rollback, self._versions_to_keep)
 
     def open(self, rollback: int) -> Opening:
         """Claims the run and finds its versions. rollback: number of the newest rollback applied to the weights."""
         self.followed_rollback = rollback
         self._claim.wait()
         known = self._client.ask(calls.versions(_LISTED))
-        if self._claim.rollback is not None and not any(v.state is VersionState.LIVE for v in known):
-            known.append(self._client.ask(calls.version(self._claim.rollback.version)))  # older than those
+        if self._claim.held.rollback is not None and not any(v.state is VersionState.LIVE for v in known):
+            known.append(self._client.ask(calls.version(self._claim.held.rollback.version)))  # older than those
         self._results.open(known)
         self._opened_at = self.live_version
         self._registered_step = max((version.manifest.step for version in known), default=-1)
         if known:
-            withdrawn = self._claim.rollback
+            withdrawn = self._claim.held.rollback
             is_back = withdrawn is not None and withdrawn.newest_step >= self._registered_step
             self._remember_parent(withdrawn.version if withdrawn is not None and is_back else self._registered_step)
         for v in known:  # versions to load, or still to verify
@@ -303,7 +303,7 @@ class Publisher:
         Files are removed only while this trainer holds the claim: if it was suspended, a successor may have written.
         """
         root, folder = self._stores.root, self._stores.folder(version)
-        partial = root / f".v{version}.{self._claim.lease_id}.partial"
+        partial = root / f".v{version}.{self._claim.held.lease_id}.partial"
         self._claim.renew()
         for left in root.glob(".v*.partial"):
             shutil.rmtree(left, ignore_errors=True)
@@ -326,7 +326,7 @@ class Publisher:
         sealed = self._stores.put(manifest, self._claim.renew)
         if sealed.delta is not None and self.poll():  # its base was rejected meanwhile
             sealed = self._stores.put(manifest, self._claim.renew)
-        offer = self._collective.offer(self._claim.lease_id) if self._collective is not None else None
+        offer = self._collective.offer(self._claim.held.lease_id) if self._collective is not None else None
         if offer is not None:
             sealed = replace(sealed, offers=(*sealed.offers, offer))
         self._stores.seal(sealed)
