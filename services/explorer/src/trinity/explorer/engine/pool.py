@@ -5,9 +5,9 @@ import contextlib
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -137,7 +137,7 @@ class EnginePool:
     async def measure(self, canary: Canary) -> Measured:
         """Compute the canary on all engines. Returns the worst result. Raises EngineFailed."""
         limit = min(engine.options.max_model_len for engine in self.engines) - 1
-        return await measure(self.engines, canary, limit)
+        return await measure([engine.logprobs for engine in self.engines], canary, limit)
 
     async def enter_group(self, init_info: dict[str, Any], first_rank: int) -> None:
         """Make all engines enter a collective group. `init_info`: worker.InitInfo without `first_rank`."""
@@ -199,12 +199,6 @@ def _blocks(tokens: Sequence[int]) -> Iterator[int]:
         yield before
 
 
-class Computes(Protocol):
-    """The part of Engine that computes a canary."""
-
-    async def logprobs(self, token_ids: Sequence[int], images: Sequence[bytes] = ()) -> np.ndarray: ...
-
-
 def compare(expected: np.ndarray, computed: np.ndarray) -> Measured:
     """Compares two float32 arrays [P], P > 0.
 
@@ -221,16 +215,16 @@ def compare(expected: np.ndarray, computed: np.ndarray) -> Measured:
     )
 
 
-async def measure(engines: Sequence[Computes], canary: Canary, max_tokens: int) -> Measured:
-    """Returns the worst result of the canary over all engines. Raises EngineFailed.
+async def measure(engines: Sequence[Callable[..., Awaitable[np.ndarray]]], canary: Canary, max_tokens: int) -> Measured:
+    """Returns the worst result of the canary over all engines, given by Engine.logprobs. Raises EngineFailed.
 
     Probes are cut to `max_tokens`. Longer probes with images cannot be cut and are left out.
     """
     probes = [probe for probe in canary.probes if not probe.images or len(probe.token_ids) <= max_tokens]
     wanted = np.concatenate([np.array(probe.logprobs[: max_tokens - 1], np.float32) for probe in probes])
 
-    async def one(engine: Computes) -> Measured:
-        found = await asyncio.gather(*(engine.logprobs(probe.token_ids[:max_tokens], probe.images) for probe in probes))
+    async def one(logprobs: Callable[..., Awaitable[np.ndarray]]) -> Measured:
+        found = await asyncio.gather(*(logprobs(probe.token_ids[:max_tokens], probe.images) for probe in probes))
         return compare(wanted, np.concatenate(found))
 
     def distance(measured: Measured) -> float:
@@ -238,4 +232,4 @@ async def measure(engines: Sequence[Computes], canary: Canary, max_tokens: int) 
             return math.inf
         return max(measured.mean_error / canary.mean_tolerance, measured.max_error / canary.max_tolerance)
 
-    return max(await asyncio.gather(*(one(engine) for engine in engines)), key=distance)
+    return max(await asyncio.gather(*(one(logprobs) for logprobs in engines)), key=distance)

@@ -8,11 +8,11 @@ A version is named by a number, by which `source` gives its adapters.
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import structlog
 
 from trinity.explorer.engine.engine import Engine, Using
@@ -164,20 +164,10 @@ class Versions:
     async def _check(self, version: int, canary: Canary) -> None:
         """Raises DataLoss if the engine computes other log-probabilities than the trainer."""
         limit = self.engine.options.max_model_len - 1
-        measured = await measure([_Named(self.engine, str(version))], canary, limit)
+        measured = await measure([partial(self.engine.logprobs, adapter=str(version))], canary, limit)
         sound = measured.within(canary, self.engine.options.precision)
         LOADS.labels("sound" if sound else "wrong").inc()
         log.info("sampler.adapters.loaded", position=version, sound=sound, mean_error=measured.mean_error)
         if not sound:
             self._wrong[version] = f"the engine computes other log-probabilities than the trainer: {measured}"
             raise DataLoss(self._wrong[version])
-
-
-class _Named:
-    """An engine's adapter, for its canary."""
-
-    def __init__(self, engine: Engine, adapter: str) -> None:
-        self._engine, self._adapter = engine, adapter
-
-    async def logprobs(self, token_ids: Sequence[int], images: Sequence[bytes] = ()) -> np.ndarray:
-        return await self._engine.logprobs(token_ids, images, self._adapter)

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Protocol
 
 import structlog
 
@@ -21,6 +20,7 @@ from trinity.explorer.rollout.account import Account, Attempt, fate_of
 from trinity.explorer.rollout.attempt import store
 from trinity.explorer.rollout.leases import Leases
 from trinity.explorer.rollout.task_queue import TaskEnded, TaskQueue, while_queued
+from trinity.explorer.weights.choice import Gates
 from trinity.runtime import tracing
 from trinity.runtime.broker import Broker, Message
 from trinity.runtime.errors import InvalidInput
@@ -34,14 +34,6 @@ _RETURN_SECONDS = 3.0
 
 Explore = Callable[..., Awaitable[Outcome]]  # attempt.explore: the task, its deliveries, and `aside`
 NoteReturn = Callable[[Task, int], Awaitable[None]]
-
-
-class Gates(Protocol):
-    """The part of weights.choice.Gates that the loop needs."""
-
-    @property
-    def falls_short(self) -> bool: ...
-    async def reaches_step(self, step: int) -> bool: ...
 
 
 @dataclass

@@ -11,20 +11,18 @@ import asyncio
 import contextlib
 import time
 from functools import partial
-from typing import Protocol
 
 import structlog
 
 from trinity.explorer.types import EngineFailed
-from trinity.explorer.weights import loader
 from trinity.explorer.weights.choice import Choice, ExactGates, Gates
-from trinity.explorer.weights.loader import Cache, Engines, Loaded, Loader
-from trinity.explorer.weights.member import Activity, Reports, SyncMember
+from trinity.explorer.weights.loader import Engines, Loaded, Loader
+from trinity.explorer.weights.member import Activity, CollectiveMember, Reports, SyncMember
 from trinity.runtime.errors import InvalidInput, TrinityError, Unavailable
 from trinity.runtime.metrics import Gauge
 from trinity.weights.client import Membership, Version, View
 from trinity.weights.manifest import Manifest
-from trinity.weights.pointer import Epoch
+from trinity.weights.stores.cache import WeightCache
 from trinity.weights.wire import VersionState
 
 log = structlog.get_logger(__name__)
@@ -39,16 +37,6 @@ class WeightsWrong(TrinityError):
     """These engines fail the canary of a version that other explorers compute right."""
 
 
-class Collective(loader.Collective, Protocol):
-    """The part of a collective group that the follower needs."""
-
-    def epoch(self, epoch: Epoch | None) -> None:
-        """Enter the epoch that this explorer belongs to now, if any, in the background. Called with every view."""
-
-    async def close(self) -> None:
-        """Leave the group."""
-
-
 class WeightFollower:
     """Runs three tasks: the member watches and reports, loads follow the views, verdicts on early loads are polled."""
 
@@ -57,10 +45,10 @@ class WeightFollower:
         address: str,
         membership: Membership,
         engines: Engines,
-        cache: Cache,
+        cache: WeightCache,
         activity: Activity,
         exact: ExactGates,
-        collective: Collective | None = None,
+        collective: CollectiveMember | None = None,
         merges: bool = True,
     ) -> None:
         transport = next((t for t in membership.transports if t.startswith("collective")), "collective")

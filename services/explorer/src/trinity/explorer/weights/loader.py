@@ -26,6 +26,7 @@ from trinity.runtime.metrics import Gauge, Histogram
 from trinity.runtime.process import FileLock
 from trinity.weights.lora import Lora
 from trinity.weights.manifest import Canary, Manifest, Measured, check_files, manifest_of_folder
+from trinity.weights.stores.cache import WeightCache
 
 Result = TypeVar("Result")
 
@@ -43,28 +44,6 @@ _FORGET_SECONDS = 60.0
 _FETCH_SECONDS = 120.0
 _SLOWEST_BYTES_PER_SECOND = 10e6
 _TEMPORARY, _LOCK = "trinity-weights-", ".lock"
-
-
-class Fetched(Protocol):
-    """A folder with all files of a version, verified."""
-
-    @property
-    def folder(self) -> Path: ...
-    @property
-    def transport(self) -> str: ...
-
-
-class Cache(Protocol):
-    """The part of trinity.weights.stores.cache.WeightCache that the loader needs. Its calls block."""
-
-    def fetch(self, manifest: Manifest) -> Fetched:
-        """Raises InvalidInput if files are missing or damaged, Unavailable if no store answers."""
-
-    def in_place(self, manifest: Manifest) -> Path | None:
-        """The folder that `fetch` would check and use in place, if the sizes are right."""
-
-    def keep_only(self, versions: Iterable[int]) -> None:
-        """Remove all other versions."""
 
 
 class Engines(Protocol):
@@ -108,7 +87,7 @@ class Loader:
     def __init__(
         self,
         engines: Engines,
-        cache: Cache,
+        cache: WeightCache,
         base_model: str,
         collective: Collective | None = None,
         collective_transport: str = "collective",
@@ -248,7 +227,7 @@ class Loader:
         return Loaded(manifest, serial, transport, pause, measured, right=True)
 
 
-def fetch(cache: Cache, manifest: Manifest, base_model: str) -> tuple[dict[str, Any], str]:
+def fetch(cache: WeightCache, manifest: Manifest, base_model: str) -> tuple[dict[str, Any], str]:
     """Fetch a version to the local disk and verify it. Returns worker.UpdateInfo's fields and the transport.
 
     Blocks. Raises InvalidInput or Unavailable.
@@ -262,7 +241,7 @@ def fetch(cache: Cache, manifest: Manifest, base_model: str) -> tuple[dict[str, 
     return _update_info(manifest, folder, base_model), transport
 
 
-def _in_place(cache: Cache, manifest: Manifest, base_model: str) -> tuple[dict[str, Any], str] | None:
+def _in_place(cache: WeightCache, manifest: Manifest, base_model: str) -> tuple[dict[str, Any], str] | None:
     """Does the same for files in a folder that this explorer sees, unchecked. Returns None for others."""
     folder = cache.in_place(manifest) if manifest.files else None
     return None if folder is None else (_update_info(manifest, folder, base_model), "folder")
@@ -274,7 +253,7 @@ def _update_info(manifest: Manifest, folder: Path, base_model: str) -> dict[str,
     return {**update_info, **base_of(manifest.lora, base_model)}
 
 
-def fetch_adapters(cache: Cache, manifest: Manifest, base_model: str) -> tuple[dict[str, Any], str]:
+def fetch_adapters(cache: WeightCache, manifest: Manifest, base_model: str) -> tuple[dict[str, Any], str]:
     """Does the same for engines that hold adapters unmerged. Returns `lora` and `files`; no files: the base model."""
     if not manifest.files:
         return {"lora": None, "files": []}, "folder"
