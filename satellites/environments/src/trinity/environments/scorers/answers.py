@@ -161,6 +161,12 @@ def _choice(text: str) -> tuple[str, str] | None:
     return (found[1] or found[2]).upper(), found[3]
 
 
+def same_text(given: str, reference: str) -> bool:
+    """Tells if two texts differ at most in markup, white space and case."""
+    plain = normalise(given).casefold() or given
+    return bool(given) and (given == reference or plain == normalise(reference).casefold())
+
+
 def same_answer(given: str, reference: str, verifier: Verifier | None = None) -> bool:
     """Compares two answers: choices by letter, plain numbers by their exact values, all others by math-verify.
 
@@ -185,8 +191,7 @@ def same_answer(given: str, reference: str, verifier: Verifier | None = None) ->
 
 
 def _same(given: str, reference: str, verifier: Verifier | None) -> bool:
-    plain_given, plain_reference = normalise(given), normalise(reference)
-    if plain_given == plain_reference:
+    if normalise(given) == normalise(reference):
         return True
     if all(re.fullmatch(r"[a-zA-Z' -]{4,}", text) for text in (given, reference)):
         return given.casefold() == reference.casefold()

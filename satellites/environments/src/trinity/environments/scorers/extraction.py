@@ -1,5 +1,5 @@
 r"""Finds the answer in a reply. Forms, the first that the reply has: `<answer>`; the last of \boxed{}, `####` and
-`Answer:`; "the answer is ..."; and, where the scorer allows it, the number that ends the reply.
+`Answer:`; "the answer is ..."; and, where the scorer allows it, the number or expression that ends the reply.
 
 All of it is linear in a reply's last 200,000 characters.
 """
@@ -42,7 +42,7 @@ _NUMBER = re.compile(
 _FORMULA = re.compile(r"\$\$?([^$\n]{1,300})\$\$?|\\\((.{1,300}?)\\\)|\\\[(.{1,300}?)\\\]")
 _PROSE = re.compile(r"(?<![\\a-zA-Z])(?!sin|cos|tan|log|ln|exp)[a-z]{2,}")
 _BOLD = re.compile(r"\*\*([^*\n]{1,100})\*\*")
-_CHOSEN = re.compile(r"\(?[A-J]\)?|yes|no|true|false", re.IGNORECASE)
+_CHOSEN = re.compile(r"\([A-J]\)|[^\W\d_]{1,40}(?:['’-][^\W\d_]{1,40})?", re.IGNORECASE)  # a choice, or one word
 # Where the last sentence has one of these, its last number is no answer.
 _DOUBT = re.compile(
     r"\b(?:n[o']t|\w+n['’]t|never|cannot|nor|or|either|between|unsure|unknown|wrong|incorrect|guess|if|suppose|let|assume|given"
@@ -52,7 +52,7 @@ _DOUBT = re.compile(
 # Words before a number that is no result, and the last words of a sentence that was cut off.
 _COUNTED = re.compile(
     r"\b(?:(?:step|part|case|question|problem|exercise|equation|figure|page|chapter|section)s?|number|by|add|subtract|from"
-    r"|plus|minus|times)\s?#?$",
+    r"|plus|minus|times|\d+,? and)\s?#?$",
     re.IGNORECASE,
 )  # fmt: skip
 _UNFINISHED = re.compile(
@@ -61,6 +61,20 @@ _UNFINISHED = re.compile(
     re.IGNORECASE,
 )  # fmt: skip
 _OPERATOR = re.compile(r"\s?(?:[+*/=×÷^<>]|-\s|\\times|\\cdot)")
+_WORD = re.compile(
+    r"(?<![\\a-zA-Z])(?:(?!(?:sin|cos|tan|log|ln|exp|sqrt|pi)(?![a-z]))[a-zA-Z]{2,}|[aI](?= \d))"
+    r"|\b[a-z]\.[a-z]\.|(?<=[a-z])['’][a-z]{1,2}\b"
+    "|[\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0400-\u1fff\u3040-\ud7ff]"
+)
+# What stands between the last word, or an equation, and a number that is no part of a longer expression; and after it.
+_BEFORE = re.compile(
+    r"(?:^[^\w+/^<>×÷√±∞≤≥≠∈-]*(?:- )?|^\s*[\da-z]{1,2}[.)]\s|[=≈~→⇒]|[-=]>|:\s|(?<!\d):"
+    r"|\\(?:approx|to|implies|[rR]ightarrow)(?![a-z]))"
+    r"[\s$€£¥#\"'“*_`({\[|\\]*$"
+)
+_AFTER = re.compile(r"(?:[^\w+\-*/=^<>×÷(\[{,&\\]|\\[^a-zA-Z]|\*\*)*+(?:[mgshLJNWVKCF][\s.!)$]*)?")
+_LISTED = re.compile(r"\d[,;]\s[^()]*$")
+_SUM = re.compile(r"[\d\s.(){}/+*×^-]*[\d)}]\s?[-+*×^][\d\s.(){}/+*×^-]*")
 
 
 @dataclass(frozen=True)
@@ -78,12 +92,17 @@ def final_answer(response: str, prompt: str = "") -> str | None:
 
 
 def given_answer(response: str, prompt: str = "", truncated: bool = False) -> str | None:
-    """Returns the marked answer of a reply, else the number or formula that ends it, else None.
+    """Returns the marked answer of a reply, else the number or expression that ends it, else None.
 
     truncated: the reply was cut off, so that its end is no answer.
     """
     behind, thoughts = _parts(response, prompt)
     return _marked(behind) or (None if truncated else _ending(behind)) or _explicit(thoughts)
+
+
+def whole_reply(response: str) -> str:
+    """Returns what stands behind a reply's thoughts."""
+    return _parts(response, "")[0].strip()
 
 
 def boxed_answer(response: str, prompt: str = "") -> str | None:
@@ -206,14 +225,14 @@ def _value(text: str, place: int) -> str | None:
 
 
 def _ending(text: str) -> str | None:
-    """Returns the number or formula of the last sentence; a reply of one choice or of yes or no is the answer."""
+    """Returns the number or formula of the last sentence; a reply of one choice or of one word is the answer."""
     lines = [line for line in text.split("\n") if any(character.isalnum() for character in line)]
     if not lines:
         return None
     whole = text.strip().strip("*_`\"'.$ ")
-    if len(whole) <= 9 and _CHOSEN.fullmatch(whole):
+    if _CHOSEN.fullmatch(whole):
         return whole
-    line = lines[-1][-10 * _MAX_VALUE :].strip(" *_`")
+    line = lines[-1][-10 * _MAX_VALUE :].strip(" *_`").lstrip("> ")
     ends = [found.end() for found in _SENTENCE_END.finditer(line) if found.end() < len(line)]
     sentence = line[ends[-1] if ends else 0 :]
     if sentence.endswith("?") or _DOUBT.search(sentence) or _UNFINISHED.search(sentence):
@@ -223,8 +242,30 @@ def _ending(text: str) -> str | None:
         return str(bold[0])
     numbers = list(_NUMBER.finditer(sentence))
     formula = next((one for one in _last(_FORMULA, sentence) if not _PROSE.search(one[0])), None)
-    if formula and not (numbers and numbers[-1].start() > formula.end()):
+    if formula and not (numbers and numbers[-1].start() >= formula.end()):
         return next(part for part in formula.groups() if part)
-    if not numbers or _OPERATOR.match(sentence, numbers[-1].end()) or _COUNTED.search(sentence[: numbers[-1].start()]):
+    return _number(sentence, numbers[-1]) if numbers else None if _WORD.search(sentence) else _expression(sentence)
+
+
+def _number(sentence: str, last: re.Match[str]) -> str | None:
+    """Returns the last number of a sentence; if it is a part of the expression that ends the sentence, all of that."""
+    if _COUNTED.search(sentence[: last.start()]):
         return None
-    return numbers[-1][0]
+    words = [found.end() for found in _WORD.finditer(sentence)]
+    begin = max((end for end in words if end <= last.start()), default=0)
+    before, behind = sentence[begin : last.start()], sentence[last.end() :]
+    followed = bool(words) and words[-1] > begin
+    listed, glued = _LISTED.search(before), begin > 0 and before.startswith(("-", "+", "/", "^"))
+    if glued:
+        return None
+    alone = _BEFORE.search(before, max(0, len(before) - 60))
+    if followed:
+        return last[0] if (alone or listed) and not _OPERATOR.match(behind) else None
+    return last[0] if alone and not listed and _AFTER.fullmatch(behind) else _expression(sentence[begin:])
+
+
+def _expression(text: str) -> str | None:
+    """Returns an expression without prose; None if it breaks off, or is a calculation without its result."""
+    text = text.lstrip(" *_=:,;").rstrip(" *_.,;:")
+    whole = 0 < len(text) <= _MAX_VALUE and text[-1] not in "+-*/=×÷^<>"
+    return text if whole and not _BOX.search(text) and not _SUM.fullmatch(text) else None

@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
-from trinity.environments.scorers.answers import reference_answer, same_answer
-from trinity.environments.scorers.extraction import boxed_answer, final_answer, given_answer
+from trinity.environments.scorers.answers import reference_answer, same_answer, same_text
+from trinity.environments.scorers.extraction import boxed_answer, final_answer, given_answer, whole_reply
 from trinity.environments.scorers.verifier import Matcher, shared
 from trinity.runtime.errors import InvalidInput
 from trinity.sdk.scoring import ScoreItem, ScoreResult
@@ -25,13 +25,16 @@ def _judged(answer: str | None, truth: str) -> dict[str, float]:
 
 
 def _given(item: ScoreItem) -> dict[str, float]:
+    if not item.truncated and same_text(whole_reply(item.response), reference_answer(item.truth)):
+        return {"accuracy": 1.0, "answered": 1.0}
     return _judged(given_answer(item.response, item.prompt, item.truncated), item.truth)
 
 
 def accuracy_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
     """1 if the answer is right, else 0.
 
-    The answer: <answer>, else \\boxed{}, `####` or `Answer:`, else the last sentence's number.
+    The answer: the reply if it is the reference, else <answer>, else \\boxed{}, `####` or `Answer:`, else the last
+    sentence's number or expression.
     """
     judged = _given(item)
     return ScoreResult(judged["accuracy"], judged)
