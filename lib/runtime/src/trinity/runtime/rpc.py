@@ -88,7 +88,7 @@ CLIENT_OPTIONS: list[tuple[str, Any]] = [
 
 # How long a stream outlives the identity of its caller at most, in seconds.
 ADMIT_AGAIN_SECONDS = 5.0
-_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")  # request, response
 Shown = Identity | None | Literal["own"]
 _Answer = TypeVar("_Answer")
 
@@ -337,18 +337,8 @@ class Edge(grpc.aio.ServerInterceptor):
         method = details.method.removeprefix("/")
         parse = handler.request_deserializer
         streams_in, streams_out = handler.request_streaming, handler.response_streaming
-        make = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[(streams_in, streams_out)]
-        inner = {
-            (False, False): handler.unary_unary,
-            (False, True): handler.unary_stream,
-            (True, False): handler.stream_unary,
-            (True, True): handler.stream_stream,
-        }[(streams_in, streams_out)]
+        kind = _KINDS[2 * streams_in + streams_out]
+        inner, make = getattr(handler, kind), getattr(grpc, f"{kind}_rpc_method_handler")
 
         def decode(request: Any) -> Any:
             return _decode_all(request, parse) if streams_in else _decode(request, parse)
