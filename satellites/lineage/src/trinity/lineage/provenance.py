@@ -133,10 +133,10 @@ async def _write_ledger(reader: Reader, step: int, folder: Path) -> tuple[str, i
                 groups += 1
         except RunError:  # the log has released this group and all before it, or has lost it
             missing.extend((place, number, outcome) for place, outcome in itertools.islice(unread, 1))
-    for place, number, outcome in missing:
+    for place, number, lost in missing:
         if place > oldest_here:
             raise RunError(
-                f"step {number}: the log has lost the group with SHA-256 {outcome}, its message {place}, and holds "
+                f"step {number}: the log has lost the group with SHA-256 {lost}, its message {place}, and holds "
                 "older ones: the files of NATS are damaged; nothing was made"
             )
     stored = {path.stem for path in (folder / "log").iterdir()}
