@@ -51,6 +51,12 @@ TASKSET = "buffer.explorer_input.taskset"
             "reward_fn_args.penalty_factor: is None, must be a number > 0",
         ),
         (
+            {"answer": "\\boxed{$}"},
+            {"default_reward_fn_type": "accuracy_reward"},
+            0,
+            "accuracy_reward gives no reward to a reply that is its reference answer (4 of 4 rows tried, first row 0",
+        ),
+        (
             {"nums": "x"},
             {"default_reward_fn_type": "countdown_reward"},
             2,
@@ -82,6 +88,22 @@ def game(name: str, **seats: str) -> dict[str, Any]:
 def test_seats_that_do_not_fit_the_environment_are_refused(tmp_path: Path, taskset: dict[str, Any], said: str) -> None:
     code, text = check(tmp_path, {**PUZZLE, "stones": 9}, **taskset)
     assert (code, said in text) == (2 if said else 0, True), text
+
+
+@pytest.mark.parametrize(
+    ("reward", "answer"),
+    [
+        ("accuracy_reward", "positive"),
+        ("math_reward", "2x+1"),
+        ("math_boxed_reward", "step\n#### 42"),
+        ("math_dapo_reward", "(1, 2)"),
+        ("format_reward", "positive"),
+        ("countdown_reward", "24"),
+    ],
+)
+def test_built_in_rewards_reward_reference_answers(tmp_path: Path, reward: str, answer: str) -> None:
+    code, output = check(tmp_path, {**PUZZLE, "answer": answer}, default_reward_fn_type=reward)
+    assert code == 0 and "gives no reward" not in output, output
 
 
 def test_a_missing_extra_is_said_with_its_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from trinity.sdk.scoring import GroupScorer, ScoreItem, results
 
 _MOST_SECONDS = 60.0
 _MOST_SCORED = 8  # rows of a taskset
+_IN_FULL_FORM = "<think>\n\n</think>\n<answer>\n\\boxed{%s}\n</answer>"
 _OF_ARGUMENTS = (InvalidInput, Conflict, Unavailable)
 
 
@@ -146,9 +147,10 @@ def _begin(kind: Any, row: Row, args: dict[str, Any]) -> None:
 def _reward(
     plan: Plan, key: str, taskset: TasksetConfig, function: str, rows: Mapping[int, Row], job: Path
 ) -> Iterator[Problem | str]:
-    """Scores an empty reply to each of some rows, by their number, and one with its reference answer.
+    """Scores an empty reply to each of some rows, by their number, and two with its reference answer.
 
-    An error that a reward function raises is a problem: every attempt at such a row would fail with it.
+    An error that a reward function raises is a problem: every attempt at such a row would fail with it. A reference
+    without a reward is said, but for `code_tests`, whose references are tests.
     """
     if function in {one.name for one in plan.config.explorer.environments}:
         yield from _provided(
@@ -162,7 +164,7 @@ def _reward(
     if function in plugins.GROUP_REWARD_FUNCTIONS:
         scorer = GroupScorer(scorer)
     form, recorder = taskset.format, _Recorder(taskset.reward_fn_args)
-    tried = [next(iter(rows))]
+    tried, unrewarded = [next(iter(rows))], dict[int, str]()
 
     def score() -> None:
         for number, row in rows.items():
@@ -173,9 +175,11 @@ def _reward(
                 ScoreItem(
                     str(row.get(form.prompt_key, "")), reply, truth or "0", row, response_tokens=1, token_ids=(0,)
                 )
-                for reply in ("", truth)
+                for reply in ("", truth, _IN_FULL_FORM.replace("%s", truth))
             ]
-            results(scorer, replies, recorder)
+            empty, *right = (result.reward for result in results(scorer, replies, recorder))
+            if truth and max(right) <= min(0, empty):
+                unrewarded[number] = truth
 
     place = f"{key}.default_reward_fn_type"
     try:
@@ -189,6 +193,10 @@ def _reward(
         yield Problem(place, f"{what}: {line}{': ' if line else ''}{type(error).__name__}: {error}")
         return
     yield from _problems(key, "reward_fn_args", place, function, what, error, tried[-1])
+    if unrewarded and function != "code_tests":
+        first, truth = next(iter(unrewarded.items()))
+        those = f"{len(unrewarded)} of {len(rows)} rows tried, first row {first}"
+        yield f"{place}: {function} gives no reward to a reply that is its reference answer ({those}: {truth!r:.80})"
     if error is None:
         for name in taskset.reward_fn_args:
             if name not in recorder.used:
