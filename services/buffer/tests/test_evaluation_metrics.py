@@ -5,13 +5,16 @@ import math
 import statistics
 from collections.abc import Callable
 from itertools import combinations
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from support.fakes.data.experience import make_group, make_task
-from trinity.buffer.evaluation.tally import Tally, expected_best
+from trinity.buffer import servicer
+from trinity.buffer.evaluation.tally import Series, Tally, expected_best
 from trinity.data.experience import AttemptFailure, Group
 from trinity.runtime.errors import FailureCause
 
@@ -153,3 +156,31 @@ def test_a_taskset_that_failed_whole_has_counts_alone() -> None:
     tally = Tally(10, "sums", 1)
     tally.fail(failure(1, final=True))
     assert tally.metrics(detailed=True) == {"finished_task_count": 0, "failed_task_count": 1}
+
+
+def test_names_of_metrics_are_bounded_in_an_evaluation_and_in_a_run() -> None:
+    """Each experience has its thousand; what is known stays, and the first name too many is warned of."""
+    series = Series()
+    with capture_logs() as lines:
+        for step in range(12):
+            tally = Tally(step, "sums", 1, series=series)
+            group = group_of(1, [1.0, 0.0, 0.5])
+            experiences = tuple(
+                dataclasses.replace(one, metrics={"known": 1.0, **{f"{step}/{i}/{n}": 0.0 for n in range(999)}})
+                for i, one in enumerate(group.experiences)
+            )
+            tally.add(dataclasses.replace(group, experiences=experiences))
+            assert tally.metrics().keys() >= {"reward/mean@3", "known/mean@3"}
+            assert len(tally.values) == ([1002] * 9 + [1000, 2, 2])[step]
+    assert [line["event"] for line in lines] == ["buffer.metrics.dropped"]
+    assert len(tally_of([1.0] * 64).for_log()) == 16
+    tally = Tally(10, "sums", 1)
+    tally.add(group_of(1, [1.0, 0.0], **{f"m{n}": [1.0, 0.0] for n in range(50)}))
+    assert list(tally.metrics())[:100] == list(tally.for_log())
+
+
+def test_stats_have_the_newest_evaluations_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    tallies = [Tally(step, "sums", 1, kept={f"{step:03}" + "m" * 97: 0.5}) for step in range(10)]
+    monkeypatch.setattr(servicer, "_MOST_OF_EVALUATIONS", 600)
+    found = servicer._newest_evaluations(SimpleNamespace(finished=tallies), detailed=False)  # type: ignore[arg-type]
+    assert [one.step for one in found] == [6, 7, 8, 9]

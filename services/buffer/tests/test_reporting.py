@@ -103,6 +103,16 @@ def test_a_step_is_told_with_mean_max_and_min_over_its_rollouts() -> None:
     assert found == pytest.approx(expected)
 
 
+def test_names_of_metrics_are_bounded_in_a_step() -> None:
+    reporter, monitor = reporter_of()
+    members = [store(reporter, group_of(o, [1.0, 0.0], **{f"{o}/{n}": 1.0 for n in range(1000)})) for o in (1, 2)]
+    reporter.written(entry(1, members))
+    ((_, found),) = monitor.lines
+    assert sum(name.startswith("rollout/") and name.endswith("/mean") for name in found) == 1002 + 1  # staleness
+    assert (found["rollout/1/0/mean"], found["rollout/reward/mean"]) == (1.0, 0.5)
+    assert "rollout/2/0/mean" not in found
+
+
 def test_a_group_is_told_once() -> None:
     reporter, monitor = reporter_of()
     first, second = store(reporter, group_of(1, [1.0, 1.0])), store(reporter, group_of(2, [0.0, 0.0]))

@@ -1,10 +1,9 @@
 """Metrics of exploration and evaluation, for the monitor's run `<name>_explorer`."""
 
 import statistics
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from trinity.buffer.evaluation.tally import Tally
+from trinity.buffer.evaluation.tally import Series, Tally
 from trinity.buffer.ledger.wire import Entry
 from trinity.buffer.operators.pipeline import Pipeline
 from trinity.buffer.window.groups import StoredGroup
@@ -24,11 +23,12 @@ class Reporter:
         self.monitor: Monitor | None = None  # set once it is known where the run continues
         self._tasks = tasks
         self.pipeline: Pipeline | None = None
+        self._series = Series()
         self._pending: dict[int, _Values] = {}
 
     def stored(self, group: StoredGroup, values: dict[str, list[float]]) -> None:
         """`values`: of LogEntry.rollout_values."""
-        self._pending[group.ordinal] = values
+        self._pending[group.ordinal] = self._joined([values])
         if self._tasks is not None:
             self._tasks.observe(group.task_id, group.reward_mean)
 
@@ -37,7 +37,7 @@ class Reporter:
         groups = [self._pending.pop(g.ordinal) for g in entry.groups if g.ordinal in self._pending]
         for drop in entry.dropped:
             self._pending.pop(drop.ordinal, None)
-        metrics = _rollout_metrics(groups)
+        metrics = _rollout_metrics(groups, self._joined(groups))
         metrics["rollout/finished_task_count"] = float(len(entry.groups))
         metrics["rollout/cut_task_count"] = float(len(entry.cut))
         metrics["rollout/model_version"] = max((float(g.newest_version) for g in entry.groups), default=0.0)
@@ -47,6 +47,15 @@ class Reporter:
         metrics["experience_count"] = float(sum(g.num_experiences for g in entry.groups))
         if self.monitor is not None:
             self.monitor.log(metrics, entry.step)
+
+    def _joined(self, groups: Iterable[_Values]) -> _Values:
+        """Joins the values of groups, without names that are too many."""
+        joined: _Values = {}
+        for values in groups:
+            for name, numbers in values.items():
+                if self._series.admits(name, joined):
+                    joined.setdefault(name, []).extend(numbers)
+        return joined
 
     def evaluated(self, tally: Tally) -> None:
         """An evaluation is complete."""
@@ -68,15 +77,10 @@ def _dropped_metrics(entry: Entry) -> dict[str, float]:
     return found
 
 
-def _rollout_metrics(groups: Iterable[_Values]) -> dict[str, float]:
+def _rollout_metrics(groups: Sequence[_Values], joined: _Values) -> dict[str, float]:
     """mean, max, min of every metric over all rollouts, and how rewards differ within groups."""
-    joined: _Values = defaultdict(list)
-    spreads, means = [], []
-    for values in groups:
-        means.append(statistics.fmean(values["reward"]))
-        spreads.append(statistics.pstdev(values["reward"]))
-        for name, numbers in values.items():
-            joined[name] += numbers
+    means = [statistics.fmean(values["reward"]) for values in groups]
+    spreads = [statistics.pstdev(values["reward"]) for values in groups]
     metrics: dict[str, float] = {}
     for name, numbers in joined.items():
         metrics[f"rollout/{name}/mean"] = statistics.fmean(numbers)

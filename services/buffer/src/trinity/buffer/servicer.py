@@ -11,6 +11,7 @@ import grpc.aio
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.buffer.v1 import buffer_pb2_grpc
 from trinity.api.common.v1 import task_pb2
+from trinity.buffer.evaluation.evaluator import Evaluator
 from trinity.buffer.ledger.fork import parts_after
 from trinity.buffer.ledger.wire import entry_to_proto, part_to_proto
 from trinity.buffer.log.reader import check_fence
@@ -29,6 +30,7 @@ _DEFAULT_LIMIT = 100
 _HEADER_BYTES = 16_384  # more than a task's message has besides the task
 _INJECT_SECONDS = 30.0
 _LONGEST_REASON = 500
+_MOST_OF_EVALUATIONS = 16 * 2**20  # bytes of a response
 # Fields of a window that StatsResponse has under the same name.
 _COUNTS = (
     "stored", "dead_letters", "duplicates_dropped", "failed_attempts", "sampled_tokens", "prompts_cut",
@@ -270,12 +272,19 @@ async def stats_of(run: Run) -> pb.StatsResponse:
         return response
     response.evaluation_tokens = run.evaluator.tokens
     response.evaluations_outstanding = run.evaluator.outstanding
-    for tally in run.evaluator.finished:
-        response.evaluations.add(
-            step=tally.step,
-            taskset=tally.taskset,
-            metrics=tally.metrics(shared.plan.config.monitor.detailed_stats),
-            oldest_version=tally.oldest_version,
-            newest_version=tally.newest_version,
-        )
+    response.evaluations.extend(_newest_evaluations(run.evaluator, shared.plan.config.monitor.detailed_stats))
     return response
+
+
+def _newest_evaluations(evaluator: Evaluator, detailed: bool) -> list[pb.Evaluation]:
+    """Returns those that fit into a response, oldest first."""
+    found: list[pb.Evaluation] = []
+    room = _MOST_OF_EVALUATIONS
+    for tally in reversed(evaluator.finished):
+        names = ("step", "taskset", "oldest_version", "newest_version")
+        one = pb.Evaluation(**{name: getattr(tally, name) for name in names}, metrics=tally.metrics(detailed))
+        room -= one.ByteSize()
+        if room < 0:
+            break
+        found.append(one)
+    return found[::-1]

@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from trinity.buffer.evaluation.tally import Tally
+from trinity.buffer.evaluation.tally import Series, Tally
 from trinity.buffer.log.reader import check_owner, whole_entry
 from trinity.buffer.log.wire import LogEntry
 from trinity.buffer.state.commit import CommitRecord
@@ -55,6 +55,7 @@ class Evaluator:
         self.read_through = 0  # sequence of the newest result that was read
         self._is_recorded = True  # the record had room for all kept evaluations
         self._stored_before = 0  # and of the newest one when this process began
+        self._series = Series()
         self.tallies: dict[tuple[int, str], Tally] = {}
 
     @property
@@ -196,7 +197,7 @@ class Evaluator:
 
     def _tally(self, step: int, taskset: str) -> Tally:
         expected = sum(len(s.rows) for s in self._sources if s.taskset.name == taskset)
-        return self.tallies.setdefault((step, taskset), Tally(step, taskset, expected))
+        return self.tallies.setdefault((step, taskset), Tally(step, taskset, expected, series=self._series))
 
     async def _is_fed(self, message: StoredMessage) -> bool:
         """Returns True for a task that a buffer of this run fed."""
@@ -271,7 +272,7 @@ class Evaluator:
         if blob is not None:
             tally.blobs[blob[0], blob[1].key] = blob[1].size_bytes
         if before and not tally.missing:
-            log.info("buffer.evaluation.done", step=tally.step, taskset=tally.taskset, **tally.metrics())
+            log.info("buffer.evaluation.done", step=tally.step, taskset=tally.taskset, **tally.for_log())
             if tally.step >= self._recovered:  # earlier ones were reported before a restart
                 self._on_complete(tally)
             await self._keep(tally)

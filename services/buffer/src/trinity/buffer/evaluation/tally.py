@@ -2,13 +2,49 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
-from trinity.data.experience import AttemptFailure, Group
+import structlog
 
+from trinity.data.experience import MOST_METRICS, AttemptFailure, Group
+from trinity.runtime.metrics import Counter
+
+log = structlog.get_logger(__name__)
+
+DROPPED = Counter("trinity_buffer_metrics_dropped_total", "Metrics of groups beyond the names that a run may have")
+
+_AT_ONCE = MOST_METRICS + 2  # with the reward and the time
+_LOGGED = 100
+_OF_A_RUN = 10_000  # games against older versions have one name for each version
 _RECORDED = ("step", "taskset", "oldest_version", "newest_version", "tokens", "kept")
+
+
+class Series:
+    """The names of metrics in the groups of a run: at most 1,002 in a group, step or evaluation, and 10,000 in all.
+
+    Explorers choose the names, and each is a series of the monitor. Later names are dropped and counted.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._has_warned = False
+
+    def admits(self, name: str, among: Collection[str]) -> bool:
+        """Returns False for a name that is one too many. `among`: those of the same group, step or evaluation."""
+        if name in among:
+            return True
+        if len(among) < _AT_ONCE and (name in self._known or len(self._known) < _OF_A_RUN):
+            self._known.add(name)
+            return True
+        DROPPED.inc()
+        if not self._has_warned:
+            self._has_warned = True
+            advice = "have workflows and scorers report fewer names, or revoke the explorer that makes them up"
+            log.warning("buffer.metrics.dropped", name=name, most=_AT_ONCE, most_of_run=_OF_A_RUN, advice=advice)
+        return False
 
 
 @dataclass
@@ -32,6 +68,7 @@ class Tally:
     blobs: dict[tuple[str, str], int] = field(default_factory=dict)
     first_task: int = 0
     first_result: int = 0
+    series: Series = field(default_factory=Series)
     # metric -> one list of values per task, a value per rollout
     values: dict[str, list[list[float]]] = field(default_factory=lambda: defaultdict(list))
 
@@ -83,7 +120,8 @@ class Tally:
                 if name != "reward":  # a part of the reward may have the name of the whole
                     by_metric[name].append(value)
         for name, values in by_metric.items():
-            self.values[name].append(values)
+            if self.series.admits(name, self.values):
+                self.values[name].append(values)
 
     def fail(self, failure: AttemptFailure) -> None:
         task = failure.task
@@ -119,6 +157,10 @@ class Tally:
                 result |= {f"{name}/mean": statistics.fmean(means), f"{name}/std": statistics.pstdev(means)}
                 result |= {f"{name}/max": max(means), f"{name}/min": min(means)}
         return result
+
+    def for_log(self) -> dict[str, float]:
+        """The first metrics. The monitor has all."""
+        return dict(islice(self.metrics().items(), _LOGGED))
 
 
 def expected_best(values: Sequence[float], k: int) -> float:
