@@ -6,25 +6,17 @@ A real trainer beside a real sync service; its batches and its explorer are stan
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
+from support.fakes.evil import Evil
 from support.programs.forked_run import ForkedService
 from support.programs.trainer.releases import JudgingExplorer, Trainer
 from support.programs.trainer.training import make_model
 from trinity.weights.checkpoint_manifest import MANIFEST, ManifestWriter
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(800)]
-
-
-class Evil:
-    def __init__(self, made: Path) -> None:
-        self._made = made
-
-    def __reduce__(self) -> Any:
-        return os.system, (f"touch {self._made}",)
 
 
 def test_a_replaced_checkpoint_runs_nothing_and_the_true_one_is_resumed(tmp_path: Path, nats_url: str) -> None:

@@ -1,29 +1,18 @@
 """`trinity convert` of damaged and hostile checkpoints: each is named, nothing in it is run, and the rest is done."""
 
-import os
 import pickle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from support.fakes.evil import Evil
 from support.fakes.models.convertible import assert_same_model, converted, plain_state, plain_step, shaken, step_folder
 from support.programs.trainer.training import make_model
 from trinity.runtime.process import time_limit
 
 pytestmark = pytest.mark.core
-
-
-class Evil:
-    """Unpickled with all of pickle, it makes a file."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (f"touch {self.marker}",)
 
 
 @pytest.fixture(scope="module")

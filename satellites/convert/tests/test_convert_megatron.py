@@ -1,7 +1,6 @@
 """Megatron's checkpoints become the model that they were cut from, bit for bit; a lost or cut shard is named."""
 
 import json
-import os
 import pickle
 import shutil
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
+from support.fakes.evil import Evil
 from support.fakes.models.megatron import write_dist, write_ranks
 from trinity.convert import convert
 from trinity.reading.errors import ending_well
@@ -142,16 +142,6 @@ def test_a_shard_that_is_lost_or_cut_names_itself_and_the_others_are_converted(
     assert lines[-1] == "1 converted, 0 skipped, 7 failed"
     assert_whole(actors[3], states[3])
     assert not [path for path in tmp_path.rglob("*.safetensors") if path.parents[1] != actors[3]]
-
-
-class Evil:
-    """Unpickled with all of pickle, it makes a file."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (f"touch {self.marker}",)
 
 
 def test_pickles_run_nothing_and_read_no_file_outside_their_folder(

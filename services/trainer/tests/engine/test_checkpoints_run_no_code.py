@@ -1,7 +1,6 @@
 """A replaced checkpoint is refused before it is loaded, and what is loaded runs no code of the file."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from support.fakes.evil import Evil
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.engine.checkpoint_store import CheckpointStore, TrainerState
 from trinity.trainer.engine.deepspeed import import_deepspeed, load_state
@@ -17,16 +17,6 @@ from trinity.weights.checkpoints import COMPLETE
 pytestmark = pytest.mark.core
 
 SHARD = "actor/slices/rank_00000_00000.safetensors"
-
-
-class Evil:
-    """Unpickled, it makes a file."""
-
-    def __init__(self, made: Path) -> None:
-        self._made = made
-
-    def __reduce__(self) -> Any:
-        return os.system, (f"touch {self._made}",)
 
 
 def test_deepspeeds_own_classes_are_read(tmp_path: Path) -> None:
