@@ -30,8 +30,19 @@ def _as_engines_sample(temperature: float) -> float:
 Temperature = Annotated[float, Field(ge=0, le=100), AfterValidator(_as_engines_sample)]
 
 
+_VARIABLE = re.compile(r"\$([A-Za-z_]\w*)|%([A-Za-z_]\w*)%", re.ASCII)
+
+
+def _no_variable(parts: list[str]) -> None:
+    for part in parts:
+        if found := _VARIABLE.fullmatch(part):
+            name = found[1] or found[2]
+            raise ValueError(f"must have no variable of a shell: write ${{oc.env:{name}}} in place of {part}")
+
+
 def _safe_parts(text: str) -> str:
     """Parts of a path below another: they cannot lead out of it, and every file system takes them."""
+    _no_variable(text.split("/"))
     for part in text.split("/"):
         if part in ("", ".", ".."):
             raise ValueError("must be a name without empty, . and .. parts: it is a folder below checkpoint_root_dir")
@@ -59,6 +70,7 @@ def _safe_path(text: str) -> str:
         raise ValueError("must be a path without NUL")
     if "://" not in text and any(len(part.encode(errors="replace")) > 255 for part in text.split("/")):
         raise ValueError("must have parts of at most 255 bytes: no file system takes longer names")
+    _no_variable(re.split(r"[/\\]", text))
     if len(text.encode(errors="replace")) > 3_000:
         raise ValueError("must have at most 3000 bytes")
     try:
