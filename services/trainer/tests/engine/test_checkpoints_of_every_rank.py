@@ -69,7 +69,7 @@ class Exchange:
 
 
 class Engine:
-    zero_stage, lora, image_rules = 0, None, None
+    zero_stage, lora, image_rules, policy = 0, None, None, SimpleNamespace(model=None)
 
     def __init__(self) -> None:
         self.reserved = 0
@@ -88,8 +88,7 @@ class Engine:
     def load(self, folder: Path) -> None:
         assert folder.is_dir()
 
-    def weights(self) -> Any:
-        return iter(())
+    weights = SimpleNamespace(read=lambda: iter(()))
 
 
 def checkpoints_of(

@@ -12,13 +12,15 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 SEAL_SECONDS = 2.0
 
 
 class Engine:
-    zero_stage, lora = 0, None
+    zero_stage, lora, policy = 0, None, SimpleNamespace(model=None)
+    weights = SimpleNamespace(read=lambda: iter(()))
 
     def reserve(self) -> list[Any]:
         return []
@@ -26,9 +28,6 @@ class Engine:
     def snapshot(self, folder: Path, state: dict[str, Any]) -> Any:
         folder.mkdir(parents=True, exist_ok=True)
         return list
-
-    def weights(self) -> Any:
-        return iter(())
 
 
 def main(folder: Path) -> None:
