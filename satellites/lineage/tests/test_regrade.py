@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -189,6 +190,21 @@ def test_a_service_of_this_command_scores_with_the_file_of_a_plugin(
     assert parent.regrade is not None
     assert (parent.regrade.through_step, parent.regrade.reward, parent.regrade.groups) == (6, "first", 4)
     assert len(parent.regrade.sha256) == 64
+
+
+def test_only_the_group_that_ends_the_scoring_process_is_left_out(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a crash of a library or the kernel's lack of memory does."""
+    CHANGED.clear()
+    monkeypatch.setattr(command, "_TELL_SECONDS", 0.1)
+    plugin = write_plugin(tmp_path, "ending", "q11")
+    plugin.write_text(plugin.read_text().replace('raise ValueError("cannot read it")', '__import__("os")._exit(139)'))
+    folder = make(job, reward=str(plugin), start=4)
+    assert {one.ordinal: one.left_out for one in groups(folder) if one.left_out} == {11: "not_graded"}
+    told = capsys.readouterr()
+    assert "failed: 1 groups: ending ended its process" in told.out
+    assert re.search(r"^\d of 8 groups are done, \d failed$", told.err, re.MULTILINE)
 
 
 def test_later_tasks_and_their_evaluation_get_the_new_function_and_corrected_weights(

@@ -27,6 +27,7 @@ from trinity.weights.pointer import Rollback
 _CALL_SECONDS = 60.0
 _PROVIDER_SECONDS = 2.0
 _REFRESH_SECONDS = 2.0
+_END_SECONDS = 0.5  # a process that closed its connections has ended by then
 _ALL_VERSIONS = 1_000_000
 
 T = TypeVar("T")
@@ -231,22 +232,40 @@ class Sync:
         await _ask(self._stub.Publish, call.request, call.seconds, waits=True)
 
 
-class Scorers:
-    """The scoring functions of an environment service."""
+class ScorerEnded(RunError):
+    """The process of the scoring function ended, perhaps by another call."""
 
-    def __init__(self, channel: grpc.aio.Channel, reward_bound: float) -> None:
+
+class Scorers:
+    """The scoring functions of an environment service.
+
+    `serve` starts the service if it has ended, and returns how often it was started.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, reward_bound: float, serve: Callable[[], Awaitable[int]]) -> None:
         self._stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
         self._reward_bound = reward_bound
+        self._serve = serve
 
     async def score(self, name: str, items: Sequence[Facts], args_json: str) -> list[tuple[float, dict[str, float]]]:
-        """Returns reward and metrics of each item, in the fields of ScoreItem. Raises RunError if one has none."""
+        """Returns reward and metrics of each item, in the fields of ScoreItem.
+
+        Raises ScorerEnded, or RunError if an item has no score.
+        """
+        starts = await self._serve()
         request = environment_pb2.ScoreRequest(
             scorer=name,
             items=[environment_pb2.ScoreItem(**item) for item in items],
             args_json=args_json,
             reward_bound=self._reward_bound,
         )
-        scores = (await _ask(self._stub.Score, request)).scores
+        try:
+            scores = (await _ask(self._stub.Score, request)).scores
+        except NoAnswer as error:
+            await asyncio.sleep(_END_SECONDS)
+            if await self._serve() != starts:
+                raise ScorerEnded(f"{name} ended its process") from None
+            raise RunError(f"{name}: {error}") from None
         if problem := next((one.error for one in scores if one.error), ""):
             raise RunError(f"{name}: {problem}")
         if len(scores) != len(items):

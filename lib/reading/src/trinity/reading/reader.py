@@ -243,14 +243,24 @@ async def scorers(plugin_dirs: Sequence[Path], reward_bound: float) -> AsyncIter
         identity.configure(Identity(Role.EXPLORER, folder / "identity"))
         settings = {"PLUGIN_DIRS": os.pathsep.join(str(one.absolute()) for one in plugin_dirs)}
         child = processes.service_child("environment", folder, settings)
-        child.start()
         stack.push_async_callback(stop_all, [child], _STOP_SECONDS)
         channel = await stack.enter_async_context(rpc.channel(child.address))
-        try:
-            await _until_serving(channel, child.address, lambda: not child.is_running())
-        except _HasEnded:
-            raise RunError(f"the environment service does not start: {child.last_error()}") from None
-        yield Scorers(channel, reward_bound)
+        starting, starts = asyncio.Lock(), 0
+
+        async def serve() -> int:
+            nonlocal starts
+            async with starting:
+                if not child.is_running():
+                    child.start()
+                    starts += 1
+                    try:
+                        await _until_serving(channel, child.address, lambda: not child.is_running())
+                    except _HasEnded:
+                        raise RunError(f"the environment service does not start: {child.last_error()}") from None
+                return starts
+
+        await serve()
+        yield Scorers(channel, reward_bound, serve)
 
 
 async def live_services(job_stage: JobStage) -> Addresses:

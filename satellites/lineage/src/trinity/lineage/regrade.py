@@ -11,6 +11,7 @@ import hashlib
 import json
 import shlex
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -43,7 +44,7 @@ from trinity.lineage.rewards import (
     Scored,
     rescored,
 )
-from trinity.reading.client import Scorers
+from trinity.reading.client import ScorerEnded, Scorers
 from trinity.reading.errors import RunError
 from trinity.reading.reader import JobStage, scorers
 from trinity.reading.render import near, table, to_json, visible
@@ -57,6 +58,7 @@ app = group()
 REPORT = "regrade.json"
 _REUSED = 8  # steps of the parent, unless --reuse says otherwise
 _AT_ONCE = 8
+_TELL_SECONDS = 10.0
 _SHOWN = 5  # tasks, explorers or versions that an error names
 _OPTIONS = {
     WITHOUT_TASK: "--without-tasks", WITHOUT_EXPLORER: "--without-explorer", WITHOUT_VERSION: "--without-versions",
@@ -234,6 +236,8 @@ class _Regrading:
     notes: list[str] = field(default_factory=list)
     last_step: int = 0
     _skipped: set[int] = field(default_factory=set)  # ordinals of groups that the parent trained in no step
+    _alone: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _has_ended: bool = False  # a scoring process
 
     def __call__(self, config: Config, making: Path, parts: Path) -> Regrade:
         given = list(_read(parts))
@@ -298,14 +302,29 @@ class _Regrading:
         retries, source = config.explorer.max_retry_times, config.buffer.explorer_input
         args = {one.name: json.dumps(one.reward_fn_args) for _, one in source.by_key()}
 
+        number, done = sum(wire.group_part(part) is not None for part in parts), 0
+
         async def change(part: bytes, scoring: Scorers | None) -> bytes:
+            nonlocal done
             if wire.group_part(part) is None:
                 return part
             async with room:
-                return await self._regraded(part, scoring, args, retries)
+                changed = await self._regraded(part, scoring, args, retries)
+            done += 1
+            return changed
+
+        async def tell() -> None:
+            while True:
+                await asyncio.sleep(_TELL_SECONDS)
+                failed = sum(self.changes.failures.values())
+                print(f"{done} of {number} groups are done, {failed} failed", file=sys.stderr, flush=True)
 
         async with self._scoring(own, config) as scoring:
-            return list(await asyncio.gather(*(change(part, scoring) for part in parts)))
+            telling = asyncio.create_task(tell())
+            try:
+                return list(await asyncio.gather(*(change(part, scoring) for part in parts)))
+            finally:
+                telling.cancel()
 
     @contextlib.asynccontextmanager
     async def _scoring(self, own: Path | None, config: Config) -> AsyncIterator[Scorers | None]:
@@ -333,18 +352,25 @@ class _Regrading:
         return wire.regraded_part(part, outcome, "")
 
     async def _scores(self, stored: Group, scoring: Scorers, args: str, retries: int) -> Scored | None:
-        """Returns the scores; None if the function fails as often as a task of the run may fail. What the log lacks
-        is no failure of a group: raises RunError."""
+        """Returns the scores; None if the function fails as often as a task of the run may fail.
+
+        Once a scoring process has ended, groups are scored one after the other, so that the next end is known to be of
+        the group in it. What the log lacks is no failure of a group: raises RunError.
+        """
         grader = self.grader
         assert grader is not None
-        error = ""
-        for _ in range(retries + 1):
+        error, failures = "", 0
+        while failures <= retries:
+            is_alone = self._has_ended
             try:
-                return await rescored(stored, lambda items: scoring.score(grader.name, items, args))
+                async with self._alone if is_alone else contextlib.nullcontext():
+                    return await rescored(stored, lambda items: scoring.score(grader.name, items, args))
             except NotRecorded:
                 raise
+            except ScorerEnded as problem:
+                error, failures, self._has_ended = str(problem), failures + is_alone, True
             except RunError as problem:
-                error = str(problem)
+                error, failures = str(problem), failures + 1
         self.changes.failures[error] += 1
         return None
 
