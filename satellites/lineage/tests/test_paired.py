@@ -11,7 +11,7 @@ import pytest
 
 from trinity.lineage.compare import compare, stage_folder
 from trinity.reading.errors import RunError
-from trinity.study.paired import Difference, compare_runs, in_ranges, t_quantile
+from trinity.study.paired import Difference, compare_runs, t_quantile
 
 pytestmark = pytest.mark.core
 
@@ -40,12 +40,12 @@ def test_quantiles_are_those_of_the_tables() -> None:
 
 def test_a_difference_and_its_interval() -> None:
     values = [(0.0, 1.0), (1.0, 1.0), (2.0, 4.0), (3.0, 4.0)]  # differences 1, 0, 2, 1
-    found = Difference.of(7, 7, values)
+    found = Difference.of(7, 7, [values])
     assert (found.difference, found.pairs) == (1.0, 4)
     assert found.half == pytest.approx(3.182 * math.sqrt(2 / 3 / 4))
     assert found.seeds == pytest.approx((5 / 3 + 3.0) / (2 / 3))
-    assert Difference.of(7, 7, values[:1]).half is None
-    assert Difference.of(7, 7, [(0.0, 1.0), (1.0, 2.0)]).seeds is None, "no spread of the differences"
+    assert Difference.of(7, 7, [values[:1]]).half is None
+    assert Difference.of(7, 7, [[(0.0, 1.0), (1.0, 2.0)]]).seeds is None, "no spread of the differences"
 
 
 def test_tasks_are_the_pairs_and_the_last_turn_counts(tmp_path: Path) -> None:
@@ -77,11 +77,32 @@ def test_pairing_saves_seeds_where_tasks_differ_more_than_runs(tmp_path: Path) -
     found = compare_runs([(one, other)])
     assert found.whole.seeds == pytest.approx(51, rel=0.15)
     assert abs(found.whole.difference - 0.1) < (found.whole.half or 0) < 0.02
-    assert len(in_ranges(found)) == 20
-    pooled = in_ranges(found)[0]
+    assert len(found.ranges) == 20
+    pooled = found.ranges[0]
     assert (pooled.first, pooled.last, pooled.pairs) == (1, 2, 64)
     text = compare([one, other])
     assert re.search(r"reward: B - A is \+0\.\d+ ± 0\.01\d* over 1280 pairs of tasks; as precise as \d+ unpaired", text)
+
+
+def test_a_curve_that_both_runs_follow_saves_no_seeds(tmp_path: Path) -> None:
+    """Unpaired seeds follow the curve too."""
+    rng = np.random.default_rng(4)
+    keys = [(step, f"t{step}/{task}") for step in range(1, 41) for task in range(16)]
+    one, other = (
+        write_run(tmp_path / name, {key: [key[0] / 10 + 0.1 * rng.normal()] for key in keys}) for name in "ab"
+    )
+    found = compare_runs([(one, other)])
+    assert found.whole.seeds == pytest.approx(1, abs=0.2)
+
+
+def test_rows_of_several_steps_have_the_interval_of_all_their_tasks(tmp_path: Path) -> None:
+    """95 of 100 intervals hold the difference, though most steps have one task alone."""
+    rng, held = np.random.default_rng(5), 0
+    for _ in range(400):
+        values = [[(0.0, float(rng.normal())) for _ in range(size)] for size in (8, *[1] * 9)]
+        found = Difference.of(1, 10, values)
+        held += abs(found.difference) <= (found.half or 0)
+    assert 0.92 < held / 400 < 0.98
 
 
 def test_of_several_pairs_the_runs_are_the_pairs(tmp_path: Path) -> None:
@@ -103,6 +124,8 @@ def test_a_trainers_metric_has_an_interval_only_over_runs(tmp_path: Path) -> Non
     b = write_run(tmp_path / "b", {(1, "t"): [0.0]}, {2: 0.75, 3: 1.5, 4: 9.0})
     found = compare_runs([(a, b)], "actor/loss")
     assert [(step.first, step.difference, step.half) for step in found.steps] == [(2, 0.5, None), (3, 0.5, None)]
+    assert [(one.first, one.last) for one in found.ranges] == [(2, 2), (3, 3)] and found.whole.half is None
+    assert re.search(r"^steps +values +A", compare([a, b], "actor/loss"))
     with pytest.raises(RunError, match=r"has no metric 'actor/lss'; did you mean 'actor/loss'\?"):
         compare_runs([(a, b)], "actor/lss")
     with pytest.raises(RunError, match=r"no metric 'x'; its metrics are in .*jsonl, and reward and response_tokens of"):
@@ -116,6 +139,12 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
     c = write_run(tmp_path / "c", {(1, "u"): [0.0]})
     with pytest.raises(RunError, match="trained no task in the same step: they are no pair"):
         compare_runs([(a, c)])
+    with pytest.raises(RunError, match="a is given twice: pairs that share a run"):
+        compare([a, b, a, c])
+    sft = write_run(tmp_path / "sft", {}, {1: 0.5, 2: float("nan")})
+    with pytest.raises(RunError, match="sft has no reward of tasks; give --metric, such as actor/loss"):
+        compare([sft, sft])
+    assert compare_runs([(sft, sft)], "actor/loss").whole.pairs == 1, "a number that is not finite is none"
     with pytest.raises(RunError, match="3 folders are no pairs"):
         compare([a, b, c])
     with pytest.raises(RunError, match=r"no folder .*/nothing; give the folder of a job or of a stage"):

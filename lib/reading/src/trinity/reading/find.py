@@ -6,6 +6,7 @@ Configurations, NATS and gRPC are imported where they are used: most commands ab
 import asyncio
 import contextlib
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from trinity.reading import job as jobs
 from trinity.reading.errors import RunError
 from trinity.reading.nats import NatsAccess
-from trinity.reading.render import visible
+from trinity.reading.render import near, visible
 from trinity.runtime import names
 from trinity.runtime.errors import NotFound, PermissionDenied
 from trinity.runtime.names import IS_RUN
@@ -66,7 +67,8 @@ def find_job(config: Path | None = None, job: Path | None = None) -> Path:
             others = f", or one of {len(below) - 1} others" if below[1:] else ""
             raise RunError(f"{job} is no job but holds jobs; give one: --job {below[0].parent}{others}", code=2)
     if not began:
-        begins = f"; trinity run --config {job / 'fork.yaml'} begins it" if (job / "fork.yaml").exists() else ""
+        fork = job / "fork.yaml"
+        begins = f"; trinity run --config {shlex.quote(near(fork))} begins it" if fork.exists() else ""
         raise RunError(f"no run has begun in {job}{begins}")
     return job
 

@@ -11,7 +11,7 @@ import typer
 from trinity.commands import AsJson, command, group
 from trinity.reading.errors import RunError
 from trinity.reading.render import table, to_json, visible
-from trinity.study.paired import Comparison, Difference, compare_runs, in_ranges
+from trinity.study.paired import Comparison, Difference, compare_runs
 
 app = group()
 
@@ -28,15 +28,17 @@ def compare(
     if len(folders) < 2 or len(folders) % 2:
         raise RunError(f"{len(folders)} folders are no pairs: give A B, or A B A B ... of several pairs", 2)
     stages = [stage_folder(one) for one in folders]
+    if twice := next((one for one in stages if len(stages) > 2 and stages.count(one) > 1), None):
+        raise RunError(f"{twice} is given twice: pairs that share a run are not independent", 2)
     found = compare_runs(list(zip(stages[::2], stages[1::2], strict=True)), metric)
     return to_json(asdict(found)) if as_json else render(found)
 
 
 def render(found: Comparison) -> str:
-    rows = [*in_ranges(found), found.whole]
+    rows = [*found.ranges, found.whole]
     shown: dict[str, Callable[[Difference], Any]] = {
         "steps": lambda one: str(one.first) if one.first == one.last else f"{one.first}-{one.last}",
-        found.over: lambda one: one.pairs,
+        "values" if found.over == "steps" else found.over: lambda one: one.pairs,
         "A": lambda one: f"{one.a:.4g}",
         "B": lambda one: f"{one.b:.4g}",
         "B - A": lambda one: f"{one.difference:+.4g}",
@@ -58,7 +60,7 @@ def verdict(found: Comparison) -> str:
     text = f"{found.metric}: B - A is {one.difference:+.4g} ± {one.half:.2g} over {one.pairs} pairs of {found.over}"
     text += "" if sure else ", which may be 0"
     if one.seeds is None:
-        return f"{text}; all pairs differ alike"
+        return f"{text}; all pairs differ alike" if not one.half else text
     return f"{text}; as precise as {math.ceil(max(1.0, one.seeds))} unpaired seeds of each run for one pair"
 
 

@@ -161,7 +161,7 @@ def _checkpoint(job_stage: JobStage, at: int) -> Path:
         raise RunError(f"step {at}: {job_stage.name} has trained {trained} steps; of checkpoints {there}", 2)
     before = max((step for step in kept if step < at), default=0)
     stage = f" --stage {job_stage.stage}" if job_stage.stage else ""
-    again = f"`trinity replay --job {near(job_stage.job)}{stage} --from-step {before + 1} --to-step {at}`"
+    again = f"`trinity replay --job {shlex.quote(near(job_stage.job))}{stage} --from-step {before + 1} --to-step {at}`"
     nearest = f"begin at {before}, or " if before else ""
     raise RunError(
         f"step {at}: there is no checkpoint of this step, {there}: {nearest}make one by {again}, while the log has "

@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import math
+import shlex
 import shutil
 import time
 from pathlib import Path
@@ -86,7 +87,7 @@ def provenance(
     finally:
         shutil.rmtree(making, ignore_errors=True)
     signed = f"signed; public key: {public}" if public else "not signed: give --key FILE"
-    by = f"python3 {near(folder / 'verify.py')} {near(folder)}" + (f" --key {public}" if public else "")
+    by = shlex.join(["python3", near(folder / "verify.py"), near(folder), *(["--key", str(public)] if public else [])])
     return f"{near(folder)}: {step} steps, {groups} groups, {signed}{end}\ncheck it by: {by}"
 
 
@@ -132,11 +133,11 @@ async def _write_ledger(reader: Reader, step: int, folder: Path) -> tuple[str, i
                 oldest_here = min(oldest_here, next(unread)[0])
                 groups += 1
         except RunError:  # the log has released this group and all before it, or has lost it
-            missing.extend((place, number, outcome) for place, outcome in itertools.islice(unread, 1))
-    for place, number, lost in missing:
+            missing.extend((place, number, sha256) for place, sha256 in itertools.islice(unread, 1))
+    for place, number, sha256 in missing:
         if place > oldest_here:
             raise RunError(
-                f"step {number}: the log has lost the group with SHA-256 {lost}, its message {place}, and holds "
+                f"step {number}: the log has lost the group with SHA-256 {sha256}, its message {place}, and holds "
                 "older ones: the files of NATS are damaged; nothing was made"
             )
     stored = {path.stem for path in (folder / "log").iterdir()}

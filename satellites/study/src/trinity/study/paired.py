@@ -10,7 +10,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -26,6 +26,7 @@ _LEVEL = 0.95
 # Quantiles of Student's t for 95 %, by degrees of freedom from 1; above them the expansion is exact to 0.1 %.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
+Pair = tuple[float, float]
 Tasks = dict[tuple[int, str], float]  # by step and task: the group's mean
 
 
@@ -46,26 +47,35 @@ class Difference:
     seeds: float | None
 
     @classmethod
-    def of(cls, first: int, last: int, values: Sequence[tuple[float, float]]) -> "Difference":
-        ones, others = zip(*values, strict=True)
-        differences = [other - one for one, other in values]
-        mean, half, seeds = statistics.fmean(differences), None, None
+    def of(cls, first: int, last: int, steps: Sequence[Sequence[Pair]]) -> "Difference":
+        """Compares the pairs of each step. Pairs count as independent.
+
+        Unpaired seeds have the same mean in a step, so that `seeds` has the variances within the steps.
+        """
+        values = [pair for step in steps for pair in step]
+        half = None
         if len(values) > 1:
-            paired = statistics.variance(differences)
-            half = t_quantile(len(values) - 1) * math.sqrt(paired / len(values))
-            unpaired = statistics.variance(ones) + statistics.variance(others)
-            seeds = unpaired / paired if paired > 0 else None
-        return cls(first, last, len(values), statistics.fmean(ones), statistics.fmean(others), mean, half, seeds)
+            spread = statistics.variance(other - one for one, other in values)
+            half = t_quantile(len(values) - 1) * math.sqrt(spread / len(values))
+        within = [
+            ((one - _mean(step)[0]), (other - _mean(step)[1])) for step in steps if len(step) > 1 for one, other in step
+        ]
+        paired = sum((other - one) ** 2 for one, other in within)
+        seeds = sum(one**2 + other**2 for one, other in within) / paired if paired > 0 else None
+        a, b = _mean(values)
+        return cls(first, last, len(values), a, b, statistics.fmean(v - u for u, v in values), half, seeds)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """`over`: tasks or runs, over which intervals are. `alone`: tasks of the common steps that only one run trained."""
+    """`over`: tasks or runs, over which intervals are; steps of a trainer's metric have none. `alone`: tasks of the
+    common steps that only one run trained. `ranges`: at most 20 rows, of neighbouring steps as one."""
 
     metric: str
     over: str
     alone: int
     steps: list[Difference]
+    ranges: list[Difference]
     whole: Difference
 
 
@@ -84,37 +94,46 @@ def compare_runs(pairs: Sequence[tuple[Path, Path]], metric: str = "reward") -> 
         found = [_of_tasks(a, b, metric) for a, b in pairs]
     else:
         found = [_of_trainer(a, b, metric) for a, b in pairs]
-    if len(found) == 1:
-        values, alone = found[0]
-        over = "tasks" if metric in OF_TASKS else "steps"
-    else:
-        values, alone = _means_of_runs([one for one, _ in found]), sum(alone for _, alone in found)
-        over = "runs"
-    steps = [Difference.of(step, step, values[step]) for step in sorted(values)]
-    together = [pair for step in sorted(values) for pair in values[step]]
-    if over == "runs":  # steps of a run depend on each other: a run counts once
-        together = [
-            (statistics.fmean(a for a, _ in run), statistics.fmean(b for _, b in run))
-            for run in zip(*(values[step] for step in sorted(values)), strict=True)
-        ]
-    return Comparison(metric, over, alone, steps, Difference.of(steps[0].first, steps[-1].last, together))
+    over = "runs" if len(pairs) > 1 else "tasks" if metric in OF_TASKS else "steps"
+    alone = sum(one for _, one in found)
+    values = found[0][0] if over != "runs" else _means_of_runs([one for one, _ in found])
+    numbers = sorted(values)
+    size = math.ceil(len(numbers) / _ROWS)
+    parts = [numbers[at : at + size] for at in range(0, len(numbers), size)]
+
+    def of(part: Sequence[int]) -> Difference:
+        given = [values[step] for step in part]
+        if over == "runs":  # steps of a run depend on each other: a run counts once
+            given = [[_mean(run) for run in zip(*given, strict=True)]]
+        made = Difference.of(part[0], part[-1], given)
+        return replace(made, half=None, seeds=None) if over == "steps" else made
+
+    return Comparison(metric, over, alone, [of([one]) for one in numbers], [of(part) for part in parts], of(numbers))
 
 
-def _means_of_runs(found: "Sequence[dict[int, list[tuple[float, float]]]]") -> dict[int, list[tuple[float, float]]]:
+def _mean(pairs: Sequence[Pair]) -> Pair:
+    return statistics.fmean(a for a, _ in pairs), statistics.fmean(b for _, b in pairs)
+
+
+def _means_of_runs(found: "Sequence[dict[int, list[Pair]]]") -> dict[int, list[Pair]]:
     common = sorted(set.intersection(*(set(one) for one in found)))
     if not common:
         raise RunError("the pairs of runs have no step in common", 2)
-    mean = lambda pairs: (statistics.fmean(a for a, _ in pairs), statistics.fmean(b for _, b in pairs))  # noqa: E731
-    return {step: [mean(one[step]) for one in found] for step in common}
+    return {step: [_mean(one[step]) for one in found] for step in common}
 
 
-def _of_tasks(a: Path, b: Path, metric: str) -> tuple[dict[int, list[tuple[float, float]]], int]:
+def _of_tasks(a: Path, b: Path, metric: str) -> tuple[dict[int, list[Pair]], int]:
     """Returns the pairs of each common step, and how many tasks of these steps only one run trained."""
     ones, others = (_tasks(folder, metric) for folder in (a, b))
     steps = {step for step, _ in ones} & {step for step, _ in others}
+    for folder, tasks in ((a, ones), (b, others)):
+        if not tasks:
+            names = sorted({name for line in lines_of_steps(folder / "monitor" / "trainer.jsonl") for name in line})
+            losses = [name for name in names if name.endswith("loss")] or names
+            raise RunError(f"{folder} has no {metric} of tasks; give --metric, such as {losses[0]}", 2)
     if not steps:
         raise RunError(f"{a} and {b} have no trained step in common", 2)
-    pairs: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    pairs: dict[int, list[Pair]] = defaultdict(list)
     for key in sorted(ones.keys() & others.keys()):
         pairs[key[0]].append((ones[key], others[key]))
     if not pairs:
@@ -137,6 +156,8 @@ def _tasks(folder: Path, metric: str) -> Tasks:
                 key, turn, value = (str(row["task_id"]), row["rollout"]), row["turn"], float(row[metric])
             except (KeyError, TypeError, ValueError):
                 continue
+            if not math.isfinite(value):
+                continue
             if key not in last or turn >= last[key][0]:
                 last[key] = turn, value
         groups = defaultdict(list)
@@ -146,7 +167,7 @@ def _tasks(folder: Path, metric: str) -> Tasks:
     return found
 
 
-def _of_trainer(a: Path, b: Path, metric: str) -> tuple[dict[int, list[tuple[float, float]]], int]:
+def _of_trainer(a: Path, b: Path, metric: str) -> tuple[dict[int, list[Pair]], int]:
     ones, others = (_metric(folder, metric) for folder in (a, b))
     for folder, values in ((a, ones), (b, others)):
         if not values:
@@ -162,23 +183,5 @@ def _of_trainer(a: Path, b: Path, metric: str) -> tuple[dict[int, list[tuple[flo
 
 def _metric(folder: Path, metric: str) -> dict[int, float]:
     lines = lines_of_steps(folder / "monitor" / "trainer.jsonl")
-    return {one["step"]: float(one[metric]) for one in lines if isinstance(one.get(metric), (int, float))}
-
-
-def in_ranges(found: Comparison, most: int = _ROWS) -> list[Difference]:
-    """Returns at most `most` rows: neighbouring steps as one with all their tasks, or some of the steps of runs."""
-    size = math.ceil(len(found.steps) / most)
-    if found.over != "tasks":
-        return found.steps[size - 1 :: size]
-    return [_pooled(found.steps[at : at + size]) for at in range(0, len(found.steps), size)]
-
-
-def _pooled(steps: Sequence[Difference]) -> Difference:
-    """Returns several steps as one. Tasks of different steps count as independent."""
-    pairs = sum(one.pairs for one in steps)
-    weigh = lambda name: sum(getattr(one, name) * one.pairs for one in steps) / pairs  # noqa: E731
-    known = [one for one in steps if one.half is not None and one.half > 0]
-    half = math.sqrt(sum((one.half or 0.0) ** 2 * one.pairs**2 for one in steps)) / pairs if known else None
-    seeds = [one.seeds for one in steps if one.seeds is not None]
-    mean = statistics.fmean(seeds) if seeds else None
-    return Difference(steps[0].first, steps[-1].last, pairs, weigh("a"), weigh("b"), weigh("difference"), half, mean)
+    found = {one["step"]: float(one[metric]) for one in lines if isinstance(one.get(metric), (int, float))}
+    return {step: value for step, value in found.items() if math.isfinite(value)}

@@ -55,7 +55,7 @@ async def overlay(places: Places, source: Source, keys: Sequence[str] | str) -> 
         "steps": steps,
         "difference": difference,
         "paired": paired_steps,
-        "paired_rows": paired.in_ranges(paired_steps) if paired_steps else [],
+        "paired_rows": paired_steps.ranges if paired_steps else [],
         "curves": await curves.of_runs(runs),
         "settings": [(name, found) for name, found in rows if len(set(found)) > 1],
         "problems": problems,

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shlex
 import shutil
 import sys
 import threading
@@ -181,7 +182,7 @@ class Pages:
         if line := (await process.stdout.readline()).decode().strip():
             self._say(f"pages of the run: {line}")
             await process.wait()
-        again = f"trinity ui --job {self._folder}"
+        again = f"trinity ui --job {shlex.quote(str(self._folder))}"
         self._say(f"the pages of the run ended with exit code {await process.wait()}; `{again}` shows them, or why not")
 
     async def close(self) -> None:
