@@ -1,12 +1,17 @@
 """Commands about a job that does not run name a way that helps it: unfinished, finished, or on a dataset."""
 
+import asyncio
+import dataclasses
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+from support.fakes.data.files import write
 from support.fakes.pages.recorded_run import make_job
 from trinity.inspect import env, explorers, versions
 from trinity.inspect.dead_letters import Change, change_letters
@@ -67,6 +72,31 @@ def test_a_job_on_a_dataset_has_no_explorers(job: Path, command: Callable[[JobSt
         command(find_job_stage(job=on_a_dataset(job)))
 
 
-def test_a_job_on_a_dataset_keeps_no_experience(job: Path) -> None:
-    with pytest.raises(RunError, match="learns from a dataset: `trinity batch show` lists its rows"):
-        view(on_a_dataset(job), None)
+def test_a_job_on_a_dataset_keeps_no_experience(tmp_path: Path) -> None:
+    job = on_a_dataset(make_job(tmp_path / "my job"))
+    with pytest.raises(RunError, match="learns from a dataset, and has trained no step yet"):
+        view(job, None)
+    write(job / "monitor/batches.jsonl", '{"step": 1}\n', '{"step": 2}\n')
+    with pytest.raises(RunError) as raised:
+        view(job, None)
+    command = shlex.split(str(raised.value).split("`")[1])
+    assert command == ["trinity", "batch", "show", "2", "--job", str(job)]
+
+
+@pytest.mark.parametrize("of_stage", [False, True])
+def test_a_stage_on_a_dataset_keeps_no_experience(job: Path, of_stage: bool) -> None:
+    stage = on_a_dataset(job).rename(job.with_name("warm"))
+    job.mkdir()
+    stage.rename(job / "warm")
+    write(job / "version.json", "{}")
+    write(job / "warm/monitor/batches.jsonl", '{"step": 2}\n')
+    with pytest.raises(RunError, match=rf"`trinity batch show 2 --job {job} --stage warm` lists its rows"):
+        view(find_job_stage(job=job) if of_stage else job, None)
+
+
+def test_a_run_on_a_dataset_that_only_nats_knows_is_named_by_it(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = AsyncMock(**{"newest_step.return_value": 2, "entry_with_texts.return_value": {"groups": []}})
+    monkeypatch.setattr("trinity.study.view.ask", lambda _, __, read: asyncio.run(read(Mock(buffer=buffer))))
+    stage = dataclasses.replace(find_job_stage(job=job), folders=None, nats_url="nats://host:4222")
+    with pytest.raises(RunError, match=f"`trinity batch show 2 --nats nats://host:4222 --run {stage.run}` lists"):
+        view(stage, None)

@@ -293,7 +293,7 @@ def describe_finished(folder: Path) -> dict[str, Any]:
         "job": str(folder),
         "state": state,
         "reason": _sudden_end(folder) if state == "stopped" else reason,
-        "trained": _last_trained(folder),
+        "trained": last_trained(folder),
         "checkpoints": {name: steps for name, steps in stages.items() if steps},
         "summary": summary,
     }
@@ -308,7 +308,7 @@ def _sudden_end(folder: Path) -> str | None:
     return f"`trinity run` (process {main.get('pid')}{where}) was killed, or the machine went down"
 
 
-def _last_trained(folder: Path) -> dict[str, Any] | None:
+def last_trained(folder: Path) -> dict[str, Any] | None:
     """Returns the newest note of the trainer about a step."""
     notes = [path.parent / "monitor" / "batches.jsonl" for path in stage_configs(folder)]
     newest = max((path for path in notes if path.exists()), key=lambda path: path.stat().st_mtime, default=None)

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -88,6 +89,14 @@ class JobStage:
     def name(self) -> str:
         """Project and name, for display."""
         return f"{self.config.project}/{self.config.name}"
+
+    @property
+    def option(self) -> str:
+        """The option that names this stage to a `trinity` command."""
+        if self.folders is None:
+            return shlex.join(["--nats", logs.without_credentials(self.nats_url), "--run", self.run])
+        stage = ["--stage", self.stage] if self.stage else []
+        return shlex.join(["--job", str(self.job), *stage])
 
     @property
     def config_file(self) -> Path:

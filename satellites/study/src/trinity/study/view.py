@@ -18,6 +18,7 @@ import numpy as np
 
 from trinity.config import load, make_plan
 from trinity.reading.errors import RunError
+from trinity.reading.job import last_trained
 from trinity.reading.reader import JobStage, Reader, ask, read_only_buffer, stage_configs
 from trinity.reading.tail import lines_backwards, whole_end
 from trinity.runtime import files
@@ -87,16 +88,16 @@ def read_log(job_stage: JobStage, step: int | None) -> list[Row]:
             raise RunError(f"no step of {job_stage.name} has a batch yet")
         batch = await reader.buffer.entry_with_texts(number, sys.maxsize)
         facts = ("task_id", "ordinal", "log_sequence")
-        return [
+        rows = [
             {"step": number, **{name: group[name] for name in facts}, "staleness": group["staleness_steps"], **one}
             for group in batch["groups"]
             for one in group["experiences"]
         ]
+        if not rows:
+            raise NothingKept(_on_a_dataset(job_stage, number))
+        return rows
 
-    rows = ask(read_only_buffer, job_stage, read)
-    if not rows:
-        raise RunError(f"that step of {job_stage.name} learns from a dataset: `trinity batch show` lists its rows")
-    return rows
+    return ask(read_only_buffer, job_stage, read)
 
 
 def _last_of_each(rows: Iterable[Row]) -> list[Row]:
@@ -131,10 +132,20 @@ class NothingKept(RunError):
     """The job has no file of experiences."""
 
 
+def _on_a_dataset(job_stage: JobStage, step: int) -> str:
+    return f"{job_stage.name} learns from a dataset: `trinity batch show {step} {job_stage.option}` lists its rows"
+
+
 def _nothing_kept(folder: Path) -> NothingKept:
     begun = stage_configs(folder)
-    if begun and make_plan(load(begun[-1], plugins_loaded=False)).algorithm.offline:
-        return NothingKept(f"{folder} learns from a dataset: `trinity batch show` lists its rows")
+    if begun and make_plan(config := load(begun[-1], plugins_loaded=False)).algorithm.offline:
+        stage = begun[-1].parent
+        job = folder.parent if (folder.parent / "version.json").exists() else folder
+        trained = last_trained(stage)
+        if trained is None:
+            return NothingKept(f"{folder} learns from a dataset, and has trained no step yet")
+        job_stage = JobStage(stage.name if stage != job else "", config, (job, stage))
+        return NothingKept(_on_a_dataset(job_stage, trained["step"]))
     return NothingKept(
         f"no experience is kept in {folder}; buffer.save_experiences is on by default and writes it as steps are "
         "trained"

@@ -25,7 +25,6 @@ from trinity.reading.reader import JobStage, live_buffer, live_sync, read_only_b
 from trinity.reading.wire import Letter, VersionRow
 from trinity.runtime import files
 from trinity.runtime.errors import TrinityError
-from trinity.runtime.logs import without_credentials
 from trinity.runtime.trust.roles import Role
 from trinity.study import view
 from trinity.ui.audit import Audit
@@ -76,10 +75,7 @@ class Source:
     @property
     def option(self) -> str:
         """The option that names this stage to a `trinity` command."""
-        if self.job_stage.folders is None:
-            return shlex.join(["--nats", without_credentials(self.job_stage.nats_url), "--run", self.job_stage.run])
-        stage = ["--stage", self.job_stage.stage] if self.job_stage.stage else []
-        return shlex.join(["--job", str(self.job_stage.job), *stage])
+        return self.job_stage.option
 
     @property
     def option_of_status(self) -> str:
