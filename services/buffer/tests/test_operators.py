@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.fakes.data.operators import KEY, PLACE, experience, group_of, kept, pipeline, rewarded, run, stepwise
+from trinity.buffer.operators import base
 from trinity.data.experience import SamplingParams, Truncation
 from trinity.runtime.errors import InvalidInput
 
@@ -201,6 +202,15 @@ def test_padding_up_to_a_given_number_leaves_longer_rollouts() -> None:
     done = run(stepwise([0, 0, 1], [0.5]), "multi_step_padding", max_steps=2)
     assert kept(done) == [0, 1, 2, 3, 3]
     assert run(stepwise([1], [2]), "multi_step_padding").is_unchanged
+
+
+def test_an_operator_leaves_a_bounded_number_of_experiences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "MOST_DRAFTS", 6)
+    assert len(run(stepwise([0, 0, 1], [0.5]), "multi_step_padding").drafts) == 6
+    with pytest.raises(InvalidInput, match=r"multi_step_padding fails for .* would be 8, may be 6 in a group"):
+        run(stepwise([0, 0, 1], [0.5]), "multi_step_padding", max_steps=4)
+    with pytest.raises(InvalidInput, match=r"reward_filter fails for .* would be 7, may be 6 in a group"):
+        run(rewarded(*[1.0] * 7), "reward_filter")
 
 
 def test_what_padding_repeats_counts_as_repeated_alone() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from trinity.buffer.run import Run
 from trinity.buffer.settings import BufferSettings
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.state.streams import stream_specs
+from trinity.buffer.window.groups import Kept, StoredGroup
 from trinity.config import load, make_plan
 from trinity.data.experience import Group, Outcome, Task
 from trinity.data.wire import decode_outcome
@@ -227,6 +229,30 @@ async def test_long_cursors_stay_for_kept_checkpoints_as_far_as_there_is_room(
         assert newest[-1] == 59
         assert 5 < len(newest) < 40
         assert (await broker.state(run.cursors_stream)).bytes < 40_000
+
+
+async def test_an_entry_that_no_message_holds_ends_the_run_for_good_and_names_the_fix(nats_server: NatsServer) -> None:
+    run = names.RunNames("large-entries")
+    changed = StoredGroup(1, "t", 1, 9000, 0, 0, 9000, 0.5, kept=tuple(Kept(index, 0.5) for index in range(9000)))
+    entry = Entry(run.run, 1, "fifo", 1.0, groups=(changed,), operators=("reward_filter",))
+    waiting = pb.LedgerCursor(ended=[2**60] * 9000).SerializeToString()
+    async with await connect(nats_server.url, "look") as broker:
+        await ensure_streams(broker, stream_specs(run, log_bytes=2**20, replicas=1))
+        ledger = entries.Ledger(RunContext(broker, run, cast(Any, None)))
+        await ledger.open()
+        broker.client._max_payload = 90_000
+        with pytest.raises(
+            entries.EntryTooLarge, match=r"9000 experiences .*\(reward_filter\).* 73616: .*batch_size, "
+        ):
+            await ledger.append(entry)
+        assert entries.EntryTooLarge.for_good
+        with pytest.raises(
+            entries.EntryTooLarge, match=r"step 1: .*experience_buffer\.capacity .*, or raise max_payload"
+        ):
+            await ledger.append(replace(entry, groups=(), cursor=waiting))
+        assert (await broker.state(run.batches_stream)).messages == 0
+        assert (await broker.state(run.cursors_stream)).messages == 0
+        await ledger.append(replace(entry, groups=(replace(changed, kept=changed.kept[:1000]),)))
 
 
 async def test_a_checkpoint_releases_the_cursors_before_the_oldest_kept_one(

@@ -13,12 +13,19 @@ from trinity.buffer.ledger.wire import Entry, Skip, decode_entry, decode_skip, d
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.state.streams import append_past_others, newest_of_ours
 from trinity.runtime.broker import StoredMessage, on_subject
-from trinity.runtime.errors import DataLoss, NotFound
+from trinity.runtime.errors import DataLoss, NotFound, TrinityError
 
 _CACHED_ENTRIES = 64
 _READ_AHEAD = 256
 # A longer cursor goes into a separate stream: only the newest is read again, and by forks those since a checkpoint.
 _LONG_CURSOR_BYTES = 32 * 1024
+_HEADROOM_BYTES = 16_384  # of NATS's message limit, for headers
+
+
+class EntryTooLarge(TrinityError):
+    """NATS takes no message of this size. Another start finds the same."""
+
+    for_good = True
 
 
 class Ledger:
@@ -117,6 +124,13 @@ class Ledger:
         if len(entry.cursor) > _LONG_CURSOR_BYTES:
             entry = await self._with_cursor_aside(entry)
         data = encode_entry(entry)
+        experiences = sum(len(group.kept) for group in entry.groups)
+        self._check_size(
+            len(data),
+            f"step {entry.step}: its ledger entry of {len(entry.groups)} groups and {experiences} experiences that "
+            f"operators changed ({', '.join(entry.operators) or 'none'})",
+            "lower buffer.batch_size, leave out an operator of data_processor.experience_pipeline.operators",
+        )
         self._sequence = await append_past_others(
             self._context.broker,
             self._context.names.batch(entry.step),
@@ -150,12 +164,22 @@ class Ledger:
 
     async def _with_cursor_aside(self, entry: Entry) -> Entry:
         """The entry names the sequence that its cursor got, so a cursor of another buffer is never taken for it."""
+        self._check_size(
+            len(entry.cursor),
+            f"step {entry.step}: the state of all tasks, with the groups that wait for a later step",
+            "lower buffer.trainer_input.experience_buffer.capacity (of fully_async and replay)",
+        )
         stored = await self._context.broker.publish(
             self._context.names.cursor,
             entry.cursor,
             message_id=f"cursor/{entry.step}/{entry.created_at_seconds}",
         )
         return replace(entry, cursor=b"", cursor_sequence=stored.sequence)
+
+    def _check_size(self, size: int, what: str, fix: str) -> None:
+        if size > (most := self._context.broker.most_bytes - _HEADROOM_BYTES):
+            problem = f"{what} has {size} bytes, and a message of NATS may have {most}"
+            raise EntryTooLarge(f"{problem}: {fix}, or raise max_payload of nats-server")
 
     async def task_ids(self) -> set[str]:
         """Ids of all tasks in the ledger: trained, dropped or cut."""

@@ -7,6 +7,8 @@ from typing import Protocol
 from trinity.data.experience import Experience, Task
 from trinity.runtime.errors import InvalidInput
 
+MOST_DRAFTS = 65_536  # of a group; the ledger entry has each that an operator changes or adds
+
 
 @dataclass(eq=False)
 class Draft:
@@ -45,7 +47,7 @@ class Operator(Protocol):
         """Changes the drafts of one group in place and returns the group's metrics.
 
         `drafts` are those still in, at least one, in the order of their indices. A draft removed from the list is
-        dropped; a draft added to it repeats an experience of the group.
+        dropped; a draft added to it repeats an experience of the group. At most MOST_DRAFTS may be left.
         """
 
 
@@ -71,6 +73,13 @@ def rollouts(drafts: Sequence[Draft]) -> list[Rollout]:
     for draft in drafts:
         found.setdefault(draft.experience.rollout, []).append(draft)
     return [Rollout(tuple(sorted(steps, key=lambda draft: draft.experience.step))) for steps in found.values()]
+
+
+def check_number(drafts: int) -> None:
+    """Raises InvalidInput for more drafts than an operator may leave."""
+    if drafts > MOST_DRAFTS:
+        problem = f"would be {drafts}, may be {MOST_DRAFTS} in a group; repeat fewer, or lower workflow_args.max_turns"
+        raise InvalidInput("drafts", problem)
 
 
 def drop_all(drafts: Sequence[Draft]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from trinity.buffer.operators.base import Draft, drop_all, rollouts
+from trinity.buffer.operators.base import Draft, check_number, drop_all, rollouts
 from trinity.config import operators
 from trinity.data.experience import Task, Truncation
 from trinity.runtime.errors import InvalidInput
@@ -188,6 +188,7 @@ class MultiStepPadding(operators.MultiStepPadding):
     def __call__(self, drafts: list[Draft], task: Task) -> None:
         found = rollouts(drafts)
         wanted = self.max_steps or max(len(rollout.drafts) for rollout in found)
+        check_number(sum(max(wanted, len(rollout.drafts)) for rollout in found))
         for rollout in found:
             drafts += [replace(rollout.last, masked=True) for _ in range(wanted - len(rollout.drafts))]
 

@@ -10,7 +10,7 @@ from typing import Any
 from trinity import plugins
 from trinity.api.numbers import real_number
 from trinity.buffer.operators import built_in
-from trinity.buffer.operators.base import Draft, Operator
+from trinity.buffer.operators.base import Draft, Operator, check_number
 from trinity.config.operators import EXPERIENCE_OPERATORS, experience_operator_problems
 from trinity.config.schema.pipeline import OperatorConfig
 from trinity.data.experience import Group, Task
@@ -167,6 +167,7 @@ def _apply(
     given = list(drafts)
     found = operator(given, group.task)
     after = sorted((draft for draft in given if not draft.dropped_by), key=lambda draft: draft.index)
+    check_number(len(after))
     kept = set(after)
     if len(kept) < len(after):
         raise InvalidInput("drafts", "one is in the list twice; repeat it with dataclasses.replace(draft, masked=True)")
