@@ -114,6 +114,32 @@ def test_a_finished_run_names_keys_that_come_too_late(
     )
 
 
+def test_steps_of_a_dataset_keep_their_rows(tmp_path: Path) -> None:
+    """Else the rows between would be skipped, or read again."""
+
+    def of(rows: int, path: str) -> Plan:
+        rows_of = {"experience_buffer": {"name": "d", "path": path}}
+        values: dict[str, Any] = {"mode": "train", "project": "p", "name": "n", "checkpoint_root_dir": str(tmp_path)}
+        algorithm = {"algorithm_type": "sft"}
+        values |= {"model": {"model_path": "m"}}
+        buffer = {"train_batch_size": rows, "total_steps": 4, "trainer_input": rows_of}
+        return make_plan(Config.model_validate({**values, "algorithm": algorithm, "buffer": buffer}))
+
+    begun = of(8, "d.jsonl")
+    assert supervisor._changes(begun) == set(), "it has not begun"
+    files.write_json(begun.job_dir / "config.json", dump(begun.config))
+    assert supervisor._changes(begun) == set()
+    other = of(8, "e.jsonl")
+    changed = supervisor._changes(other)
+    assert changed == {"buffer.trainer_input.experience_buffer.path"}
+    assert list(supervisor._moved_rows(other, changed)) == []
+    (problem,) = supervisor._moved_rows(of(4, "d.jsonl"), supervisor._changes(of(4, "d.jsonl")))
+    assert str(problem) == (
+        f"buffer.train_batch_size: makes steps of 4 rows, and {begun.job_dir} began with steps of 8; keep it, begin "
+        "another run by name=..., or remove the folder"
+    )
+
+
 def test_it_waits_for_the_lock_of_the_stage_before(config: Config, started: list[str]) -> None:
     save(folder_of(config, 0), LAST)
     lock = jobs.Job(config).lock()

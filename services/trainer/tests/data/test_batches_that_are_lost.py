@@ -8,6 +8,7 @@ import pytest
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.buffer.v1 import buffer_pb2_grpc
+from trinity.runtime.errors import TrinityError
 from trinity.trainer.data import client as batches
 from trinity.trainer.data.client import BatchLost, BufferClient
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.core
 
 
 class Losing(buffer_pb2_grpc.BufferServiceServicer):
-    """Loses the batch of step 1 for the first `times` that it is asked for."""
+    """Loses the batch of step 1 for the first `times` that it is asked for. Refuses it for negative ones."""
 
     def __init__(self, times: int) -> None:
         self.times = times
@@ -25,9 +26,12 @@ class Losing(buffer_pb2_grpc.BufferServiceServicer):
         raise AssertionError("abort raises")
 
     def StreamBatches(self, request: pb.StreamBatchesRequest, context: grpc.ServicerContext) -> Iterator[pb.BatchPart]:
+        if self.times < 0:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "path: has 30 rows")
         self.times -= 1
         if self.times >= 0:
             context.abort(grpc.StatusCode.DATA_LOSS, "the group is gone")
+        self.times = 0
         yield pb.BatchPart(entry=pb.LedgerEntry(step=1))
         yield pb.BatchPart(end=pb.BatchEnd())
 
@@ -51,6 +55,14 @@ def test_a_batch_that_stays_lost_ends_the_trainer_for_good(client: BufferClient)
     with pytest.raises(BatchLost, match="batch of step 1 cannot be read any more: the group is gone") as lost:
         client.next(timeout_seconds=30)
     assert lost.value.for_good
+
+
+@pytest.mark.parametrize("client", [-1], indirect=True)
+def test_a_batch_that_the_buffer_refuses_ends_the_trainer_for_good(client: BufferClient) -> None:
+    client.start(1)
+    with pytest.raises(TrinityError, match="the buffer refuses step 1: path: has 30 rows") as refused:
+        client.next(timeout_seconds=30)
+    assert refused.value.for_good
 
 
 @pytest.mark.parametrize("client", [batches._MOST_LOSSES], indirect=True)

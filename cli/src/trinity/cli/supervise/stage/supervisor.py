@@ -33,7 +33,7 @@ from trinity.reading.render import near
 from trinity.runtime import files
 from trinity.runtime.devices import visible_gpus
 from trinity.weights.checkpoint_manifest import verify_model
-from trinity.weights.checkpoints import newest_model
+from trinity.weights.checkpoints import complete_steps, newest_model
 
 log = structlog.get_logger(__name__)
 
@@ -121,15 +121,29 @@ def _changed_keys(config: Config, only: str) -> list[str]:
     """Returns the keys with other values than those of the finished stages. The values themselves may be secrets."""
     changed = set[str]()
     for number, stage in enumerate(expand(config)):
-        plan = make_plan(stage)
-        file = plan.job_dir / "config.json"
-        if not file.exists() or only not in ("", stage.name.rpartition("/")[2]):
-            continue
-        now, had = flat(plan.config), flat(load(file, plugins_loaded=False))
-        if number:  # its model is made by the stage before it
-            now["model.model_path"] = had["model.model_path"]
-        changed |= {key for key in now.keys() | had.keys() if now.get(key) != had.get(key)}
-    return sorted(changed - _OF_THE_FOLDER)
+        if only in ("", stage.name.rpartition("/")[2]):
+            made_before = {"model.model_path"} if number else set()  # the model that the stage before it makes
+            changed |= _changes(make_plan(stage)) - made_before
+    return sorted(changed)
+
+
+def _changes(plan: Plan) -> set[str]:
+    """Returns the keys with other values than at the last start of this stage."""
+    file = plan.job_dir / "config.json"
+    if not file.exists():
+        return set()
+    now, had = flat(plan.config), flat(load(file, plugins_loaded=False))
+    return {key for key in now.keys() | had.keys() if now.get(key) != had.get(key)} - _OF_THE_FOLDER
+
+
+def _moved_rows(plan: Plan, changed: set[str]) -> Iterable[Problem]:
+    """Checks that a dataset is still counted in steps of as many rows: others would be skipped, or read again."""
+    for key in sorted(changed & {"buffer.train_batch_size", "buffer.batch_size"}) if plan.offline else ():
+        had = make_plan(load(plan.job_dir / "config.json", plugins_loaded=False)).groups_per_step
+        if had != plan.groups_per_step:
+            what = f"makes steps of {plan.groups_per_step} rows, and {near(plan.job_dir)} began with steps of {had}"
+            yield Problem(key, f"{what}; keep it, begin another run by name=..., or remove the folder")
+            return
 
 
 def _missing_packages(plan: Plan) -> Iterable[Problem]:
@@ -232,12 +246,15 @@ async def _run_stages(
             display.say(f"stage {plan.config.name} is finished, skipped")
             parts.append(jobs.finished_summary(plan.job_dir))
             continue
-        if problems := [*machine_problems(plan), *disk_problems(plan)]:
+        changed = _changes(plan)
+        if problems := [*machine_problems(plan), *disk_problems(plan), *_moved_rows(plan, changed)]:
             raise ConfigError(source, problems)
         placement = place(plan, visible_gpus(), job.taken_gpus())
         stage = Stage(job, plan, nats, placement, display, last, is_last=stage_config is stages[-1])
         stage.prepare()
         display.say(_opening(plan, placement, last))
+        if changed and (step := max(complete_steps(plan.job_dir), default=0)):
+            display.say(f"goes on after step {step} with other values of {', '.join(sorted(changed))}")
         for sentence in disk_advice(plan):
             display.say(f"warning: {sentence}")
         await pages.start()

@@ -130,7 +130,10 @@ class OfflineSource:
         )
 
     def part(self, row: int) -> Example | BatchGroup:
-        """A row as the trainer gets it."""
+        """A row as the trainer gets it. Raises InvalidInput for one that another dataset had."""
+        if row >= len(self):
+            found = f"has {len(self)} rows, and the ledger names row {row} of the dataset with which the run began"
+            raise InvalidInput(_PATH, f"{found}; give that one, or begin another run by name=...")
         return self._source.part(row)
 
 

@@ -42,6 +42,12 @@ class BatchLost(DataLoss):
     for_good = True
 
 
+class BatchRefused(TrinityError):
+    """The buffer refuses a batch for what the YAML names, which no restart mends."""
+
+    for_good = True
+
+
 @dataclass
 class RawBatch:
     """A whole batch as received."""
@@ -171,7 +177,8 @@ class BufferClient:
                     self._batches.put(BatchLost(f"the batch of step {step} cannot be read any more: {error.details()}"))
                     return
                 if error.code() not in (*_PASSING, grpc.StatusCode.DATA_LOSS):
-                    self._batches.put(TrinityError(f"the buffer refuses step {step}: {error.details()}"))
+                    kind = BatchRefused if error.code() is grpc.StatusCode.INVALID_ARGUMENT else TrinityError
+                    self._batches.put(kind(f"the buffer refuses step {step}: {error.details()}"))
                     return
                 self.waiting_for = "the buffer"
                 log.info("trainer.buffer.retry", step=step, code=error.code().name)
