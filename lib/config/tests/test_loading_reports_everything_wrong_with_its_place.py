@@ -149,12 +149,42 @@ def test_importing_is_quick_and_brings_no_torch() -> None:
     [
         ("stages.rft.mode=train", "stages.rft.mode: stages has no entry 'rft': give its number, from 0 to 1"),
         ("stages.2.mode=train", "stages.2.mode: stages has no entry '2': give its number, from 0 to 1"),
-        ("synchronizer.storage.0=folder", "synchronizer.storage.0: synchronizer.storage has no entry '0': the list is"),
+        ("synchronizer.storage.1=folder", "storage has no entry '1': the list is empty; begin with 0"),
+        ("model.lora_configs.1.lora_rank=8", "lora_configs has no entry '1': the list is empty; begin with 0"),
     ],
 )
 def test_an_override_into_a_list_says_which_entries_there_are(override: str, said: str) -> None:
     stages = "stages:\n  - stage_name: sft\n  - stage_name: rft\nsynchronizer: {storage: []}\n"
     assert said in problems(GOOD + stages, override)
+
+
+@pytest.mark.parametrize("more", ["", "synchronizer: {storage: []}\n", "synchronizer: {storage: null}\n"])
+def test_an_override_of_entry_0_begins_a_list(more: str) -> None:
+    tasksets = "buffer.explorer_input.eval_tasksets"
+    overrides = [
+        "model.lora_configs.0.lora_rank=8",
+        "synchronizer.storage.0=/tmp/versions",
+        "synchronizer.storage.0=jetstream",
+    ]
+    overrides += [f"{tasksets}.0.path=test.jsonl", f"{tasksets}.0.name=test", f"{tasksets}.0.format.prompt_key=q"]
+    overrides += ["stages.0.stage_name=rl", *(f"stages.0.{override}" for override in overrides[3:])]
+    overrides += [
+        f"stages.0.buffer.{given}" for given in ("batch_size=8", "total_steps=2", "explorer_input.taskset.path=a")
+    ]
+    overrides += ["stages.0.buffer.explorer_input.taskset.name=a"]
+    config = parse(GOOD + more, overrides=overrides)
+    (test,) = config.buffer.explorer_input.eval_tasksets
+    assert (test.name, test.path, test.format.prompt_key) == ("test", "test.jsonl", "q")
+    assert [adapter.lora_rank for adapter in config.model.lora_configs or ()] == [8]
+    assert config.synchronizer.storage == ["jetstream"]
+    assert config.stages[0].buffer is not None and config.stages[0].buffer.explorer_input is not None
+    assert config.stages[0].buffer.explorer_input.eval_tasksets == [test]
+
+
+def test_a_problem_of_a_list_that_an_override_begins_has_no_line() -> None:
+    said = problems(GOOD, "buffer.explorer_input.eval_tasksets.0.name=test")
+    assert "run.yaml: override buffer.explorer_input.eval_tasksets.0.path: is required" in said
+    assert "override model.model_path: is a mapping, must be text" in problems(GOOD, "model.model_path.0=x")
 
 
 def test_a_problem_of_the_command_line_names_the_override_and_no_line() -> None:

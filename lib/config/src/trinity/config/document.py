@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml.reader import ReaderError
 
 from trinity.config.errors import OVERRIDE, ConfigError, Problem
-from trinity.config.hints import nearest_for_shape
+from trinity.config.hints import known_at, nearest_for_shape
 from trinity.config.interpolation import interpolation_problems, resolution_problem
 from trinity.config.schema.base import from_text
 
@@ -254,10 +254,10 @@ def _resolved(values: dict[str, Any], lines: Lines, source: str, overrides: Sequ
     try:
         document = OmegaConf.create(values)
         for override in overrides:
-            key = _override(document, override, source)
-            for replaced in [path for path in lines if path.startswith(f"{key}.")]:
-                del lines[replaced]
-            lines[key] = OVERRIDE
+            for key in _override(document, override, source):
+                for replaced in [path for path in lines if path.startswith(f"{key}.")]:
+                    del lines[replaced]
+                lines[key] = OVERRIDE
         plain: Any = OmegaConf.to_container(document, resolve=False)
         problems = [Problem(p.path, p.message, line_of(p.path, lines)) for p in interpolation_problems(plain)]
         if problems:
@@ -295,8 +295,8 @@ def _no_text(value: Any, path: str) -> Iterator[Problem]:
         yield Problem(path, f"has {found[0]!r}, which is no UTF-8 text")
 
 
-def _override(document: Any, override: str, source: str) -> str:
-    """Replaces a value and returns its key."""
+def _override(document: Any, override: str, source: str) -> list[str]:
+    """Replaces a value. Returns its key, and those above it that it makes sections or lists."""
     key, equals, text = override.partition("=")
     if not equals or not all(key.split(".")) or key.count(".") > _DEEPEST:
         what = "is no override; write key.path=value"
@@ -307,8 +307,13 @@ def _override(document: Any, override: str, source: str) -> str:
         if node is not None and (problems := list(_walk(node, key, {}))):
             raise ConfigError(source, [Problem(problem.path, problem.message) for problem in problems])
         value = None if node is None else _construct(node, source)
+        names = key.split(".")
+        above = [".".join(names[:depth]) for depth in range(1, len(names))]
+        made = [path for path in above if not OmegaConf.is_config(OmegaConf.select(document, path))]
+        for path, name in zip(above, names[1:], strict=True):
+            _begin_list(document, path, name)
         OmegaConf.update(document, key, value, force_add=True)
-        return key
+        return [*made, key]
     except ConfigError as error:
         found = [Problem(problem.path or key, f"{problem.message} (an override)") for problem in error.problems]
         raise ConfigError(source, found) from None
@@ -320,12 +325,21 @@ def _override(document: Any, override: str, source: str) -> str:
         raise ConfigError(source, [Problem(key, message)]) from None
 
 
+def _begin_list(document: Any, path: str, name: str) -> None:
+    """Gives a list of the schema that is empty its first entry, for the name 0 below it."""
+    *section, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    if not name.isdigit() or known_at(tuple(section)).get(str(last)) != "list":
+        return
+    if OmegaConf.select(document, path) in (None, []):
+        OmegaConf.update(document, path, [{}] if name == "0" else [], force_add=True)
+
+
 def _no_entry(document: Any, key: str) -> str:
     """Says why a key leads to no entry of a list; empty if it does not lead into a list."""
     names = key.split(".")
     for depth, name in enumerate(names):
         place = OmegaConf.select(document, ".".join(names[:depth])) if depth else document
         if OmegaConf.is_list(place) and name not in map(str, range(len(place))):
-            fix = f"give its number, from 0 to {len(place) - 1}" if len(place) else "the list is empty"
+            fix = f"give its number, from 0 to {len(place) - 1}" if len(place) else "the list is empty; begin with 0"
             return f"{'.'.join(names[:depth])} has no entry {name!r}: {fix}"
     return ""
