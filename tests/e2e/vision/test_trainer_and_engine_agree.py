@@ -176,17 +176,17 @@ async def test_a_canary_sees_a_vision_tower_that_is_another(
     rows = [row[: len(tokens) - 1] for row, tokens in zip(found.tolist(), (seen, *text), strict=True)]
     canary = make_canary((seen, *text), rows, (TOLERANCE / 10, TOLERANCE), 1, [(shown,)])
     without = make_canary(text, rows[1:], (TOLERANCE / 10, TOLERANCE), 1)
-    assert (await asyncio.wait_for(measure([engine], canary, 255), 120)).within(canary)
+    assert (await asyncio.wait_for(measure([engine.logprobs], canary, 255), 120)).within(canary)
     other = tmp_path / "model"
     shutil.copytree(folder, other)
     scale_tower(other, 1.5)
     try:
         await engine.load(3, update_info(other))
-        assert (await asyncio.wait_for(measure([engine], without, 255), 120)).within(without)
-        assert not (await asyncio.wait_for(measure([engine], canary, 255), 120)).within(canary)
+        assert (await asyncio.wait_for(measure([engine.logprobs], without, 255), 120)).within(without)
+        assert not (await asyncio.wait_for(measure([engine.logprobs], canary, 255), 120)).within(canary)
     finally:
         await engine.load(4, update_info(folder))
-    assert (await asyncio.wait_for(measure([engine], canary, 255), 120)).within(canary)
+    assert (await asyncio.wait_for(measure([engine.logprobs], canary, 255), 120)).within(canary)
 
 
 async def test_a_model_with_delta_networks_sees_what_its_engine_sees(tmp_path: Path) -> None:
