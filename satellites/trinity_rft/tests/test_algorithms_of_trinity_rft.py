@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from support.fakes.trinity_rft.loading import loaded
-from trinity.config.algorithms import AlgorithmPlan, argument_problems, resolvable, resolve
+from trinity.config.algorithms import AlgorithmPlan, part_problems, resolvable, resolve
 from trinity.config.schema.algorithm import AlgorithmConfig
 from trinity.trainer.algorithms.advantages import Rollouts, compute
 from trinity.trainer.algorithms.aggregation import Totals, join, means
@@ -25,7 +25,7 @@ def _files() -> Iterator[None]:
 
 def plan(**changes: Any) -> AlgorithmPlan:
     config = AlgorithmConfig.model_validate({"algorithm_type": "faded_worst", "repeat_times": 4, **changes})
-    assert resolvable(config) and not list(argument_problems(config))
+    assert resolvable(config) and not list(part_problems(config))
     return resolve(config)
 
 
@@ -104,5 +104,5 @@ def test_the_algorithm_has_its_parts_and_their_arguments() -> None:
 
 def test_a_correction_of_tokens_is_refused_with_a_loss_of_one_number() -> None:
     config = {"algorithm_type": "faded_worst", "repeat_times": 4, "rollout_correction": {"token_range": [0.5, 2.0]}}
-    found = dict(argument_problems(AlgorithmConfig.model_validate(config)))
+    found = dict(part_problems(AlgorithmConfig.model_validate(config)))
     assert "faded is one number for all" in found["rollout_correction"]

@@ -1,10 +1,12 @@
 """Resolves the algorithm of a YAML: its parts, with every null filled in. docs/algorithms.md has the formulas."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trinity.config.errors import did_you_mean
 from trinity.config.schema.algorithm import AlgorithmConfig, RolloutCorrectionConfig
+from trinity.plugins.arguments import Argument
 from trinity.plugins.declarations import (
     ADVANTAGES,
     ALGORITHMS,
@@ -191,16 +193,19 @@ def _part(
     return Part(name, {**defaults, **special, **given})
 
 
-def argument_problems(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
-    """Yields (key below `algorithm`, problem) for wrong values of arguments and for parts that do not go together.
+def problems_of_arguments(
+    name: str | None, known: Mapping[str, Argument], given: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yields (argument, problem) for unknown arguments, and for values that they do not take."""
+    for argument, value in given.items():
+        if argument not in known:
+            yield argument, f"{name} has no such argument; {did_you_mean(argument, known)}"
+        elif problem := known[argument].problem(value):
+            yield argument, problem
 
-    Every name is registered and every argument known.
-    """
-    for (key, _, _), (part, registry) in zip(PARTS, _names(config), strict=True):
-        for argument, value in (getattr(config, f"{key}_args") or {}).items():
-            assert part is not None
-            if problem := registry[part].args[argument].problem(value):
-                yield f"{key}_args.{argument}", problem
+
+def part_problems(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
+    """Yields (key below `algorithm`, problem) for parts that do not go together. Every name is registered."""
     plan = resolve(config)
     name, correction = plan.policy_loss.name, config.rollout_correction
     for key, kl in (("kl_penalty_fn", plan.kl_penalty), ("kl_loss_fn", plan.kl_loss)):

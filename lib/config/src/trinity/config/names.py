@@ -1,13 +1,12 @@
 """Names that a YAML may use: the built-in ones, and those of plugins. The services implement them; tests compare."""
 
-import math
 from collections.abc import Iterable
-from typing import Any
 
 from trinity import plugins
 from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.config.workflows import OF_TRINITY_RFT, WORKFLOWS
 from trinity.plugins import satellites
+from trinity.plugins.arguments import Argument
 
 REWARD_FUNCTIONS = (
     "accuracy_reward",
@@ -32,10 +31,14 @@ DATA_SOURCES = {
 }
 _AIME = "aime"  # veRL: every data_source that begins with it
 
-# priority function -> its arguments and their defaults
-PRIORITY_ARGS: dict[str, dict[str, Any]] = {
-    "linear_decay": {"decay": 2.0},
-    "linear_decay_use_count_control_randomization": {"decay": 2.0, "use_count_limit": 3, "sigma": 0.0},
+_DECAY = {"decay": Argument(2.0, "number", low=0)}
+PRIORITY_ARGS: dict[str, dict[str, Argument]] = {
+    "linear_decay": _DECAY,
+    "linear_decay_use_count_control_randomization": {
+        **_DECAY,
+        "use_count_limit": Argument(3, "number", low=0),
+        "sigma": Argument(0.0, "number", low=0),
+    },
 }
 
 MONITOR_ARGS: dict[str, tuple[str, ...]] = {
@@ -47,7 +50,6 @@ MONITOR_ARGS: dict[str, tuple[str, ...]] = {
     "none": (),
 }
 
-_LARGEST = 1e12  # of a number in a free-form mapping
 ARCHIVES = "a .jsonl, .db or .sqlite file, a folder .parquet, or an sqlite:/// or postgresql:// URL"
 
 
@@ -72,12 +74,6 @@ def reward_named(name: str) -> str:
     if name in reward_functions():
         return name
     return "math_dapo_reward" if name.startswith(_AIME) else DATA_SOURCES.get(name, name)
-
-
-def is_number(value: Any, whole: bool = False, lowest: float = -math.inf) -> bool:
-    """Tells if a value of a free-form mapping is a finite number (or a whole one) of at least `lowest`."""
-    number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    return number and -_LARGEST <= value <= _LARGEST and value >= lowest
 
 
 def rates(architectures: Iterable[object]) -> bool:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from trinity.config.algorithms import PARTS, argument_problems, resolvable, resolve
+from trinity.config.algorithms import PARTS, part_problems, problems_of_arguments, resolvable, resolve
 from trinity.config.checks.auxiliary import check_auxiliary
 from trinity.config.checks.engine_args import check_engine_args
 from trinity.config.checks.lora import check_lora, check_stages
@@ -24,7 +24,6 @@ from trinity.config.names import (
     PRIORITY_ARGS,
     auxiliary_name,
     is_archive,
-    is_number,
     reward_functions,
     workflows,
 )
@@ -35,6 +34,7 @@ from trinity.config.schema.buffer import SelectorConfig, TasksetConfig
 from trinity.config.schema.trainer import TrainerConfig
 from trinity.config.workflows import OF_TRINITY_RFT, asked_model, workflow_problems
 from trinity.plugins import satellites
+from trinity.plugins.arguments import Argument
 from trinity.plugins.declarations import ALGORITHMS, SAMPLE_STRATEGIES, SELECTORS
 
 # A check of one stage, by a library that this one does not import.
@@ -98,22 +98,16 @@ def check_algorithm(config: Config) -> Iterator[Problem]:
     if algorithm.algorithm_type not in ALGORITHMS:
         yield Problem("algorithm.algorithm_type", _unknown(algorithm.algorithm_type, ALGORITHMS))
         return
-    known_names = True
     for key, registry, attribute in PARTS:
         name = getattr(algorithm, key) or getattr(ALGORITHMS[algorithm.algorithm_type], attribute)
         if name is not None and name not in registry:
             yield Problem(f"algorithm.{key}", _unknown(name, registry))
-            known_names = False
             continue
-        for argument in getattr(algorithm, f"{key}_args") or {}:
-            known = registry[name].args if name is not None else {}
-            if argument not in known:
-                yield Problem(
-                    f"algorithm.{key}_args.{argument}", f"{name} has no such argument; {did_you_mean(argument, known)}"
-                )
-                known_names = False
-    if known_names:
-        for place, problem in argument_problems(algorithm):
+        known = registry[name].args if name is not None else {}
+        for argument, problem in problems_of_arguments(name, known, getattr(algorithm, f"{key}_args") or {}):
+            yield Problem(f"algorithm.{key}_args.{argument}", problem)
+    if resolvable(algorithm):
+        for place, problem in part_problems(algorithm):
             if place == "repeat_times" and learns_from_pairs(config):
                 continue  # the two of a row are compared
             yield Problem(f"algorithm.{place}", problem)
@@ -187,13 +181,9 @@ def _check_sampling(config: Config) -> Iterator[Problem]:
     if source is None:
         return
     replay, base = source.replay_buffer, "buffer.trainer_input.experience_buffer"
-    for argument, value in replay.priority_fn_args.items():
-        known = PRIORITY_ARGS[replay.priority_fn]
-        if argument not in known:
-            yield Problem(f"{base}.replay_buffer.priority_fn_args.{argument}", f"{replay.priority_fn} has no such "
-                          f"argument; {did_you_mean(argument, known)}")  # fmt: skip
-        elif not is_number(value, lowest=0):
-            yield Problem(f"{base}.replay_buffer.priority_fn_args.{argument}", f"is {value!r}, must be a number >= 0")
+    name = replay.priority_fn
+    for argument, problem in problems_of_arguments(name, PRIORITY_ARGS[name], replay.priority_fn_args):
+        yield Problem(f"{base}.replay_buffer.priority_fn_args.{argument}", problem)
     strategy = SAMPLE_STRATEGIES[plan.sample_strategy.name]
     if replay.enable and (strategy.alias_of or strategy.name) not in ("default", "mix"):
         yield Problem(f"{base}.replay_buffer.enable", f"is true with sample_strategy {strategy.name}; use one of them")
@@ -352,23 +342,18 @@ def _check_selector(place: str, selector: SelectorConfig, plugins_loaded: bool =
         if plugins_loaded:
             yield Problem(f"{place}.selector_type", _unknown(selector.selector_type, SELECTORS))
         return
-    known = SELECTORS[selector.selector_type].args
-    for argument, value in selector.kwargs.items():
-        if argument not in known:
-            yield Problem(f"{place}.kwargs.{argument}", f"{selector.selector_type} has no such argument; "
-                          f"{did_you_mean(argument, known)}")  # fmt: skip
-        elif problem := known[argument].problem(value):
-            yield Problem(f"{place}.kwargs.{argument}", problem)
+    name = selector.selector_type
+    for argument, problem in problems_of_arguments(name, SELECTORS[name].args, selector.kwargs):
+        yield Problem(f"{place}.kwargs.{argument}", problem)
     if selector.selector_type == "offline_easy2hard" and not selector.feature_keys:
         yield Problem(f"{place}.feature_keys", "is empty; offline_easy2hard orders rows by the columns named here")
 
 
 def _check_monitor(config: Config) -> Iterator[Problem]:
     kind = config.monitor.monitor_type
-    for argument in config.monitor.monitor_args or {}:
-        if argument not in MONITOR_ARGS[kind]:
-            yield Problem(f"monitor.monitor_args.{argument}", f"{kind} has no such argument; "
-                          f"{did_you_mean(argument, MONITOR_ARGS[kind])}")  # fmt: skip
+    known = dict.fromkeys(MONITOR_ARGS[kind], Argument(None))
+    for argument, problem in problems_of_arguments(kind, known, config.monitor.monitor_args or {}):
+        yield Problem(f"monitor.monitor_args.{argument}", problem)
 
 
 def _check_gpus(config: Config) -> Iterator[Problem]:

@@ -16,11 +16,10 @@ from pydantic import Field
 
 from trinity.config import Plan
 from trinity.config.algorithms import Part
+from trinity.config.names import PRIORITY_ARGS
 from trinity.plugins import NonNegative, sample_strategy
 from trinity.plugins.declarations import SAMPLE_STRATEGIES
 from trinity.runtime.errors import InvalidInput
-
-_NAMES = ("linear_decay", "linear_decay_use_count_control_randomization")
 
 
 @dataclass(frozen=True)
@@ -124,8 +123,7 @@ def policy_of(plan: Plan) -> Policy:
     """The policy of an online run."""
     source, strategy = plan.experience_buffer, plan.algorithm.sample_strategy
     replay = source.replay_buffer
-    args = {"decay": 2.0, "sigma": 0.0} | replay.priority_fn_args
-    limit = args.get("use_count_limit", 3) if replay.priority_fn == _NAMES[1] else None
+    args = {name: one.default for name, one in PRIORITY_ARGS[replay.priority_fn].items()} | replay.priority_fn_args
     kind = plan.policy
     assert kind in ("fifo", "arrival", "replay")
     fixed = plan.config.synchronizer.sync_style == "fixed"
@@ -135,7 +133,7 @@ def policy_of(plan: Plan) -> Policy:
         fewest_groups=plan.fewest_groups if plan.fewest_groups < plan.groups_per_step else None,
         wait_after_min_seconds=plan.config.explorer.over_rollout.wait_after_min,
         keeps=_keeps(strategy),
-        priority=Priority(float(args["decay"]), float(args["sigma"]), limit),
+        priority=Priority(float(args["decay"]), float(args.get("sigma", 0.0)), args.get("use_count_limit")),
         reuse_cooldown_seconds=replay.reuse_cooldown_time,
         capacity=max(1, source.capacity // plan.config.algorithm.repeat_times),
         lockstep=plan.staleness.interval if kind == "replay" and fixed else 0,
