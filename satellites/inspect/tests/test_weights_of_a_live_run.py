@@ -1,6 +1,7 @@
 """`trinity weights`, `explorers` and `status` on a real sync service, a real buffer and a real NATS."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import shutil
@@ -165,6 +166,22 @@ async def test_explorers_are_listed_with_what_they_serve(three: tuple[Live, Fake
     assert "2 explorer(s)" in text
     assert "25 ms" in text
     assert f"here (process {os.getpid()})" in text
+
+
+async def test_an_explorer_that_starts_is_said_with_what_it_does(live: Live) -> None:
+    assert "mode explore of the same YAML starts one" in await live.ask(explorers.list_explorers, False)
+    log, record = live.folder / "log/explorer.log", files.read_json(live.folder / "run/main.json")
+    process = ProcessRecord("explorer", "explorer", os.getpid(), "", log=str(log))
+    files.write_json(
+        live.folder / "run/main.json",
+        {**record, "processes": [*record["processes"], dataclasses.asdict(process)]},
+    )
+    started, phase = '{"event": "service.started"}\n', '{"phase": "loads it", "event": "service.phase.began"}\n'
+    for lines, does in ((None, "starts"), (phase + started, "starts"), (started + phase + "{}\n", "loads it")):
+        if lines is not None:
+            log.write_text(lines)
+        text = await live.ask(explorers.list_explorers, False)
+        assert text.endswith(f": no explorer serves yet: explorer {does}")
 
 
 async def test_status_says_the_same_in_short(three: tuple[Live, FakeMember, FakeMember]) -> None:

@@ -1,8 +1,15 @@
 """`trinity explorers`: the explorers of a run, their weights and transports."""
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
 from trinity.commands import AsJson, command, group
+from trinity.reading.job import read_records
 from trinity.reading.reader import JobStage, ask, find_job_stage, live_sync
 from trinity.reading.render import error_text, table, to_json, visible
+from trinity.reading.tail import lines_backwards, whole_end
+from trinity.runtime import files, waits
 
 app = group()
 
@@ -20,6 +27,19 @@ _COLUMNS = {
 }
 
 
+def _starting(job_stage: JobStage) -> Iterator[str]:
+    """Yields what each explorer of this machine that has not joined yet does."""
+    records = read_records(job_stage.job) if job_stage.folders is not None else {}
+    for process in (one for record in records.values() for one in record.processes if one.service == "explorer"):
+        does = "starts"
+        with contextlib.suppress(OSError), Path(process.log).open("rb", buffering=0) as file:
+            for entry in files.json_lines(lines_backwards(file, whole_end(file))):
+                if entry.get("event") in (waits.PHASE, "service.started"):
+                    does = str(entry.get("phase", does))
+                    break
+        yield f"{process.name} {does}"
+
+
 @command(app, "explorers", find_job_stage)
 def list_explorers(job_stage: JobStage, as_json: AsJson = False) -> str:
     """List the explorers of a live run: state, weights, lag, tokens a second, how weights reach them."""
@@ -27,6 +47,12 @@ def list_explorers(job_stage: JobStage, as_json: AsJson = False) -> str:
     if as_json:
         return to_json(found)
     if not found:
-        return f"{job_stage.name}: no explorers; mode explore of the same YAML starts one"
+        starting = "; ".join(_starting(job_stage))
+        rest = (
+            f"no explorer serves yet: {starting}"
+            if starting
+            else "no explorers; mode explore of the same YAML starts one"
+        )
+        return visible(f"{job_stage.name}: {rest}")
     failures = [f"{one.name}: {visible(one.failure)}" for one in found if one.failure]
     return "\n".join([visible(f"{job_stage.name}: {len(found)} explorer(s)"), table(found, _COLUMNS), *failures])
