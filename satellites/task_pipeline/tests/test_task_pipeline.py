@@ -96,6 +96,7 @@ def test_a_sample_is_drawn_by_its_seed_and_keeps_the_order() -> None:
     first = left("sample", rows, size=10)
     assert first == sorted(first) == left("sample", rows, size=10) and len(set(first)) == 10
     assert left("sample", rows, size=10, seed=7) != first
+    assert len(left("sample", rows, ratio=0.07)) == 7
     assert len(left("sample", rows, ratio=0.25)) == 25 and len(left("sample", rows, size=1000)) == 100
 
 

@@ -1,11 +1,14 @@
 """The task pipeline on files: outputs, restarts, usage, stages."""
 
+import base64
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from support.fakes.data.task_pipeline import (
     KEY,
@@ -21,6 +24,7 @@ from support.fakes.data.task_pipeline import (
     write,
 )
 from trinity.config import Config, ConfigError, make_plan, parse
+from trinity.data import images
 from trinity.data.datasets import read
 from trinity.task_pipeline import (
     TaskPipelineResult,
@@ -200,6 +204,34 @@ def test_parquet_is_read_and_written_with_the_columns_of_all_rows(tmp_path: Path
     assert (
         "the rows do not fit into parquet" in said[f"{KEY}.output"] and "end output in .jsonl" in said[f"{KEY}.output"]
     )
+
+
+def test_images_survive(tmp_path: Path) -> None:
+    """Their paths are relative to the folder of the dataset, and JSON has no bytes."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a.png").write_bytes(b"an image")
+    (tmp_path / "images").mkdir()
+    parts = [{"type": "text", "text": "a.png"}, {"type": "image_url", "image_url": {"url": "a.png"}}]
+    columns: list[Any] = [
+        "a.png",
+        b"an image",
+        ["a.png", {"bytes": b"an image", "path": "gone.png"}],
+        {"path": "a.png"},
+        [{"role": "user", "content": parts}],
+        f"data:image/png;base64,{base64.b64encode(b'an image').decode()}",
+    ]
+    for number, value in enumerate(columns):
+        rows = [{"q": "a", "image": value}]
+        file = tmp_path / f"data/{number}.parquet"
+        parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+        for suffix in ("jsonl", "parquet"):
+            form = {"prompt_key": "q", "response_key": "a", "image_key": "image"}
+            taskset = {"name": "t", "path": str(file), "format": form, "default_workflow_type": "simple_mm_workflow"}
+            output = {"output": str(tmp_path / f"images/{number}.{suffix}")}
+            (done,) = go(config_of(tmp_path, [taskset], output)).tasksets
+            (row,) = read(str(done.output), "train")
+            found = images.of_row(row, "image", tmp_path / "images")
+            assert set(found) == {b"an image"}, (number, suffix)
 
 
 def test_any_text_survives(tmp_path: Path) -> None:

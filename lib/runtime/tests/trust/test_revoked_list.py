@@ -18,6 +18,8 @@ def test_numbers_are_added_once_and_read_back() -> None:
     text = revoked.add(revoked.add("", [(1, "gpu-7")]), [(1, "gpu-7"), (2**159, "gpu-8")])
     assert revoked.parse(text) == {1, 2**159}
     assert text.count("gpu-7") == 1
+    by_hand = text.rstrip("\n")  # as some editors end a file
+    assert revoked.parse(revoked.add(by_hand, [(3, "gpu-9")])) == {1, 2**159, 3}
     assert revoked.parse(f"{'4F:a0':>20}  # as openssl prints it\n\n") == {0x4FA0}
 
 
@@ -41,6 +43,15 @@ def test_a_changed_file_counts_at_once_and_a_lost_one_takes_nothing_back(tmp_pat
     assert 1 in found, "lost"
     files.write_atomic(path, revoked.add("", [(2, "gpu-8")]).encode())
     assert 2 in found and 1 not in found
+
+
+def test_other_rights_are_a_change(tmp_path: Path) -> None:
+    """A file may be put there before it may be read."""
+    path = tmp_path / "list"
+    path.write_text("1")
+    before = files.stamp(path)
+    path.chmod(0o600 if path.stat().st_mode & 0o077 else 0o644)
+    assert files.stamp(path) != before
 
 
 def test_a_file_that_a_setting_names_must_be_a_list(tmp_path: Path) -> None:

@@ -121,6 +121,17 @@ def of_row(row: Row, key: str, folder: Path, urls: Sequence[str] = ()) -> tuple[
     return images
 
 
+def with_folder(value: Any, folder: Path) -> Any:
+    """A column of images with the paths as they are seen from any folder."""
+    if isinstance(value, list | tuple):
+        return [with_folder(one, folder) for one in value]
+    if isinstance(value, dict) and not isinstance(value.get("bytes"), bytes):
+        places = {"path", "image", "image_url", "url", *(["content"] if isinstance(value.get("content"), list) else [])}
+        return {name: with_folder(inner, folder) if name in places else inner for name, inner in value.items()}
+    is_path = isinstance(value, str) and value and "://" not in value and not value.startswith("data:")
+    return str(folder / Path(value).expanduser()) if is_path else value
+
+
 def is_conversation(value: Any) -> bool:
     """Returns True for a list of messages."""
     return isinstance(value, list | tuple) and any(isinstance(one, dict) and "role" in one for one in value)

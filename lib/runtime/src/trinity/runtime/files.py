@@ -109,12 +109,13 @@ def _parsed(content: str | bytes) -> Any:
 
 
 def stamp(path: Path) -> tuple[int, int, int] | None:
-    """Changes when the file is replaced or rewritten, also behind the links that Kubernetes mounts; None without it."""
+    """Changes when the file is replaced or rewritten, also behind the links that Kubernetes mounts, and when it gets
+    other rights, perhaps those to read it. None without it."""
     try:
         stat = os.stat(path)
     except OSError:
         return None
-    return stat.st_mtime_ns, stat.st_ino, stat.st_size
+    return stat.st_ctime_ns, stat.st_ino, stat.st_size
 
 
 def sync_folder(folder: Path) -> None:

@@ -265,7 +265,7 @@ def _submit(jobs: Jobs, script: str) -> str:
     make_private(jobs.folder.parent)
     make_private(jobs.folder)
     identities = jobs.folder / "identity"
-    if not (identities / "ca" / "ca.key").is_file():
+    if not (identities / "ca" / "issued.json").is_file():
         certs.init(identities)
     for kind, number in (("explorer", jobs.nodes - jobs.trainer_nodes), ("trainer", jobs.trainer_nodes - 1)):
         for name in (f"{kind}-{index}" for index in range(1, number + 1)):

@@ -6,6 +6,7 @@ text_length_filter, words_num_filter and alphanumeric_filter have the meaning an
 import math
 import random
 from collections.abc import Callable
+from fractions import Fraction
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any, Literal
 
@@ -123,6 +124,7 @@ class Sample(Operator):
         return self
 
     def apply(self, candidates: list[Candidate], context: Context) -> list[Candidate]:
-        size = self.size if self.size is not None else math.ceil((self.ratio or 0) * len(candidates))
+        share = Fraction(str(self.ratio or 0))  # 0.07 * 100 is more than 7
+        size = self.size if self.size is not None else math.ceil(share * len(candidates))
         chosen = random.Random(self.seed).sample(range(len(candidates)), min(size, len(candidates)))
         return [candidates[index] for index in sorted(chosen)]

@@ -1,5 +1,6 @@
 """The output file of a pipeline and its manifest. A restart reuses the file if the manifest matches."""
 
+import base64
 import hashlib
 import json
 from collections.abc import Sequence
@@ -73,9 +74,14 @@ def digest_of(paths: Sequence[Path]) -> str:
 
 def _line(row: Row) -> bytes:
     try:
-        return json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n"
+        return json.dumps(row, ensure_ascii=False, default=_as_text).encode() + b"\n"
     except UnicodeEncodeError:  # half a surrogate pair, which JSON can escape and UTF-8 cannot hold
-        return json.dumps(row, default=str).encode() + b"\n"
+        return json.dumps(row, default=_as_text).encode() + b"\n"
+
+
+def _as_text(value: Any) -> str:
+    """Text for values that JSON lacks. Bytes, which may be an image, become a URL that is read as one."""
+    return f"data:;base64,{base64.b64encode(value).decode()}" if isinstance(value, bytes) else str(value)
 
 
 def _parquet(rows: Sequence[Row]) -> bytes:

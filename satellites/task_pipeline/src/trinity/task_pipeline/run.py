@@ -14,7 +14,7 @@ from trinity.config.plan import expand, make_plan
 from trinity.config.schema import Config
 from trinity.config.schema.buffer import TasksetConfig
 from trinity.config.schema.pipeline import TaskPipelineConfig
-from trinity.data import datasets
+from trinity.data import datasets, images
 from trinity.data.data_files import FORMS, files_of_split
 from trinity.data.datasets import DatasetError, Row
 from trinity.task_pipeline import data_juicer, output
@@ -280,7 +280,9 @@ def _read(work: _Work, inputs: Sequence[Input]) -> tuple[list[Candidate], list[I
         with _naming(place.key):
             found = datasets.read(str(one.path), place.split or "train", place.subset or None)
         counted.append(replace(one, first=len(rows), rows=len(found)))
-        rows.extend(found)
+        key = work.taskset.format.image_key
+        folder = one.path if one.path.is_dir() else one.path.parent  # of relative paths of images
+        rows.extend({**row, key: images.with_folder(row[key], folder)} if key in row else row for row in found)
     return [Candidate(number, row) for number, row in enumerate(rows)], counted
 
 

@@ -35,6 +35,7 @@ def parse(text: str) -> frozenset[int]:
 def add(text: str, serials: Iterable[tuple[int, str]]) -> str:
     """The text of a file with more numbers; each has a remark, which says whose it was."""
     known = parse(text)
+    text += "\n" if text and not text.endswith("\n") else ""  # an editor may leave out the last one
     return (text or _HEAD) + "".join(f"{one:040x}  # {remark}\n" for one, remark in serials if one not in known)
 
 

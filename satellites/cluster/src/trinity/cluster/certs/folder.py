@@ -88,8 +88,8 @@ class IdentityFolder:
 
     @classmethod
     def create(cls, path: Path, days: float = AUTHORITY_DAYS) -> "IdentityFolder":
-        """A new folder with a new authority. RunError if there is one."""
-        if (path / AUTHORITY / "ca.key").exists():
+        """A new folder with a new authority. RunError if there is one. Replaces what a killed command left."""
+        if (path / AUTHORITY / "issued.json").exists():
             raise RunError(f"{path} has an authority already; `trinity certs issue` adds to it, `rotate` renews it", 2)
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write_authority(path, ca.make_authority(days), b"")
