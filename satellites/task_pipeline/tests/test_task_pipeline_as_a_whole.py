@@ -215,7 +215,7 @@ def test_images_survive(tmp_path: Path) -> None:
     columns: list[Any] = [
         "a.png",
         b"an image",
-        ["a.png", {"bytes": b"an image", "path": "gone.png"}],
+        [{"bytes": b"an image", "path": "gone.png"}, {"bytes": None, "path": "a.png"}],
         {"path": "a.png"},
         [{"role": "user", "content": parts}],
         f"data:image/png;base64,{base64.b64encode(b'an image').decode()}",
