@@ -351,6 +351,7 @@ async def start_engines(options: EngineOptions, devices: Sequence[str | None]) -
             for core in active_children():
                 core.kill()
             await asyncio.wait([starting], timeout=_KILL_SECONDS)
+        starting.exception()  # of the kill: asyncio would log it as an error
         raise
     for engine in engines:
         engine.llm.output_processor.update_scheduler_stats = engine.note_usage
