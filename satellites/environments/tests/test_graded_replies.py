@@ -79,6 +79,12 @@ ANSWERS = r"""positive <- Positive.
 42 <- 84 - 42 = 42 😊
 42 <- x + 1 = 43 → x = 42
 42 <- 42 m^2
+42 <- It moves at 42 m/s.
+42 <- Janet makes 6 * 7 = $<<6*7=42>>42 every day
+42 <- So 6*7=<<6*7=42>>42
+42 <- (1) 42
+42 <- The angle is 42^{\circ}.
+10^6 <- It is 1 \times 10^6
 42 <- It is a 42.
 42 <- > 42
 1234567 <- 1 234 567

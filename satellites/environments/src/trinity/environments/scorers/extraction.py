@@ -68,7 +68,7 @@ _WORD = re.compile(
 )
 # What stands between the last word, or an equation, and a number that is no part of a longer expression; and after it.
 _BEFORE = re.compile(
-    r"(?:^[^\w+/^<>×÷√±∞≤≥≠∈-]*(?:- )?|^\s*[\da-z]{1,2}[.)]\s|[=≈~→⇒]|[-=]>|:\s|(?<!\d):"
+    r"(?:^[^\w+/^<>×÷√±∞≤≥≠∈-]*(?:- )?|^\s*\(?[\da-z]{1,2}[.)]\s|[=≈~→⇒]|[-=>]>|:\s|(?<!\d):"
     r"|\\(?:approx|to|implies|[rR]ightarrow)(?![a-z]))"
     r"[\s$€£¥#\"'“*_`({\[|\\]*$"
 )
