@@ -60,7 +60,7 @@ async def fill(broker: Broker) -> None:
     streams = [StreamSpec(f"TRINITY_{kind.upper()}_{RUN.run}", (RUN.subjects(kind),)) for kind in _KINDS]
     await ensure_streams(broker, [*streams, StreamSpec(RUN.experiences_stream, RUN.log_subjects)])
     for bucket in _BUCKETS:
-        await Bucket.open(broker, bucket)
+        await Bucket.open(broker, bucket, purges=bucket not in (names.RUNS_BUCKET, names.ANNOUNCEMENTS_BUCKET))
     for queue in (RUN.tasks_stream, RUN.evaluation_tasks_stream):
         await ensure_consumer(broker, queue, names.TASKS_CONSUMER, lease_seconds=5)
     for ordinal in range(1, 41):
@@ -89,6 +89,27 @@ async def test_no_answer_is_stored_under_anothers_subject(
     assert {what: after[one] for what, one in targets.items() if after.get(one, 0) > before.get(one, 0)} == {}
     own = [one for one in after if after[one] > before.get(one, 0)]
     assert own or role is Role.READER, "what the role itself may publish was not stored"
+
+
+@pytest.mark.parametrize(
+    ("role", "bucket", "key"),
+    [
+        (Role.OPERATOR, names.RUNS_BUCKET, RUN.job_key),
+        (Role.BUFFER, names.RUNS_BUCKET, RUN.commit_key),
+        (Role.BUFFER, names.ANNOUNCEMENTS_BUCKET, RUN.announcement_key),
+    ],
+)
+async def test_a_roll_up_of_a_key_removes_no_key_of_other_runs(
+    role: Role, bucket: str, key: str, server: NatsServer, admin: Broker, tmp_path: Path
+) -> None:
+    assert server.users is not None
+    other = await Bucket.open(admin, bucket, purges=False)
+    await other.put("another.run", b"its record")
+    creds = replies.credentials(server.users, role, RUN, tmp_path)
+    async with await connect(server.url, "mallory", creds=creds) as broker:
+        await broker.client.publish(f"$KV.{bucket}.{key}", b"{}", headers={"Nats-Rollup": "all"})
+        await broker.client.flush()
+    assert (await other.get("another.run")).value == b"its record"
 
 
 async def shapes(broker: Broker) -> dict[str, object]:

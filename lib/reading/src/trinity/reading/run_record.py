@@ -131,7 +131,7 @@ async def check(broker: Broker, token: str) -> None:
 
 async def write(broker: Broker, token: str, record: RunRecord) -> None:
     """Publishes a record, with the part of the configuration that explorers may read."""
-    bucket = await Bucket.open(broker, names.RUNS_BUCKET)
+    bucket = await Bucket.open(broker, names.RUNS_BUCKET, purges=False)
     await bucket.update(names.RunNames(token).job_key, lambda _: announcement(record))
 
 

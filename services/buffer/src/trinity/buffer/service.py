@@ -78,7 +78,7 @@ class BufferService:
         for queue in (context.names.tasks_stream, context.names.evaluation_tasks_stream):
             await ensure_consumer(broker, queue, names.TASKS_CONSUMER, lease_seconds=names.TASK_LEASE_SECONDS)
         versions = await Bucket.open(broker, names.VERSIONS_BUCKET, replicas=settings.nats_replicas)
-        runs = await Bucket.open(broker, names.RUNS_BUCKET, replicas=settings.nats_replicas)
+        runs = await Bucket.open(broker, names.RUNS_BUCKET, replicas=settings.nats_replicas, purges=False)
         return await asyncio.to_thread(Run, context, versions, runs, settings)
 
     async def _reader(self, context: RunContext) -> Run:
@@ -109,7 +109,12 @@ async def keep_announced(broker: Broker, about: RunRecord, replicas: int) -> Non
         try:
             # Opened each time: the bucket is in memory, and a NATS that starts again has none.
             bucket = await Bucket.open(
-                broker, names.ANNOUNCEMENTS_BUCKET, ttl_seconds=_LEASE_SECONDS, replicas=replicas, in_memory=True
+                broker,
+                names.ANNOUNCEMENTS_BUCKET,
+                ttl_seconds=_LEASE_SECONDS,
+                replicas=replicas,
+                in_memory=True,
+                purges=False,
             )
             await bucket.put(key, value)
             problem = ""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import nats.errors
 import nats.js.errors
 import structlog
-from nats.js.api import KeyValueConfig, StorageType
+from nats.js.api import DiscardPolicy, KeyValueConfig, StorageType, StreamConfig
 from nats.js.kv import KeyValue
 
 from trinity.runtime.broker.connection import Broker, SequenceConflict, StoredMessage, is_cancelled
@@ -69,8 +69,11 @@ class Bucket:
         ttl_seconds: float | None = None,
         replicas: int = 0,
         in_memory: bool = False,
+        purges: bool = True,
     ) -> "Bucket":
         """The bucket, made if missing. `replicas` 0: as many as usual on this broker.
+
+        purges: False where roles of several runs have keys: NATS lets who may purge a key of a bucket purge all keys.
 
         A bucket in memory is empty after a restart of the only server that has it; `follow` makes it again.
         """
@@ -84,7 +87,8 @@ class Bucket:
         )
         if (there := await cls.find(broker, name)) is not None:
             return cls(broker, name, there._store, config)
-        store = await broker.request(lambda: broker.js.create_key_value(config), f"create {name}")
+        make = broker.js.create_key_value if purges else lambda given: _create_without_purges(broker, given)
+        store = await broker.request(lambda: make(config), f"create {name}")
         return cls(broker, name, store, config)
 
     @classmethod
@@ -243,6 +247,26 @@ class Bucket:
             if subscription is not None:
                 with contextlib.suppress(Exception):
                     await subscription.unsubscribe()
+
+
+async def _create_without_purges(broker: Broker, config: KeyValueConfig) -> KeyValue:
+    """Creates the stream as nats-py does, but without roll-ups."""
+    stream = StreamConfig(
+        name=f"KV_{config.bucket}",
+        subjects=[f"$KV.{config.bucket}.>"],
+        allow_direct=config.direct,
+        deny_delete=True,
+        discard=DiscardPolicy.NEW,
+        duplicate_window=min(120.0, config.ttl or 120.0),
+        max_age=config.ttl,
+        max_consumers=-1,
+        max_msgs=-1,
+        max_msgs_per_subject=config.history,
+        num_replicas=config.replicas,
+        storage=config.storage,
+    )
+    await broker.js.add_stream(stream)
+    return await broker.js.key_value(config.bucket)
 
 
 class _Tail:
