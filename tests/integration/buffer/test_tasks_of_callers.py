@@ -149,11 +149,13 @@ async def test_tasks_whose_caller_is_gone_are_not_fed(case: Case) -> None:
     assert not {group.task_id for entry in entries for group in entry.groups} & {*MINE}
 
 
-async def test_an_id_of_the_runs_own_tasks_is_refused(case: Case) -> None:
+async def test_an_id_of_the_runs_own_tasks_and_one_too_long_are_refused(case: Case) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await give(case.run, case.trainer, ["mine/0", "sums/0/7/7"])
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert str(refused.value.details()).startswith("tasks.task_id: is 'sums/0/7/7'; ")
+    with pytest.raises(grpc.aio.AioRpcError, match=r"tasks\.task_id: has one of 1025 characters, 'xx.*; may have 1024"):
+        await give(case.run, case.trainer, ["x" * 1025])
 
 
 async def test_a_message_id_that_is_stored_is_judged_by_its_own_message(nats_url: str) -> None:

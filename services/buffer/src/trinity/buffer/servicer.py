@@ -30,6 +30,7 @@ _DEFAULT_LIMIT = 100
 _HEADER_BYTES = 16_384  # more than a task's message has besides the task
 _INJECT_SECONDS = 30.0
 _LONGEST_REASON = 500
+_LONGEST_ID = 1024  # characters; a ledger entry has the ids of its tasks
 _MOST_OF_EVALUATIONS = 16 * 2**20  # bytes of a response
 # Fields of a window that StatsResponse has under the same name.
 _COUNTS = (
@@ -183,6 +184,9 @@ def _training_task(run: Run, message: task_pb2.Task, **fields: Any) -> Task:
     filled.kind = task_pb2.TASK_KIND_TRAIN
     for name, value in fields.items():
         setattr(filled, name, value)
+    if len(filled.task_id) > _LONGEST_ID:
+        problem = f"has one of {len(filled.task_id)} characters, {filled.task_id[:80]!r}; may have {_LONGEST_ID}"
+        raise InvalidInput("tasks.task_id", f"{problem}, put the rest into row_json")
     size, most = filled.ByteSize() + _HEADER_BYTES, run.context.broker.most_bytes
     if size > most:
         raise InvalidInput("tasks", f"have one of {size} bytes, {filled.task_id[:200]!r}; NATS takes {most}")
