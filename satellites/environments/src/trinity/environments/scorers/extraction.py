@@ -74,6 +74,9 @@ _BEFORE = re.compile(
 )
 _AFTER = re.compile(r"(?:[^\w+\-*/=^<>×÷(\[{,&\\]|\\[^a-zA-Z]|\*\*)*+(?:[mgshLJNWVKCF][\s.!)$]*)?")
 _LISTED = re.compile(r"\d[,;]\s[^()]*$")
+_STEP_END = re.compile(r"[,;] ")
+_ASSIGNED = re.compile(r"\s*[A-Za-z]\w? ?=")  # one of several values; other equations are steps to the last
+_UNIT_POWER = re.compile(r"(\d ?(?:[mcdk]?m|in|ft|yd|mi))\^\{?[23]\}?(?!\d)")
 _SUM = re.compile(r"[\d\s.(){}/+*×^-]*[\d)}]\s?[-+*×^][\d\s.(){}/+*×^-]*")
 
 
@@ -234,7 +237,7 @@ def _ending(text: str) -> str | None:
         return whole
     line = lines[-1][-10 * _MAX_VALUE :].strip(" *_`").lstrip("> ")
     ends = [found.end() for found in _SENTENCE_END.finditer(line) if found.end() < len(line)]
-    sentence = line[ends[-1] if ends else 0 :]
+    sentence = _UNIT_POWER.sub(r"\1", line[ends[-1] if ends else 0 :])
     if sentence.endswith("?") or _DOUBT.search(sentence) or _UNFINISHED.search(sentence):
         return None
     bold = [one for one in _BOLD.findall(sentence) if _NUMBER.search(one)]
@@ -267,5 +270,8 @@ def _number(sentence: str, last: re.Match[str]) -> str | None:
 def _expression(text: str) -> str | None:
     """Returns an expression without prose; None if it breaks off, or is a calculation without its result."""
     text = text.lstrip(" *_=:,;").rstrip(" *_.,;:")
+    steps = _STEP_END.split(text)
+    if all("=" in step for step in steps) and not all(map(_ASSIGNED.match, steps)):
+        text = steps[-1]
     whole = 0 < len(text) <= _MAX_VALUE and text[-1] not in "+-*/=×÷^<>"
     return text if whole and not _BOX.search(text) and not _SUM.fullmatch(text) else None
