@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from support.fakes.data.experience import make_group, make_task
 from trinity.config.schema.buffer import FormatConfig
 from trinity.data.experience import AttemptFailure, Experience, Group, Task, VersionSpan
 from trinity.data.wire import task_to_proto
-from trinity.explorer.engine.engine import spans_from
+from trinity.explorer.engine.engine import completion_of
 from trinity.explorer.environments.client import EnvironmentFailed, ScorerFailed
 from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.task_queue import TaskQueue
@@ -168,9 +169,14 @@ async def test_a_dead_engine_is_raised_and_is_no_failure_of_the_task() -> None:
 
 
 def test_spans_follow_the_pauses() -> None:
-    assert spans_from([(0, 1)], 5) == (VersionSpan(1, 0, 5),)
-    assert spans_from([(0, 1), (3, 2), (3, 3)], 5) == (VersionSpan(1, 0, 3), VersionSpan(3, 3, 5))
-    assert spans_from([(0, 1), (5, 2)], 5) == (VersionSpan(1, 0, 5),)
+    def spans(loads: list[int]) -> tuple[VersionSpan, ...]:
+        logprobs = SimpleNamespace(logprobs=[0.0] * len(loads), ranks=loads)
+        part = SimpleNamespace(token_ids=loads, logprobs=logprobs, finish_reason="stop")
+        return completion_of(part, [1, 2, 3]).version_spans
+
+    assert spans([0] * 5) == (VersionSpan(1, 0, 5),)
+    assert spans([0, 0, 0, 2, 2]) == (VersionSpan(1, 0, 3), VersionSpan(3, 3, 5))
+    assert spans([]) == ()
 
 
 async def test_a_drain_finishes_what_it_can_and_returns_the_rest(nats_url: str) -> None:

@@ -19,10 +19,9 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from trinity.data.experience import SamplingParams
+from trinity.data.experience import SamplingParams, VersionSpan
 from trinity.explorer.engine import pool
-from trinity.explorer.engine.engine import spans_from
-from trinity.explorer.types import Completion, EngineFailed, EngineOptions, EngineUsage
+from trinity.explorer.types import Completion, EngineFailed, EngineOptions, EngineUsage, spans_of
 from trinity.explorer.weights.loader import base_folder
 from trinity.weights.collective import Group, Store, receive
 from trinity.weights.manifest import TensorInfo
@@ -104,21 +103,20 @@ class MemberEngine:
     async def _complete(self, tokens: list[int], sampling: SamplingParams) -> Completion:
         sampled: list[int] = []
         logs: list[float] = []
-        starts: list[tuple[int, int]] = []
+        spans: list[tuple[VersionSpan, int]] = []
         ended = False
         while not ended and len(sampled) < sampling.max_tokens:
             await asyncio.sleep(self.token_seconds)
             await self._goes_on.wait()
             token, logprob = await self._next(tokens, sampling)
-            if not starts or starts[-1][1] != self.serial:
-                starts.append((len(sampled), self.serial))
             logs.append(logprob)
             tokens.append(token)
             sampled.append(token)
+            spans.append((VersionSpan(self.serial, 0, len(sampled)), len(sampled)))
             ended = self._ends(token, sampling)
         self.tokens_generated += len(sampled)
         found = np.array(sampled, np.int32), np.array(logs, np.float32)
-        return Completion(*found, spans_from(starts, len(sampled)), "stop" if ended else "length")
+        return Completion(*found, spans_of(spans), "stop" if ended else "length")
 
     async def _next(self, tokens: Sequence[int], sampling: SamplingParams) -> tuple[int, float]:
         return self._sample(tokens, sampling)

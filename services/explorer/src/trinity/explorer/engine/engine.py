@@ -31,7 +31,7 @@ from trinity.explorer.engine.adapters import HeldAdapters, lay_out
 from trinity.explorer.engine.images import DecodedImages
 from trinity.explorer.engine.start import start_vllm
 from trinity.explorer.engine.trial import BEFORE, POLICY
-from trinity.explorer.types import Completion, EngineFailed, EngineOptions, EngineUsage, Taught
+from trinity.explorer.types import Completion, EngineFailed, EngineOptions, EngineUsage, Taught, spans_of
 from trinity.runtime.errors import Full, InvalidInput
 from trinity.runtime.metrics import Counter
 
@@ -381,14 +381,6 @@ def completion_of(part: Any, serials: Sequence[int]) -> Completion:
     if len(logprobs) != len(token_ids):
         raise EngineFailed(f"vLLM gave {len(logprobs)} log-probabilities for {len(token_ids)} tokens")
     loads = np.asarray(found.ranks if found is not None and len(serials) > 1 else np.zeros(len(token_ids)), np.int64)
-    changes = [0, *(np.flatnonzero(np.diff(loads)) + 1).tolist()]
-    spans = spans_from([(start, serials[loads[start]]) for start in changes if start < len(loads)], len(token_ids))
+    ends = [*(np.flatnonzero(np.diff(loads)) + 1).tolist(), len(loads)]
+    spans = spans_of([(VersionSpan(serials[loads[end - 1]], 0, end), end) for end in ends if end])
     return Completion(token_ids, logprobs, spans, part.finish_reason or "stop", getattr(part, "routed_experts", None))
-
-
-def spans_from(starts: Sequence[tuple[int, int]], length: int) -> tuple[VersionSpan, ...]:
-    """Non-empty spans of a response of `length` tokens, from the (first token, serial) of each."""
-    ends = [start for start, _ in starts[1:]] + [length]
-    return tuple(
-        VersionSpan(serial, start, end) for (start, serial), end in zip(starts, ends, strict=True) if end > start
-    )

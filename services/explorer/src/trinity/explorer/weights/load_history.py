@@ -7,12 +7,13 @@ rollback, is another load.
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import grpc
 
 from trinity.data.experience import VersionSpan
+from trinity.explorer.types import spans_of
 from trinity.runtime.errors import TrinityError
 
 
@@ -143,14 +144,8 @@ class LoadHistory:
 
         Raises WeightsWithdrawn if a load is BAD.
         """
-        settled: list[VersionSpan] = []
-        for span in spans:
-            version = await self.require_good(span.version)
-            if settled and settled[-1].version == version:
-                settled[-1] = replace(settled[-1], end=span.end)
-            else:
-                settled.append(VersionSpan(version, span.start, span.end, self.precision))
-        return tuple(settled)
+        good = [(await self.require_good(span.version), span.end) for span in spans]
+        return spans_of([(VersionSpan(version, 0, end, self.precision), end) for version, end in good])
 
     def _update_verdicts(self) -> None:
         for load in self._loads:
