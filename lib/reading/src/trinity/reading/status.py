@@ -17,7 +17,6 @@ from trinity.reading.client import Sync, Watcher, provider_facts
 from trinity.reading.errors import RunError
 from trinity.reading.find import AnnouncedRun
 from trinity.reading.nats import wait_until_open
-from trinity.reading.wire import failing, prompts_cut
 from trinity.runtime import rpc
 from trinity.runtime.logs import without_credentials
 from trinity.runtime.process import is_alive
@@ -26,6 +25,10 @@ from trinity.runtime.trust.roles import Role
 _CALL_SECONDS = 2.0
 _NEWEST_VERSIONS = 5
 _ALARM_STEPS = 20  # of monitors
+_GROUPS = (
+    "fed", "stored", "dead_letters", "outstanding", "cut_tasks", "late_groups", "duplicates_dropped",
+    "failed_attempts", "failing", "prompts_cut", "moved_episodes",
+)  # fmt: skip
 
 
 async def collect(folder: Path) -> dict[str, Any]:
@@ -83,6 +86,7 @@ async def _collect(job: str | None, records: dict[str, jobs.SupervisorRecord]) -
         for process, state in zip(processes, health, strict=True)
     ]
     stats = view.buffer
+    counts = wire.counts(stats) if stats else None
     found = {
         "job": job,
         "run": main.run,
@@ -96,28 +100,13 @@ async def _collect(job: str | None, records: dict[str, jobs.SupervisorRecord]) -
         "nodes": [{"name": one.name, "ranks": one.ranks} for one in view.trainer.nodes] if view.trainer else [],
         "losses": _losses(Path(job) / main.stage) if job else [],
         "waiting_for": view.waiting_for or (stats.waiting_for if stats else ""),
-        "groups": {
-            "fed": stats.fed,
-            "stored": stats.stored,
-            "dead_letters": stats.dead_letters,
-            "outstanding": stats.outstanding,
-            "cut_tasks": stats.cut_tasks,
-            "late_groups": stats.late_groups,
-            "duplicates_dropped": stats.duplicates_dropped,
-            "failed_attempts": stats.failed_attempts,
-            "failing": failing(stats),
-            "prompts_cut": prompts_cut(stats),
-            "moved_episodes": stats.moved_episodes,
-        }
-        if stats
-        else None,
+        "groups": {name: counts[name] for name in _GROUPS} if counts else None,
         "tokens_per_second": view.tokens_per_second,
         "weights": weights,
         "providers": providers,
         "explorers": [asdict(wire.member(member)) for member in view.members],
         "processes": shown,
     }
-    counts = wire.counts(stats) if stats else None
     return found | {"alarms": [asdict(one) for one in _alarms(found, counts)]}
 
 

@@ -204,13 +204,7 @@ def form_epoch(
 
 def join(me: Membership) -> Call[tuple[str, float]]:
     """Joins a run; the answer is a lease and the seconds that it lives without a report."""
-    able = pb.Capabilities(
-        transports=me.transports,
-        dtype=me.dtype,
-        tensor_parallel_size=me.tensor_parallel_size,
-        engines=me.engines,
-        platform=me.platform,
-    )
+    able = to_message(me, pb.Capabilities, run=None, explorer_id=None, address=None, base_model=None)
     request = pb.JoinRequest(
         explorer_id=me.explorer_id,
         capabilities=able,

@@ -10,6 +10,7 @@ import grpc.aio
 from trinity.api.trainer.v1 import trainer_pb2 as pb
 from trinity.api.trainer.v1 import trainer_pb2_grpc
 from trinity.runtime.errors import Conflict
+from trinity.runtime.messages import to_message
 from trinity.trainer import wire
 from trinity.trainer.process.control import Control
 from trinity.trainer.process.nodes import Nodes
@@ -35,19 +36,10 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
 
     async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.StatusResponse:
         progress = self._control.progress
-        return pb.StatusResponse(
-            run=self._run,
-            state=progress.state,
-            step=progress.step,
-            last_step=progress.last_step,
-            version=progress.version,
-            checkpoint_step=progress.checkpoint_step,
-            tokens_trained=progress.tokens_trained,
-            metrics=progress.metrics,
-            world_size=sum(ranks for _, ranks in progress.nodes) or self._world_size,
-            waiting_for=progress.waiting_for,
-            nodes=[pb.NodeStatus(name=name, ranks=ranks) for name, ranks in progress.nodes],
-        )
+        world_size = sum(ranks for _, ranks in progress.nodes) or self._world_size
+        nodes = [pb.NodeStatus(name=name, ranks=ranks) for name, ranks in progress.nodes]
+        given = {"run": self._run, "world_size": world_size, "nodes": nodes}
+        return to_message(progress, pb.StatusResponse, **given, saved_step=None, ledger_sha256=None)
 
     async def Pause(self, request: pb.PauseRequest, context: grpc.aio.ServicerContext) -> pb.PauseResponse:
         self._refuse_if_finished()

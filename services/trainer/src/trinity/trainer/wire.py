@@ -2,6 +2,7 @@
 
 from trinity.api.trainer.v1 import trainer_pb2 as pb
 from trinity.runtime.errors import InvalidInput
+from trinity.runtime.messages import from_message, to_message
 from trinity.trainer.process.nodes import (
     Beat,
     Finished,
@@ -24,12 +25,11 @@ def from_node(message: pb.JoinNodeRequest) -> FromNode:
             node = message.node
             if not node.name or not node.process or not 1 <= node.ranks <= _MOST_RANKS:
                 raise InvalidInput("node", "must have a name, a process and 1 to 10,000 ranks")
-            versions, config = dict(node.versions), dict(node.config)
-            return Node(node.run, node.name, node.process, node.ranks, node.device, versions, config)
+            return from_message(Node, node, versions=dict(node.versions), config=dict(node.config))
         case "beat":
             return Beat()
         case "rank_ended":
-            return RankEnded(message.rank_ended.rank, message.rank_ended.code)
+            return from_message(RankEnded, message.rank_ended)
         case "leaving":
             return Leaving()
     raise InvalidInput("part", "is missing, or of a newer version of Trinity")
@@ -38,18 +38,9 @@ def from_node(message: pb.JoinNodeRequest) -> FromNode:
 def to_first(message: FromNode) -> pb.JoinNodeRequest:
     match message:
         case Node():
-            node = pb.Node(
-                run=message.run,
-                name=message.name,
-                process=message.process,
-                ranks=message.ranks,
-                device=message.device,
-                versions=message.versions,
-                config=message.config,
-            )
-            return pb.JoinNodeRequest(node=node)
-        case RankEnded(rank, code):
-            return pb.JoinNodeRequest(rank_ended=pb.RankEnded(rank=rank, code=code))
+            return pb.JoinNodeRequest(node=to_message(message, pb.Node))
+        case RankEnded():
+            return pb.JoinNodeRequest(rank_ended=to_message(message, pb.RankEnded))
         case Leaving():
             return pb.JoinNodeRequest(leaving=pb.NodeLeaving())
     return pb.JoinNodeRequest(beat=pb.NodeBeat())
