@@ -29,7 +29,7 @@ def recorded(rewards: Sequence[float], ordinal: int = 1, version: int = 3, **tas
     return replace(made, experiences=experiences)
 
 
-def scored(group: Group, answers: Any) -> tuple[list[float], list[dict[str, Any]]]:
+def scored(group: Group, answers: Any, function: str = "exact") -> tuple[list[float], list[dict[str, Any]]]:
     """Rewards by `answers(item)`, and the items that the function got."""
     given: list[dict[str, Any]] = []
 
@@ -37,7 +37,7 @@ def scored(group: Group, answers: Any) -> tuple[list[float], list[dict[str, Any]
         given.extend(items)
         return [(answers(item), {}) for item in items]
 
-    return [reward for reward, _ in asyncio.run(rescored(group, score))], given
+    return [reward for reward, _ in asyncio.run(rescored(group, function, score))], given
 
 
 def test_the_function_gets_what_a_run_gives_it() -> None:
@@ -61,6 +61,12 @@ def test_of_several_right_answers_the_best_counts() -> None:
     )
     assert rewards == [0.75, 0.75]
     assert len(given) == 6
+
+
+def test_several_tests_are_one_reference() -> None:
+    row = json.dumps({"question": "1+1", "answer": ["assert f(1)", "assert f(2)"]})
+    _, given = scored(recorded([0.0], row_json=row), lambda item: 0.0, "code_tests")
+    assert [json.loads(item["truth"]) for item in given] == [["assert f(1)", "assert f(2)"]]
 
 
 def test_a_rollout_whose_prompt_was_cut_stays() -> None:

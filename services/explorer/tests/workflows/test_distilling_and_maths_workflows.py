@@ -127,3 +127,21 @@ async def test_a_prompt_over_the_limit_is_cut_and_no_token_of_it_is_trained(name
         assert (made.truncation, made.prompt_length, made.response_length) == (Truncation.PROMPT, 5, 1)
         assert (made.metrics["prompt_truncated"], made.metrics["response_truncated"]) == (1, 0)
         assert (made.reward, made.action_mask.any()) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("function", "references", "reward"),
+    [("exact", ["it is 1", "it is 2"], 1), ("code_tests", ['["it is 1", "it is 2"]'], 0)],
+)
+async def test_each_right_answer_is_a_reference_but_tests_have_to_pass_together(
+    function: str, references: list[str], reward: float
+) -> None:
+    given: list[str] = []
+
+    def exact(_: str, answer: Response) -> Score:
+        given.append(answer.truth)
+        return Score(float(answer.truth == answer.response), {})
+
+    what = make_episode_task("{}", 1, row_json=row(response=["it is 1", "it is 2"]), reward_function=function)
+    (made,) = await run("simple_workflow", what, Toolbox(lambda _: "it is 2", scored=exact))
+    assert (given, made.reward) == (references, reward)

@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 _ROLES = ("system", "user", "assistant")
+_READ_LISTS = ("code_tests",)  # reward functions whose references are tests, all of which have to pass
 
 
 def prompt_messages(value: list[Any]) -> list[dict[str, str]]:
@@ -35,3 +36,8 @@ def reference_answers(value: Any) -> list[str]:
         inner = f"; name a column inside of it, such as {next(iter(value))!r}" if isinstance(value, dict) else ""
         raise ValueError(f"is {value!r:.200}, must be text or a list of texts{inner}")
     return [json.dumps(value)]
+
+
+def references_for(function: str, texts: list[str]) -> list[str]:
+    """The references that a reward function gets one by one: each of several right answers, but tests all at once."""
+    return [json.dumps(texts)] if function in _READ_LISTS and len(texts) > 1 else texts

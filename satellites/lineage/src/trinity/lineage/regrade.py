@@ -364,7 +364,7 @@ class _Regrading:
             is_alone = self._has_ended
             try:
                 async with self._alone if is_alone else contextlib.nullcontext():
-                    return await rescored(stored, lambda items: scoring.score(grader.name, items, args))
+                    return await rescored(stored, grader.name, lambda items: scoring.score(grader.name, items, args))
             except NotRecorded:
                 raise
             except ScorerEnded as problem:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trinity.data.experience import Experience, Group, Truncation
-from trinity.data.prompts import reference_answers
+from trinity.data.prompts import reference_answers, references_for
 from trinity.reading.errors import RunError
 
 WITHOUT_TASK, WITHOUT_EXPLORER, WITHOUT_VERSION, NOT_GRADED, SKIPPED = (
@@ -64,7 +64,7 @@ def _text(versions: range) -> str:
     return f"{versions.start}-{versions.stop - 1}"
 
 
-async def rescored(group: Group, score: Score) -> Scored:
+async def rescored(group: Group, function: str, score: Score) -> Scored:
     """Returns reward and metrics of each experience. With several reference answers, the best score counts.
 
     Experiences whose prompt was cut stay as they are. Raises NotRecorded, or RunError if the function fails.
@@ -73,7 +73,7 @@ async def rescored(group: Group, score: Score) -> Scored:
     if problem := _not_recorded(group, answered):
         raise NotRecorded(f"task {group.task.task_id}: {problem}", 2)
     row = json.loads(group.task.row_json)
-    truths = _truths(row, group)
+    truths = references_for(function, _truths(row, group))
     found: list[Scored] = [await score([_item(one, truth, row) for one in answered]) for truth in truths]
     best = iter([max(scores, key=lambda each: each[0]) for scores in zip(*found, strict=True)])
     return [(one.reward, {}) if one.truncation is Truncation.PROMPT else next(best) for one in group.experiences]

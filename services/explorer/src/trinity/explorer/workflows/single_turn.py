@@ -8,7 +8,7 @@ import numpy as np
 
 from trinity.data.experience import Experience, SamplingParams, Truncation
 from trinity.data.images import MARKER, parts
-from trinity.data.prompts import prompt_messages, reference_answers
+from trinity.data.prompts import prompt_messages, reference_answers, references_for
 from trinity.explorer.chat import Message
 from trinity.explorer.workflows.base import Workflow
 from trinity.explorer.workflows.conversation import Conversation
@@ -105,7 +105,7 @@ class SimpleWorkflow(Workflow):
     async def _by_function(self, answers: list[Response]) -> list[Score]:
         """Score by the reward function. With several reference answers, the best score of each answer counts."""
         name, args = self.reward_function or self.task.reward_function, json.loads(self.task.reward_args_json or "{}")
-        if len(truths := self.truths()) < 2:
+        if not (truths := references_for(name, self.truths())):
             return await self.tools.score(name, answers, self.row, args)
         found = [
             await self.tools.score(name, [replace(answer, truth=truth) for answer in answers], self.row, args)
