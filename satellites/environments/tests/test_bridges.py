@@ -131,6 +131,10 @@ class TestReasoningGym:
         assert 0 < played.reward < 0.99
         assert played.last.metrics["score"] == played.reward
         assert not played.won
+        again = play(ReasoningGym(), wrong * 3, task, {**args, "max_attempts": 4})
+        assert [one.reward for one in again.observations] == [0, played.reward, 0, 0]
+        right = ReasoningGym.oracle(task, {}, 0)
+        assert play(ReasoningGym(), wrong + right, task, {**args, "max_attempts": 2}).reward == pytest.approx(1)
 
     @pytest.mark.parametrize(
         ("task", "said"),

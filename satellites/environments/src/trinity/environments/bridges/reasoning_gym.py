@@ -24,7 +24,7 @@ MAX_INDEX = 1_000_000
 
 @needs("reasoning_gym", "reasoning-gym", "reasoning-gym")
 class ReasoningGym(AttemptsGame):
-    """One puzzle. Reward 1 for a right answer, else 0; with `partial_credit` the dataset's own score.
+    """One puzzle. Reward 1 for a right answer, else 0; with `partial_credit` the best attempt's score.
 
     A row is {"dataset", "seed", "index", "config"}; `dataset` and `config` may be arguments instead.
     """
@@ -36,7 +36,7 @@ class ReasoningGym(AttemptsGame):
     defaults = TurnRules(list_actions=False, max_steps=1)
 
     def ask(self, task: Arguments, args: Arguments) -> str:
-        self._partial = args.boolean("partial_credit", False)
+        self._partial, self._paid = args.boolean("partial_credit", False), 0.0
         self._dataset, self._puzzle = puzzle(task, args, self._seed)
         return f"{self._puzzle['question']}\n\nReply with <think>...</think><answer>the answer</answer>."
 
@@ -58,7 +58,8 @@ class ReasoningGym(AttemptsGame):
         self.score = self._score(action)
         turn = super().play(action)
         metrics = {**turn.metrics, "score": self.score}
-        reward = self.score if self._partial else turn.reward
+        reward = max(0.0, self.score - self._paid) if self._partial else turn.reward
+        self._paid = max(self._paid, self.score)
         return Turn(turn.text, reward, turn.done, turn.success, metrics)
 
     def _score(self, answer: str) -> float:
