@@ -1,8 +1,10 @@
 """One attempt at a task, without an engine: a group, or a failure with its cause; a drain returns leases."""
 
+import argparse
 import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.task_queue import TaskQueue
 from trinity.explorer.types import Completion, EngineFailed
 from trinity.explorer.weights.load_history import WeightsWithdrawn
+from trinity.explorer.workflows.base import gather_rollouts
 from trinity.explorer.workflows.single_turn import SimpleWorkflow
 from trinity.runtime.broker import StreamSpec, connect, ensure_consumer, ensure_streams
 from trinity.runtime.errors import FailureCause
@@ -142,6 +145,35 @@ async def test_a_failure_has_its_cause(
     assert isinstance(failure, AttemptFailure)
     assert (failure.cause, failure.final) == (cause, final)
     assert failure.error
+
+
+def exits() -> NoReturn:
+    argparse.ArgumentParser().parse_args(["--no-such"])
+    raise AssertionError
+
+
+class Exits(SimpleWorkflow):
+    """An agent that reads arguments which nobody gave."""
+
+    async def run(self) -> list[Experience]:
+        exits()
+
+
+class ExitsInOneRollout(SimpleWorkflow):
+    async def run(self) -> list[Experience]:
+        return await gather_rollouts([super().run(), asyncio.to_thread(exits)])
+
+
+@pytest.mark.parametrize("kind", [Exits, ExitsInOneRollout])
+@pytest.mark.parametrize("greedy", [False, True])
+def test_an_agent_that_exits_fails_its_attempt_alone(
+    kind: type[SimpleWorkflow], greedy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "find_workflow", lambda _: kind)
+    # Not in pytest's event loop, which SystemExit would end.
+    failure = asyncio.run(explore(the_task(greedy_baseline=greedy), Tools()))
+    assert isinstance(failure, AttemptFailure)
+    assert (failure.cause, failure.error) == (FailureCause.WORKFLOW_ERROR, "RuntimeError: SystemExit: 2")
 
 
 @pytest.mark.parametrize("problem", [None, WeightsWithdrawn("wrong")])

@@ -31,7 +31,7 @@ from trinity.explorer.journal.journal import Journals, TaskJournal
 from trinity.explorer.types import EngineFailed
 from trinity.explorer.weights.load_history import WeightsWithdrawn
 from trinity.explorer.workflows import WORKFLOWS, Toolbox, find_workflow, seeds
-from trinity.explorer.workflows.base import Workflow, gather_rollouts
+from trinity.explorer.workflows.base import Workflow, contained, gather_rollouts
 from trinity.runtime import headers, tracing
 from trinity.runtime.broker import Broker, PublishRefused, blobs, new_message_id
 from trinity.runtime.errors import FailureCause, InvalidInput, Unavailable
@@ -189,7 +189,7 @@ async def _run(
                 kept = journal.run() if journal is not None else nullcontext()
                 slots = episode_slots.attempt(limit, limit_seconds)
                 with slots as played, seeds.attempt(task.task_id), kept:
-                    experiences = await _rollouts(workflow, task, tools)
+                    experiences = await contained(_rollouts(workflow, task, tools))
                     seconds = played.seconds_taken()
             _refuse_older_after_newer(experiences)
             return experiences, seconds

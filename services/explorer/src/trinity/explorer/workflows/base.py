@@ -9,6 +9,7 @@ import contextlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from contextvars import Context
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -191,6 +192,25 @@ def as_text(tools: Toolbox, experience: Experience, metrics: dict[str, float], i
     )
 
 
+async def contained(rollout: Coroutine[Any, Any, Result]) -> Result:
+    """Run a rollout. SystemExit, which an agent raises by sys.exit and argparse, would end the explorer; it becomes a
+    RuntimeError.
+    """
+    try:
+        return await rollout
+    except SystemExit as error:
+        raise RuntimeError(f"SystemExit: {error}") from error
+
+
+class _Rollouts(asyncio.TaskGroup):
+    """Contains each task, because a task that raises SystemExit ends the event loop."""
+
+    def create_task(
+        self, coro: Coroutine[Any, Any, Result], *, name: str | None = None, context: Context | None = None
+    ) -> asyncio.Task[Result]:
+        return super().create_task(contained(coro), name=name, context=context)
+
+
 @contextlib.asynccontextmanager
 async def rollouts_group() -> AsyncIterator[asyncio.TaskGroup]:
     """A group of tasks that play rollouts. The first failure cancels the others and is raised unchanged.
@@ -199,7 +219,7 @@ async def rollouts_group() -> AsyncIterator[asyncio.TaskGroup]:
     EngineFailed takes precedence over other failures.
     """
     try:
-        async with asyncio.TaskGroup() as group:
+        async with _Rollouts() as group:
             yield group
     except BaseExceptionGroup as failures:
         found = list(_leaves(failures))
