@@ -61,6 +61,7 @@ def test_numbers_of_every_kind_are_sent(told: list[Any], changes: dict[str, Any]
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
+        ({"reward": 1.0, "rewards": [1.0]}, "rewards: are given, and so is reward; give one of them"),
         ({"reward": "1"}, "reward: is '1', must be a number"),
         ({"reward": [1.0]}, "reward: is [1.0], must be a number"),
         ({"reward": 10**400}, f"reward: is 1{'0' * 99}, must be a number"),

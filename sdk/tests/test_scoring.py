@@ -4,6 +4,7 @@ import asyncio
 import math
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -53,6 +54,12 @@ async def test_an_item_that_fails_fails_alone(arena: Arena) -> None:
     assert not await arena.score(request())
     with pytest.raises(InvalidInput, match="at most 4096"):
         await arena.score(request(*["1"] * 4097))
+
+
+@pytest.mark.parametrize("arena", [lambda item, args: args.pop("limit", 0)], indirect=True)
+async def test_an_item_cannot_change_the_arguments_of_the_next(arena: Arena) -> None:
+    scores = await arena.score(replace(request("1", "2", "3"), args_json='{"limit": 5}'))
+    assert [score.reward for score in scores] == [5.0, 5.0, 5.0]
 
 
 @pytest.mark.parametrize("arena", [lambda item, args: scoring.seconds_left()], indirect=True)
@@ -154,3 +161,19 @@ def test_an_environments_other_rewards_are_its_fault(given: Any) -> None:
         wire.answer(Observation("", reward=given), 1)
     with pytest.raises(Broken, match=r"cannot be sent: metrics.won: is .*must be a number"):
         wire.answer(Observation("", metrics={"won": given}), 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"text": None}, "the text of its observation is NoneType, must be a str"),
+        ({"text": b"abc"}, "the text of its observation is bytes, must be a str"),
+        ({"done": "false"}, "the done of its observation is 'false', must be True or False"),
+        ({"metrics": None}, "the metrics of its observation are None, must be a dict"),
+        ({"images": None}, "the images of its observation are None, must be a list of bytes"),
+    ],
+)
+def test_a_wrong_type_in_an_observation_is_named(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(Broken, match=said):
+        wire.answer(replace(Observation(""), **given), 1)
+    assert wire.answer(Observation("", done=np.bool_(True)), 1).done is True  # type: ignore[arg-type]

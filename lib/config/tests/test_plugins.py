@@ -1,5 +1,6 @@
 """Files of the user's own: imported whole, refused with their name where they would hide something, seen by `check`."""
 
+import json
 import os
 import subprocess
 import sys
@@ -133,6 +134,21 @@ def test_two_plugins_cannot_register_one_name(folder: Path) -> None:
     said = refusal(folder)
     assert said.startswith(f"{folder / 'b_rewards.py'}:3: ")
     assert "'short_reward' is registered by a_rewards.short_reward already" in said
+
+
+@pytest.mark.parametrize("decorator", ["reward_function", "advantage"])
+def test_one_file_cannot_register_a_name_twice(decorator: str, tmp_path: Path) -> None:
+    """As after a copied block."""
+    head = "def score(item, args)" if decorator == "reward_function" else "def score(groups)"
+    text = f"from trinity.plugins import {decorator}\n" + 2 * f"\n@{decorator}('mine')\n{head}: ...\n"
+    (tmp_path / "twice.py").write_text(text)
+    assert "'mine' is" in refusal(tmp_path)
+
+
+def test_what_a_plugin_prints_is_no_part_of_an_answer(folder: Path, tmp_path: Path) -> None:
+    (folder / "talks.py").write_text("print('loading my plugin')\n")
+    done = check(tmp_path, "--plugin-dir", str(folder), "--json")
+    assert json.loads(done.stdout) and "loading my plugin" in done.stderr
 
 
 def test_a_mere_folder_of_the_same_name_where_a_process_runs_hides_nothing(tmp_path: Path) -> None:

@@ -42,6 +42,14 @@ def test_a_function_gets_drafts_task_and_the_yamls_args(register: Callable[[Any]
     assert done.metrics == {f"{KEY}/mine/answers": 6.0}
 
 
+def test_a_call_cannot_change_the_args_of_the_next(register: Callable[[Any], str]) -> None:
+    def mine(drafts: list[Draft], task: Any, args: dict[str, Any]) -> dict[str, float]:
+        return {"margin": args.pop("margin", 2.0)}
+
+    chain = pipeline((register(mine), {"margin": 1.5}))
+    assert [chain.run(rewarded(1.0)).metrics[f"{KEY}/mine/margin"] for _ in range(3)] == [1.5, 1.5, 1.5]
+
+
 def test_a_class_is_made_once_with_the_args(register: Callable[[Any], str]) -> None:
     class Mine:
         def __init__(self, limit: int = 3) -> None:

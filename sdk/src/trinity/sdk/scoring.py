@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,7 +122,7 @@ class Scoring:
                     indices, items = zip(*self._waiting.popleft(), strict=True)
                 except IndexError:  # another thread was faster
                     return
-                for index, score in zip(indices, _score(self._scorer, items, self._args), strict=True):
+                for index, score in zip(indices, _score(self._scorer, items, deepcopy(self._args)), strict=True):
                     self.scores[index] = score
         finally:
             _deadline.reset(token)

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from trinity.api.numbers import real_number
-from trinity.sdk.errors import TrinityError
+from trinity.sdk.errors import InvalidInput, TrinityError
 
 _ANSWER_SECONDS = 60.0  # beyond the wait for a rollout
 
@@ -74,6 +74,8 @@ class Session:
         Raises InvalidInput for values that are no numbers, after which the session stays open; SessionRefused, after
         which the attempt at the task has failed.
         """
+        if self.reward is not None and len(self.rewards):
+            raise InvalidInput("rewards", "are given, and so is reward; give one of them")
         given: dict[str, Any] = {"metrics": {str(k): real_number(v, f"metrics.{k}") for k, v in self.metrics.items()}}
         if self.reward is not None:
             given["reward"] = real_number(self.reward, "reward")

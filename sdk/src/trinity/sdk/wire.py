@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -217,6 +217,15 @@ def answer(observation: Any, turn: int, state: bytes = b"") -> Answer:
         raise Broken(f"it returned {type(observation).__name__}, must be an Observation")
     if not isinstance(observation.info, dict):
         raise Broken(f"the info of its observation is {type(observation.info).__name__}, must be a dict")
+    if not isinstance(observation.text, str):
+        raise Broken(f"the text of its observation is {type(observation.text).__name__}, must be a str")
+    if observation.done not in (True, False):
+        raise Broken(f"the done of its observation is {observation.done!r:.40}, must be True or False")
+    if not isinstance(observation.images, Sequence):
+        raise Broken(f"the images of its observation are {observation.images!r:.40}, must be a list of bytes")
+    for name in ("metrics", "rewards"):
+        if not isinstance(getattr(observation, name), Mapping):
+            raise Broken(f"the {name} of its observation are {getattr(observation, name)!r:.40}, must be a dict")
     try:
         metrics = {
             str(name): real_number(value, f"metrics.{name}") for name, value in dict(observation.metrics).items()
@@ -225,7 +234,7 @@ def answer(observation: Any, turn: int, state: bytes = b"") -> Answer:
             str(name): real_number(value, f"rewards.{name}") for name, value in dict(observation.rewards).items()
         }
         message = pb.EpisodeResponse(  # checks the types of what the environment's author gave
-            observation=sendable(observation.text) if isinstance(observation.text, str) else observation.text,
+            observation=sendable(observation.text),
             reward=real_number(observation.reward, "reward"),
             done=bool(observation.done),
             info_json=json.dumps(observation.info) if observation.info else "",

@@ -169,6 +169,16 @@ async def test_load_goes_to_the_provider_with_the_fewest_open_episodes(stack: As
     await until(lambda: one.open + two.open == 0)
 
 
+async def test_what_attaches_shares_the_load_of_those_with_an_address(stack: AsyncExitStack) -> None:
+    attached, addressed = await provider(stack, "good"), await provider(stack, "good")
+    environment = EnvironmentClient(attached.address, [("good", addressed.address)], 1.0, ["good"])
+    stack.push_async_callback(environment.close)
+    async with AsyncExitStack() as episodes:
+        for _ in range(8):
+            await (await episodes.enter_async_context(environment.episode("good", {}))).reset()
+        assert (attached.open, addressed.open) == (4, 4)
+
+
 async def test_a_bad_provider_is_avoided_and_asked_again_later(
     stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ An environment is a class that derives from trinity.sdk.Environment; the environ
     class Guess(Environment): ...
 """
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -61,6 +62,7 @@ from trinity.plugins.declarations import (
     algorithm,
     entropy_loss,
     kl_function,
+    place_of,
     policy_loss,
     sample_strategy,
     selector,
@@ -217,8 +219,8 @@ def _add(registry: dict[str, Any], name: str, what: Any, problem: Callable[[Any]
     if found := problem(what):
         raise PluginError(f"{name!r} is registered for {what!r}, which {found}")
     known = registry.get(name)
-    if known is not None and (known.__module__, known.__qualname__) != (what.__module__, what.__qualname__):
-        raise PluginError(f"{name!r} is registered by {known.__module__}.{known.__qualname__} already")
+    if known is not None and place_of(known) != place_of(what):
+        raise PluginError(f"{name!r} is registered by {'.'.join(map(str, place_of(known)[:2]))} already")
     registry[name] = what
 
 
@@ -250,7 +252,8 @@ def load(folders: Sequence[str | Path]) -> list[str]:
         again, before = bool(modules) and all(path.stem in sys.modules for path in modules), _count_registered()
         for path in modules:
             try:
-                importlib.import_module(path.stem)
+                with contextlib.redirect_stdout(sys.stderr):  # answers of commands may be JSON
+                    importlib.import_module(path.stem)
             except (Exception, SystemExit) as error:  # a plugin may raise anything
                 raise PluginError(f"{failing_line(error, place) or path}: {_described(error)}") from error
         if not again and _count_registered() == before:

@@ -101,9 +101,11 @@ class Registry(dict[str, D]):
         self.declared: list[str] = []  # in this process, of built-in ones
 
     def add(self, new: D) -> None:
-        """Registers one meaning for a name. Raises PluginError for a name of another module."""
+        """Registers one meaning for a name. Raises PluginError for a name that has another."""
         known = self.get(new.name)
-        if known is not None and known.module != new.module:
+        functions = [getattr(one, "function", None) for one in (known, new)]
+        places = {place_of(function) for function in functions if function is not None}
+        if known is not None and (known.module != new.module or len(places) > 1):
             of = f"is the name of a built-in {self.what}; choose another"
             by = f"is a {self.what} of {known.module} already; choose another name"
             raise PluginError(f"{new.name!r} {of if _is_builtin(known.module) else by}")
@@ -142,6 +144,13 @@ class Registry(dict[str, D]):
         self.add(made)
         for other in also:
             self.add(replace(made, name=other, alias_of=name))
+
+
+def place_of(what: Any) -> tuple[str, str, int]:
+    """Returns module, name and line of a function or class: two of one name in a file differ by the line."""
+    code = getattr(getattr(what, "__init__", what) if isinstance(what, type) else what, "__code__", None)
+    module, name = getattr(what, "__module__", ""), getattr(what, "__qualname__", repr(what))
+    return module, name, getattr(code, "co_firstlineno", 0)
 
 
 def _first_sentence(function: Callable[..., Any]) -> str:

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -156,7 +157,7 @@ def _make(config: OperatorConfig, place: str) -> Operator:
 
 def _call(function: Callable[..., Any], args: dict[str, Any], drafts: list[Draft], task: Task) -> Any:
     """A plugin's function, which takes its arguments with every call."""
-    return function(drafts, task, args)
+    return function(drafts, task, deepcopy(args))
 
 
 def _apply(

@@ -10,7 +10,7 @@ With fifo and arrival, a group that the sample strategy refuses at its step is d
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -63,9 +63,12 @@ def _keeps(strategy: Part) -> Callable[[Candidate], bool]:
 
     def keeps(group: Candidate) -> bool:
         try:
-            return bool(SAMPLE_STRATEGIES[strategy.name](group, **strategy.args))
+            kept: Any = SAMPLE_STRATEGIES[strategy.name](group, **strategy.args)
         except Exception as error:  # one of a plugin may raise anything
             raise InvalidInput("algorithm.sample_strategy", f"{strategy.name} raised {error!r} for {group}") from error
+        if kept not in (True, False):
+            raise InvalidInput("algorithm.sample_strategy", f"{strategy.name} returned {kept!r:.80}, must be a bool")
+        return bool(kept)
 
     return keeps
 

@@ -219,6 +219,8 @@ class Providers:
         self._slots: dict[str, EpisodeSlots] = {}
         for name, provider_address in addressed:
             self._by_name.setdefault(name, []).append(self._at(provider_address, None))
+        for name in self._by_name.keys() & set(declared):  # others may attach beside those with an address
+            self._by_name[name].append(self._default)
 
     def _at(self, address: str, identity: rpc.Shown = "own") -> Provider:
         if address not in self._by_address:
