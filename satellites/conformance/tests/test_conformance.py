@@ -59,6 +59,13 @@ class Shared(Count):
     boards: list[object] = []  # noqa: RUF012 - the mistake that is to be found
 
 
+class Generous(Count):
+    """Its rewards are above the bound of a run."""
+
+    def step(self, action: str) -> Observation:
+        return replace(super().step(action), reward=6e5)
+
+
 class Announced(Count):
     description = Description("count", "Counts to three.", 12, step_timeout_seconds=3.0, deterministic=True)
 
@@ -328,6 +335,7 @@ async def test_slots_that_are_never_released_are_found(monkeypatch: pytest.Monke
     ("environment", "check_name", "verdict"),
     [
         (Shared, "episodes side by side do not mix", Verdict.FAILED),
+        (Generous, PLAYED, Verdict.FAILED),
         (Fragile, "hostile text: open tags", Verdict.FAILED),
         (Random, "the same seed gives the same episode", Verdict.NOTE),
         (Announced, "the same seed gives the same episode", Verdict.OK),

@@ -17,6 +17,7 @@ from trinity.sdk.contract import (
     MAX_TEXT_BYTES,
     Answer,
     Reset,
+    Totals,
     info_problem,
     json_object,
 )
@@ -31,6 +32,7 @@ _RELEASE_SECONDS = 10.0
 _PARALLEL = 8
 _SCRIPT_STEPS = 5
 _MOST_AT_ONCE = 256
+_REWARD_BOUND = 1e6  # explorer.reward_bound of a run that gives none
 _HOSTILE = {
     "nothing": "",
     "control characters": "\x00\x1b[31m\u202e\r\n\t\x7f",
@@ -130,12 +132,14 @@ class EpisodeChecks:
 
     async def _an_episode(self) -> None:
         async with self._stream() as stream:
-            answer, turn = await stream.reset(self._reset()), 0
+            answer, turn, totals = await stream.reset(self._reset()), 0, Totals(_REWARD_BOUND)
             if answer.reward:
                 raise Broken(f"the reward of the reset is {answer.reward}, must be 0")
-            while not answer.done and turn < self._sample.max_steps:
+            while not (problem := totals.problem(answer)) and not answer.done and turn < self._sample.max_steps:
                 turn += 1
                 answer = await stream.act(self._sample.action, turn)
+            if problem:
+                raise Broken(f"the answer of turn {answer.turn} would fail an episode of a run: {problem}")
             if answer.done:
                 await refused(stream.act(self._sample.action, turn + 1), grpc.StatusCode.FAILED_PRECONDITION)
 
