@@ -64,6 +64,36 @@ def test_a_program_is_a_module() -> None:
     assert score(DATACLASS, "assert add(1, 2) == 3") == (1, 1)
 
 
+def test_only_standard_output_is_judged() -> None:
+    lines = """import atexit, logging, sys, warnings
+print("read", file=sys.stderr)
+logging.warning("read")
+warnings.warn("old")
+assert (1, "one")
+atexit.register(lambda: sys.stderr.write("bye"))"""
+    program = f"```python\n{lines}\nprint(2 * int(input()))\n```"
+    assert score(program, {"inputs": ["2"], "outputs": ["4"]}) == (1, 1)
+    assert score(f"```python\n{lines}\ndef add(a, b):\n    return a + b\n```", "assert add(1, 2) == 3") == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import atexit; atexit.register(print, 'bye')",
+        "print('a', end='', flush=True)\ndef print(*_): pass",
+        "import sys; sys.stdout = None",
+    ],
+)
+def test_what_a_program_prints_does_not_hide_that_its_tests_passed(line: str) -> None:
+    code = f"```python\n{line}\ndef add(a, b):\n    return a + b\n```"
+    assert score(code, ["assert add(1, 2) == 3", "assert add(1, 2) == 4"]) == (0, 0.5)
+
+
+def test_a_program_that_prints_its_arguments_has_no_proof() -> None:
+    code = "```python\nimport sys\nprint(sys.argv)\nprint(sys.argv[1])\nprint(*sys.argv[1].split())\nsys.exit(0)\n```"
+    assert score(code, "assert False") == (0, 0)
+
+
 @pytest.mark.parametrize(
     "code", ["import os; os._exit(0)", "raise SystemExit", "while True: pass", "x = 'a' * 10**10", "def f(: pass", ""]
 )

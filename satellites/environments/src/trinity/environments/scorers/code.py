@@ -20,8 +20,9 @@ from trinity.sdk.scoring import ScoreItem, ScoreResult, seconds_left
 _BLOCK = re.compile(r"```[ \t]*(\w*)[^\n`]*\n(.*?)```", re.DOTALL)
 _MAX_CODE = 100_000
 _MAX_CASES = 1000
-_RUN = ["python3", "-I", "/app/solution.py"]
-# The answer as the module `solution`, then the test. What it prints is proof that the test came to its end.
+# Only standard output is judged: programs may log, and Python may warn.
+_PYTHON = ["sh", "-c", 'exec python3 -I "$@" 2>/dev/null', "sh"]
+# The answer as the module `solution`, then the test. A line with the proof tells that the test came to its end.
 _TEST = """
 import sys, types
 module = sys.modules["solution"] = types.ModuleType("solution")
@@ -97,12 +98,12 @@ def _results(sandbox: Sandbox, cases: list[Case], seconds: float, stop: bool) ->
 
 def _passes(sandbox: Sandbox, case: Case, seconds: float) -> bool:
     if not case.test:
-        done = sandbox.run(_RUN, seconds=seconds, stdin=case.stdin.encode(), alone=True)
+        done = sandbox.run([*_PYTHON, "/app/solution.py"], seconds=seconds, stdin=case.stdin.encode(), alone=True)
         return done.code == 0 and not done.cut and _lines(done.text) == _lines(case.stdout)
     proof = secrets.token_hex(16)
-    test = f"{case.test}\nprint({proof!r})"
-    done = sandbox.run(["python3", "-I", "-c", _TEST, test], seconds=seconds, alone=True)
-    return done.code == 0 and done.text.rstrip().endswith(proof)
+    test = f"{case.test}\n__import__('os').write(1, b'\\n{proof}\\n')"
+    done = sandbox.run([*_PYTHON, "-c", _TEST, test], seconds=seconds, alone=True)
+    return done.code == 0 and proof in done.text.splitlines()
 
 
 def _lines(text: str) -> list[str]:
