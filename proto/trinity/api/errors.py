@@ -76,6 +76,14 @@ class TimedOut(TrinityError):
     code = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
+def text_of(error: BaseException) -> str:
+    """Returns the text of any error as a message can hold it: with a question mark for half a surrogate pair."""
+    try:
+        return str(error).encode(errors="replace").decode()
+    except Exception as problem:
+        return f"its text cannot be read: {type(problem).__name__}"
+
+
 def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
     """Returns gRPC code and message of an error: a TrinityError's `code`, else INTERNAL with type and text."""
     code = getattr(error, "code", None)

@@ -4,7 +4,6 @@ import argparse
 import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from support.fakes.data.experience import make_group, make_task
 from trinity.config.schema.buffer import FormatConfig
 from trinity.data.experience import AttemptFailure, Experience, Group, Task, VersionSpan
-from trinity.data.wire import task_to_proto
+from trinity.data.wire import decode_outcome, encode_outcome, task_to_proto
 from trinity.explorer.engine.engine import completion_of
 from trinity.explorer.environments.client import EnvironmentFailed, ScorerFailed
 from trinity.explorer.rollout import attempt
@@ -147,21 +146,22 @@ async def test_a_failure_has_its_cause(
     assert failure.error
 
 
-def exits() -> NoReturn:
+def exits() -> list[Experience]:
     argparse.ArgumentParser().parse_args(["--no-such"])
-    raise AssertionError
+    return []
 
 
 class Exits(SimpleWorkflow):
     """An agent that reads arguments which nobody gave."""
 
     async def run(self) -> list[Experience]:
-        exits()
+        return exits()
 
 
 class ExitsInOneRollout(SimpleWorkflow):
     async def run(self) -> list[Experience]:
-        return await gather_rollouts([super().run(), asyncio.to_thread(exits)])
+        found = await gather_rollouts([super().run(), asyncio.to_thread(exits)])
+        return found[0]
 
 
 @pytest.mark.parametrize("kind", [Exits, ExitsInOneRollout])
@@ -174,6 +174,57 @@ def test_an_agent_that_exits_fails_its_attempt_alone(
     failure = asyncio.run(explore(the_task(greedy_baseline=greedy), Tools()))
     assert isinstance(failure, AttemptFailure)
     assert (failure.cause, failure.error) == (FailureCause.WORKFLOW_ERROR, "RuntimeError: SystemExit: 2")
+
+
+HALF = "half a pair: \ud83d"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("response_text", None),
+        ("prompt_text", 5),
+        ("info_json", HALF),
+        ("step", 1.0),
+        ("rollout", 0.0),
+        ("reward", "1"),
+        ("metrics", {HALF: 1.0}),
+        ("metrics", {"a": None}),
+        ("action_mask", [True, True]),
+        ("token_ids", np.arange(5)),
+        ("version_spans", (VersionSpan(0.5, 0, 2),)),
+    ],
+)
+async def test_a_field_that_no_message_holds_is_named_by_a_final_failure(
+    field: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Odd(SimpleWorkflow):
+        async def run(self) -> list[Experience]:
+            first, *others = await super().run()
+            return [first, replace(others[0], **{field: value}), *others[1:]]
+
+    monkeypatch.setattr(attempt, "find_workflow", lambda _: Odd)
+    failure = await explore(the_task(), Tools())
+    assert isinstance(failure, AttemptFailure)
+    assert (failure.cause, failure.final) == (FailureCause.INVALID_EXPERIENCE, True)
+    assert f"group.experiences[1].{field}: " in failure.error
+    assert decode_outcome(encode_outcome(failure)) == failure
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("problem", "text"),
+    [(ValueError(HALF), "ValueError: half a pair: ?"), (Unreadable(), "its text cannot be read: RuntimeError")],
+)
+async def test_an_error_is_stored_whatever_its_text(problem: Exception, text: str) -> None:
+    failure = await explore(the_task(), Tools(problem))
+    assert isinstance(failure, AttemptFailure)
+    assert text in failure.error
+    assert decode_outcome(encode_outcome(failure)) == failure
 
 
 @pytest.mark.parametrize("problem", [None, WeightsWithdrawn("wrong")])

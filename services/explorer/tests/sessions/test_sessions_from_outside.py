@@ -23,6 +23,7 @@ from starlette.routing import Route
 from support.fakes.data.experience import make_task
 from trinity.api.explorer.v1 import explorer_pb2 as pb
 from trinity.data.experience import AttemptFailure, Group, Outcome, SamplingParams, Task, VersionSpan
+from trinity.data.wire import encode_outcome
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.environments.client import EnvironmentClient
 from trinity.explorer.rollout import attempt
@@ -283,6 +284,25 @@ async def test_a_program_that_sets_no_reward_abandons_its_session(explorer: Expl
     await asyncio.to_thread(play, explorer, lambda session: None)
     failure = await outcome(running)
     assert isinstance(failure, AttemptFailure) and "its program set no reward" in failure.error
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "status", "error"),
+    [
+        ("close", {"reward": 1.0, "metrics": {"\ud83d": 1.0}}, 400, "metrics: have a name with half a surrogate pair"),
+        ("abandon", {"reason": "bad reply \ud83d"}, 200, "abandoned the session: bad reply ?"),
+    ],
+)
+async def test_half_a_surrogate_pair_of_a_program_leaves_a_failure_that_can_be_stored(
+    explorer: Explorer, call: str, given: dict[str, Any], status: int, error: str
+) -> None:
+    running = explorer.explore(repeat_times=1)
+    key = (await explorer.open())["key"]
+    await explorer.chat(key)
+    assert (await explorer.post(f"/sessions/{call}", key, **given)).status_code == status
+    failure = await outcome(running)
+    assert isinstance(failure, AttemptFailure) and error in failure.error
+    encode_outcome(failure)
 
 
 async def test_a_failed_call_fails_the_attempt_at_once(explorer: Explorer) -> None:

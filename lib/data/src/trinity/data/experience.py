@@ -313,11 +313,15 @@ def reward_problem(value: float, bound: float) -> str:
 
 
 def check_metric_names(name: str, metrics: Collection[str]) -> None:
-    """Raise InvalidInput for more metrics, or longer names, than a monitor can show."""
+    """Raise InvalidInput for more metrics or longer names than a monitor can show, and for a name that is no text."""
     if len(metrics) > MOST_METRICS:
         raise InvalidInput(name, f"are {len(metrics)}; an experience has at most {MOST_METRICS}")
     if metrics and (longest := max(map(len, metrics))) > LONGEST_NAME:
         raise InvalidInput(name, f"have a name of {longest} characters, may have {LONGEST_NAME}")
+    try:
+        "".join(metrics).encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(name, "have a name with half a surrogate pair (\\ud800 to \\udfff); remove it") from None
 
 
 class KeptExperience(Protocol):

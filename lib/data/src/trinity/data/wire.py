@@ -3,8 +3,9 @@
 Arrays travel as dtype + shape + bytes (invariant I9).
 """
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ _TRUNCATIONS = {0, *(int(value) for value in Truncation)}
 LONGEST_ERROR = 4000  # characters of a failure's text
 LONGEST_TIMEOUT_SECONDS = 1e9  # asyncio adds it to a clock
 _CAUSES = {cause.value for cause in FailureCause}
+_ARRAYS = {"token_ids": "int32", "logprobs": "float32", "action_mask": "bool", "teacher_logprobs": "float32"}
 _DTYPES = {name: np.dtype(name) for name in ("int32", "int64", "float32", "float64", "bool")}
 
 
@@ -121,28 +123,47 @@ def decode_task(data: bytes) -> Task:
         raise InvalidInput("task", f"is no task message: {error}") from None
 
 
-def _fill_experience(message: experience_pb2.Experience, experience: Experience) -> None:
-    """Fills the message in place, because protobuf copies a message that is added to another one."""
-    message.rollout, message.step = experience.rollout, experience.step
-    message.prompt_length, message.reward = experience.prompt_length, experience.reward
-    fill_tensor(message.token_ids, experience.token_ids)
-    fill_tensor(message.logprobs, experience.logprobs)
-    fill_tensor(message.action_mask, experience.action_mask)
-    for span in experience.version_spans:
-        message.version_spans.add(**vars(span))
-    message.truncation = int(experience.truncation)  # type: ignore[assignment]  # the stub knows no plain numbers
-    message.metrics.update(experience.metrics)
-    message.info_json = experience.info_json
-    message.prompt_text, message.response_text = experience.prompt_text, experience.response_text
-    if experience.teacher_logprobs is not None:
-        fill_tensor(message.teacher_logprobs, experience.teacher_logprobs)
+@contextlib.contextmanager
+def _naming(field: str) -> Iterator[None]:
+    """Raises InvalidInput naming the field for a value that no message can hold."""
+    try:
+        yield
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InvalidInput(field, f"cannot be stored: {error}") from None
+
+
+def _fill_experience(message: experience_pb2.Experience, experience: Experience, name: str = "call.experience") -> None:
+    """Fills the message in place, because protobuf copies a message that is added to another one. Raises InvalidInput
+    naming a field of a wrong type, or a text with half a surrogate pair.
+    """
+    for field in ("rollout", "step", "prompt_length", "reward", "info_json", "prompt_text", "response_text"):
+        with _naming(f"{name}.{field}"):
+            setattr(message, field, getattr(experience, field))
+    for field, dtype in _ARRAYS.items():
+        array = getattr(experience, field)
+        if array is None and field == "teacher_logprobs":
+            continue
+        if getattr(array, "dtype", None) != dtype:
+            problem = f"is {getattr(array, 'dtype', type(array).__name__)}, must be a numpy array of {dtype}"
+            raise InvalidInput(f"{name}.{field}", problem)
+        fill_tensor(getattr(message, field), array)
+    with _naming(f"{name}.version_spans"):
+        for span in experience.version_spans:
+            message.version_spans.add(**vars(span))
+    with _naming(f"{name}.truncation"):
+        message.truncation = int(experience.truncation)  # type: ignore[assignment]  # the stub knows no plain numbers
+    with _naming(f"{name}.metrics"):
+        message.metrics.update(experience.metrics)
     if experience.routes is not None:
-        message.routes.CopyFrom(to_message(experience.routes, experience_pb2.Routes))
+        with _naming(f"{name}.routes"):
+            message.routes.CopyFrom(to_message(experience.routes, experience_pb2.Routes))
     if experience.teacher_top is not None:
-        fill_tensor(message.teacher_top.ids, experience.teacher_top.ids)
-        fill_tensor(message.teacher_top.logprobs, experience.teacher_top.logprobs)
-    for image in experience.images:
-        message.images.add(digest=image.digest, start=image.start)
+        with _naming(f"{name}.teacher_top"):
+            fill_tensor(message.teacher_top.ids, experience.teacher_top.ids)
+            fill_tensor(message.teacher_top.logprobs, experience.teacher_top.logprobs)
+    with _naming(f"{name}.images"):
+        for image in experience.images:
+            message.images.add(digest=image.digest, start=image.start)
 
 
 def experience_from_proto(
@@ -187,8 +208,8 @@ def _placed(message: experience_pb2.Experience, name: str, files: Mapping[bytes,
 def fill_group(message: experience_pb2.Group, group: Group) -> None:
     message.task.CopyFrom(task_to_proto(group.task))
     message.attempt, message.explorer_id = group.attempt, group.explorer_id
-    for experience in group.experiences:
-        _fill_experience(message.experiences.add(), experience)
+    for index, experience in enumerate(group.experiences):
+        _fill_experience(message.experiences.add(), experience, f"group.experiences[{index}]")
     of_task = set(group.task.images)
     shown = dict.fromkeys(image.file for experience in group.experiences for image in experience.images)
     message.images.extend(file for file in shown if file not in of_task)
@@ -230,7 +251,7 @@ def failure_from_proto(message: experience_pb2.AttemptFailure) -> AttemptFailure
 
 
 def encode_outcome(outcome: Outcome) -> bytes:
-    """An entry of the experience log."""
+    """An entry of the experience log. Raises InvalidInput naming a field that no message can hold."""
     if isinstance(outcome, Group):
         message = experience_pb2.Outcome()
         fill_group(message.group, outcome)

@@ -18,6 +18,7 @@ from trinity.api.errors import (
     Unavailable,
     error_of,
     status_of,
+    text_of,
 )
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "error_of",
+    "text_of",
     "to_status",
 ]
 

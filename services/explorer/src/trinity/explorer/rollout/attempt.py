@@ -34,7 +34,7 @@ from trinity.explorer.workflows import WORKFLOWS, Toolbox, find_workflow, seeds
 from trinity.explorer.workflows.base import Workflow, contained, gather_rollouts
 from trinity.runtime import headers, tracing
 from trinity.runtime.broker import Broker, PublishRefused, blobs, new_message_id
-from trinity.runtime.errors import FailureCause, InvalidInput, Unavailable
+from trinity.runtime.errors import FailureCause, InvalidInput, Unavailable, text_of
 from trinity.runtime.metrics import Counter, Histogram
 from trinity.runtime.names import RunNames, owner_of
 
@@ -146,6 +146,7 @@ async def explore(
                 await journal.settle()
             group = Group(task, attempt, explorer_id, tuple(experiences), begin, time.time())
             try:
+                encode_outcome(group)  # the log takes it, or the failure names the field
                 group.check(limits)
             except InvalidInput as error:
                 return _failure(task, attempt, explorer_id, FailureCause.INVALID_EXPERIENCE, error, final=True)
@@ -242,7 +243,7 @@ def _failure(
     task: Task, attempt: int, explorer_id: str, cause: FailureCause, error: Exception, final: bool = False
 ) -> AttemptFailure:
     FAILURES.labels(cause).inc()
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {text_of(error)}"
     log.warning("explorer.attempt.failed", task=task.task_id, attempt=attempt, cause=str(cause), error=text)
     return AttemptFailure(task, attempt, explorer_id, cause, text, final, time.time())
 

@@ -17,7 +17,7 @@ from trinity.explorer.environments import slots
 from trinity.explorer.sessions.agents import AgentSession
 from trinity.explorer.sessions.session import SessionFailed, Sessions
 from trinity.runtime.errors import Conflict, InvalidInput, Unauthenticated, Unavailable
-from trinity.sdk.contract import MAX_METRIC_NAMES
+from trinity.sdk.contract import MAX_METRIC_NAMES, sendable
 
 LONGEST_WAIT_SECONDS = 60.0
 _LONGEST_REASON = 2000  # characters
@@ -179,7 +179,7 @@ class OutsideSessions:
     def abandon(self, key: str, reason: str) -> None:
         """End a session without a reward. Raises as `close` does."""
         offer = self._of(key)
-        why = reason[:_LONGEST_REASON] or "it gave no reason"
+        why = sendable(reason[:_LONGEST_REASON]) or "it gave no reason"
         offer.agent.session.fail(SessionFailed(f"its agent abandoned the session: {why}"))
         offer.agent.session.close()
 
