@@ -258,3 +258,46 @@ async def test_a_pattern_that_takes_for_ever_ends_and_stops_nothing_else() -> No
 )
 def test_signs_of_unicode_and_colours_mean_what_latex_writes(response: str, truth: str, right: bool) -> None:
     assert score("accuracy_reward", response, truth).reward == right
+
+
+UNITS = r"""42cm 42kg 42km 42ml 42mph 42km/h 42m^2 42cm² 42hours 42hrs 42USD 42nd 42~C 42~K 42~F 42~A 42~°C 42°C 42℃
+42^\circ~C 42\,^\circ\mathrm{C} 42~degrees~Celsius 42~\Omega 42~kΩ 42元 42~元 42\text{元} 42个 42人 42円 42원
+42~см 42~руб 42~días ₹42 ₩42 42¢
+￥42 **42**~✅ 42~🎉"""
+
+
+@pytest.mark.parametrize("given", UNITS.split())
+def test_a_number_with_a_unit_is_the_number(given: str) -> None:
+    given = given.replace("~", " ")
+    for reply in (f"\\boxed{{{given}}}", f"The answer is {given}.", f"答案：{given}"):
+        assert score("accuracy_reward", reply, "42").reward == 1
+        assert score("accuracy_reward", reply, "41").reward == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "reference", "same"),
+    [
+        ("25", "25 °C", True),
+        ("25 degrees Celsius", "25 °C", True),
+        ("25^\\circ\\text{C}", "25 ℃", True),
+        ("25 °F", "25 °C", False),
+        ("25 K", "25 °C", False),
+        ("42 hours", "42 h", True),
+        ("42 m²", "42 m^{2}", True),
+        ("42 m^3", "42 m^2", False),
+        ("42 km", "42 cm", False),
+        ("42 meters", "42m", True),
+        ("3xy", "3", False),
+        ("6abc", "6xyz", False),
+        ("3", "3m^2", False),
+        ("2", "2mg", False),
+        ("42万", "42", False),
+        ("42以上", "42", False),
+        ("42 млн", "42", False),
+        ("42π", "42", False),
+        ("42 ❌", "42", False),
+        ("♥", "♠", False),
+    ],
+)
+def test_units_are_told_from_variables_multiples_and_other_units(given: str, reference: str, same: bool) -> None:
+    assert same_answer(given, reference) is same

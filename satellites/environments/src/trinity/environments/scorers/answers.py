@@ -34,14 +34,42 @@ _SYMBOLS = {
     "π": "\\pi ", "∞": "\\infty ", "×": "\\times ", "·": "\\cdot ", "÷": "/", "±": "\\pm ", "≤": "\\le ", "≥": "\\ge ",
     "≠": "\\ne ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ",
 }  # fmt: skip
-_DEGREES = re.compile(r"\^\s?\{?\s?\\circ\s?\}?|°|\\degree|(?<=\d) degrees?\b")
+_DEGREES = re.compile(
+    r"(?:\^\s?\{?\s?\\circ\s?\}?|°|\\degree|(?<=\d) degrees?\b)"
+    r"(?:\s?([CF])(?:elsius|entigrade|ahrenheit)?(?![a-zA-Z]))?",
+    re.IGNORECASE,
+)
+# Emoji behind an answer, but no crosses.
+_CHEERS = re.compile("(?<=[\\w%.!)}*])[\\s*]*[\u2700-\u2714\u27a0-\u27bf\u2b50\ufe0f\u200d\U0001f300-\U0001faff]+$")
+_CURRENCIES = dict.fromkeys(c for c in range(0x80, 0xFFFF) if unicodedata.category(chr(c)) == "Sc")
+_SIGNS = FULL_WIDTH | _CURRENCIES | {ord("¢"): " cents", ord("℃"): "°C", ord("℉"): "°F"}
 _PERCENT = re.compile(r"\s?\bper ?cent\b|\\%")
 _BASE = re.compile(r"\d_")
 _NAME = re.compile(r"(?:[a-zA-Z]|\([a-zA-Z](?:, ?[a-zA-Z])*\))\s?(?:=|≈|\\approx|\\in(?![a-z]))\s?")
-_UNIT = re.compile(
-    r"(.*[\d}$.%]) ((?:[a-zA-Z]{2,}|[mgshLJNWV])(?:\^?\{?[23²³]\}?)?(?:/[a-zA-Z]{1,9}(?:\^?\{?[23²³]\}?)?)?)\.?",
-    re.ASCII,
+# A word of another alphabet, or up to three signs without spaces; but no words for a multiple, "or more" and the like.
+_FOREIGN_WORD = "(?!(?:тыс|млн|млрд|милли|полов|или|не))[a-zA-Z]*[À-ÖØ-öø-ɏа-яёА-ЯЁ][a-zA-ZÀ-ÖØ-öø-ɏа-яёА-ЯЁ]{0,12}"
+_FOREIGN_SIGNS = (
+    "(?!이상|이하|미만|초과)"
+    "(?:(?![一二三四五六七八九十百千万萬亿億兆零半几多余以未超不或非成折만억천백십조])[\u3040-\ud7ff]){1,3}"
 )
+_POWER = r"(?:\^?\{?[23²³]\}?)?"
+_UNIT = re.compile(
+    rf"(.*[0-9}}$.%])( ?)((?:[a-zA-Z]{{2,}}|[mgshLJNWVKCFAT]|°[CF]|[kM]?(?:\\Omega|[\u03a9\u2126])){_POWER}"
+    rf"(?:/[a-zA-Z]{{1,9}}{_POWER})?|{_FOREIGN_WORD}{_POWER}|{_FOREIGN_SIGNS})\.?"
+)
+# Units by their names, the first of which stands for all. Only these may stand right behind a number: 3xy is no 3.
+_UNITS = {
+    name: names.split()[0]
+    for names in """s sec second 秒|ms millisecond|min minute 分钟|h hr hour 小时 ч час|day 天|week wk|month|year yr 年
+    dollar usd|cent|euro eur|pound lb|yuan rmb cny 元|yen jpy 円|won krw 원|ruble rub руб
+    mm millimeter millimetre мм|cm centimeter centimetre 厘米 см|m meter metre 米 м|km kilometer kilometre 千米 公里 км
+    in inch inche|ft foot feet|yd yard|mile mi|mg milligram|g gram г 克|kg kilogram кг 千克|oz ounce|ton tonne
+    ml milliliter millilitre|l liter litre|gal gallon|kb|mb|gb|tb|kwh|kw|mw|hz|khz|mhz|ghz|pa|kpa|mol|kj|rad
+    km/h kmh kph|mile/h mph|°c c celsius|°f f fahrenheit|k kelvin|st nd rd th""".replace("\n", "|").split("|")
+    for name in names.split()
+}
+_PRODUCT = re.compile(r"\d(?:[a-zA-Z](?![a-zA-Z])|mg\b)", re.ASCII)  # 3m^2 of a reference may be of a variable m
+_UNIT_WORD = r"°?[^\W\d_]+"
 # Words that change the number beside them, or say that it is not the answer.
 _NO_UNIT = (
     "(?:dozen|hundred|thousand|million|billion|trillion|pi|squared|cubed|factorial|half|halve|third|quarter|fourth|fifth"
@@ -75,16 +103,20 @@ def reference_answer(truth: str) -> str:
 
 def cleaned(text: str) -> str:
     """Removes markup: Markdown's emphasis, quotes, delimiters of formulas, LaTeX's fonts, boxes and spaces."""
-    text = text.translate(FULL_WIDTH).replace("\\!", "").replace("{,}", ",").replace("\\$", "$")
+    text = text.translate(_SIGNS).replace("\\!", "").replace("{,}", ",").replace("\\$", "$")
     text = re.sub(r"(?<=\d)\\,(?=\d)", "", text)
     text = _VULGAR.sub(lambda found: f"{found[1]} {unicodedata.normalize('NFKC', found[2])}".replace("⁄", "/"), text)
     text = _COLOUR.sub(" ", text).replace("\\varnothing", "\\emptyset")
     for _ in range(4):
         text = _IN_LATEX.sub(lambda found: f" {found[1]}", text)
     text = re.sub(r"\\[dtc]frac", r"\\frac", _SPACING.sub(" ", text))
-    text = _PERCENT.sub("%", _DEGREES.sub("", re.sub(r"(?<![\w)])\*\*|\*\*(?![\w(])|`|[“”\"]|[€£¥]", "", text)))
-    text = " ".join(text.split()).lstrip("*_$ ").rstrip("*_$ .,;:")
+    text = _PERCENT.sub("%", _DEGREES.sub(_temperature, re.sub(r"(?<![\w)])\*\*|\*\*(?![\w(])|`|[“”\"]", "", text)))
+    text = _CHEERS.sub("", " ".join(text.split())).lstrip("*_$ ").rstrip("*_$ .,;:")
     return re.sub(r"^(?:is|are|=|:|≈|\\approx) ?", "", text)
+
+
+def _temperature(degrees: re.Match[str]) -> str:
+    return f" °{degrees[1].upper()}" if degrees[1] else ""
 
 
 def normalise(answer: str) -> str:
@@ -131,10 +163,22 @@ def quantity(text: str) -> tuple[Fraction, str] | None:
     if value is not None:
         return value, ""
     found = _UNIT.fullmatch(_NAME.sub("", text, count=1) if _NAME.match(text) else text)
-    if found and not re.fullmatch(_NO_UNIT, found[2].lower()):
-        value = number(normalise(found[1]))
-        return None if value is None else (value, found[2])
-    return None
+    if not found or re.fullmatch(_NO_UNIT, found[3].lower()):
+        return None
+    value, unit = number(normalise(found[1])), _unit(found[3])
+    known = len(found[3]) > 1 and all(word in _UNITS for word in re.findall(_UNIT_WORD, unit))
+    return (value, unit) if value is not None and (found[2] or known or not found[3].isascii()) else None
+
+
+def _unit(text: str) -> str:
+    """Returns one spelling of a unit: km/h for `kilometers/hour`, cm2 for `cm^{2}`."""
+    text = unicodedata.normalize("NFKC", text.lower()).translate(dict.fromkeys(map(ord, "^{}")))
+    return _UNITS.get(text) or re.sub(_UNIT_WORD, lambda word: _singular(word[0]), text)
+
+
+def _singular(word: str) -> str:
+    plain = word if word in _UNITS else word.rstrip("s")
+    return _UNITS.get(plain, plain)
 
 
 def _in_sentence(text: str) -> Fraction | None:
@@ -195,12 +239,12 @@ def _same(given: str, reference: str, verifier: Verifier | None) -> bool:
         return True
     if all(re.fullmatch(r"[a-zA-Z' -]{4,}", text) for text in (given, reference)):
         return given.casefold() == reference.casefold()
-    wanted, found = quantity(reference), quantity(given)
+    wanted, found = None if _PRODUCT.search(reference) else quantity(reference), quantity(given)
     if wanted and not found and (value := _in_sentence(given)) is not None:
         found = value, wanted[1]
     if wanted and found:
-        units = {unit.lower().rstrip("s") for unit in (wanted[1], found[1]) if unit}
-        if len(units) > 1 and min(map(len, units)) < 3:
+        units = {unit for unit in (wanted[1], found[1]) if unit}
+        if len(units) > 1 and min(map(len, units)) < 3 and all(unit.lstrip("°").isascii() for unit in units):
             return False
         if wanted[0] == found[0]:
             return True
