@@ -301,3 +301,23 @@ def test_a_number_with_a_unit_is_the_number(given: str) -> None:
 )
 def test_units_are_told_from_variables_multiples_and_other_units(given: str, reference: str, same: bool) -> None:
     assert same_answer(given, reference) is same
+
+
+@pytest.mark.parametrize(
+    ("given", "reference", "same"),
+    [
+        ("YES", "Yes", True),
+        ("NO", "no", True),
+        ("\\text{yes}", "YES", True),
+        ("BAC", "ABC", False),
+        ("GOD", "DOG", False),
+        ("AM", "MA", False),
+        ("on", "no", False),
+        ("Nan", "Ann", False),
+        ("ba", "ab", True),
+        ("ac", "ab", False),
+    ],
+)
+def test_short_words_are_compared_as_words(given: str, reference: str, same: bool) -> None:
+    assert score("accuracy_reward", f"Answer: {given}", reference).reward == same
+    assert score("math_boxed_reward", f"\\boxed{{{given}}}", reference).reward == same

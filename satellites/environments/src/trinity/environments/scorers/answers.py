@@ -86,6 +86,8 @@ _STANDING = re.compile(
 )
 _FUNCTIONS = "sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|infinity|inf|arcsin|arccos|arctan|frac|max|min|mod"
 _PROSE = re.compile(rf"(?<![\\a-zA-Z])(?!(?:{_FUNCTIONS})(?![a-z]))[a-zA-Z]{{2,}}")
+_WORDS = re.compile(r"[a-zA-Z' -]{2,}")
+_VARIABLES = re.compile(r"[a-np-z]{2,3}")  # ab is ba; o is no variable, so that no is not on
 _CHOICE = re.compile(
     r"(?:(?:option|choice|answer) )?"
     r"(?:\(([A-Ja-j])\)(?![a-z])|(?-i:([A-J]))(?:[.):](?!\w)| (?:[-–—:](?= )|(?=\())|$))[.:]?\s*(.*)",
@@ -237,8 +239,11 @@ def same_answer(given: str, reference: str, verifier: Verifier | None = None) ->
 def _same(given: str, reference: str, verifier: Verifier | None) -> bool:
     if normalise(given) == normalise(reference):
         return True
-    if all(re.fullmatch(r"[a-zA-Z' -]{4,}", text) for text in (given, reference)):
-        return given.casefold() == reference.casefold()
+    if all(_WORDS.fullmatch(text) for text in (given, reference)):
+        if given.casefold() == reference.casefold():
+            return True
+        if not _VARIABLES.fullmatch(given) or not _VARIABLES.fullmatch(reference):
+            return False
     wanted, found = None if _PRODUCT.search(reference) else quantity(reference), quantity(given)
     if wanted and not found and (value := _in_sentence(given)) is not None:
         found = value, wanted[1]
