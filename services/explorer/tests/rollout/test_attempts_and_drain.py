@@ -176,6 +176,42 @@ def test_an_agent_that_exits_fails_its_attempt_alone(
     assert (failure.cause, failure.error) == (FailureCause.WORKFLOW_ERROR, "RuntimeError: SystemExit: 2")
 
 
+async def cancelled_by_itself() -> list[Experience]:
+    sleeping = asyncio.create_task(asyncio.sleep(60))
+    sleeping.cancel()
+    await sleeping
+    return []
+
+
+class CancelsItself(SimpleWorkflow):
+    async def run(self) -> list[Experience]:
+        return await cancelled_by_itself()
+
+
+class CancelsItselfInOneRollout(SimpleWorkflow):
+    async def run(self) -> list[Experience]:
+        return (await gather_rollouts([super().run(), cancelled_by_itself()]))[0]
+
+
+@pytest.mark.parametrize("kind", [CancelsItself, CancelsItselfInOneRollout])
+async def test_a_workflow_that_cancels_itself_fails_its_attempt(
+    kind: type[SimpleWorkflow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "find_workflow", lambda _: kind)
+    failure = await asyncio.gather(explore(the_task(), Tools()), return_exceptions=True)
+    assert isinstance(failure[0], AttemptFailure)
+    assert (failure[0].cause, failure[0].final) == (FailureCause.WORKFLOW_ERROR, False)
+    assert "RuntimeError: the workflow cancelled itself" in failure[0].error
+
+
+async def test_an_attempt_that_is_cancelled_makes_no_failure() -> None:
+    exploring = asyncio.create_task(explore(the_task(), Tools(seconds=60)))
+    await asyncio.sleep(0.05)
+    exploring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await exploring
+
+
 HALF = "half a pair: \ud83d"
 
 

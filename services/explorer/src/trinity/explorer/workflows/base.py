@@ -193,13 +193,18 @@ def as_text(tools: Toolbox, experience: Experience, metrics: dict[str, float], i
 
 
 async def contained(rollout: Coroutine[Any, Any, Result]) -> Result:
-    """Run a rollout. SystemExit, which an agent raises by sys.exit and argparse, would end the explorer; it becomes a
-    RuntimeError.
+    """Run a rollout. What its own code raises to end a process or a task becomes a RuntimeError: SystemExit would end
+    the explorer, and CancelledError would look like the end of the task's lease.
     """
     try:
         return await rollout
     except SystemExit as error:
         raise RuntimeError(f"SystemExit: {error}") from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():  # from outside
+            raise
+        raise RuntimeError("the workflow cancelled itself: it awaited a task that it had cancelled") from error
 
 
 class _Rollouts(asyncio.TaskGroup):
