@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from trinity.environments.sandbox.sandbox import problem
-from trinity.environments.scorers import SCORERS, ScoreItem
+from trinity.environments.scorers import SCORERS, ScoreItem, code
 from trinity.environments.scorers.code import program
-from trinity.runtime.errors import InvalidInput
+from trinity.runtime.errors import InvalidInput, TimedOut
 from trinity.sdk.scoring import as_result
 
 pytestmark = [pytest.mark.core, pytest.mark.skipif(bool(problem()), reason=f"no sandbox: {problem()}")]
@@ -87,6 +87,25 @@ atexit.register(lambda: sys.stderr.write("bye"))"""
 def test_what_a_program_prints_does_not_hide_that_its_tests_passed(line: str) -> None:
     code = f"```python\n{line}\ndef add(a, b):\n    return a + b\n```"
     assert score(code, ["assert add(1, 2) == 3", "assert add(1, 2) == 4"]) == (0, 0.5)
+
+
+def test_an_answers_time_is_its_own() -> None:
+    """Not that of the sandbox, of Python's start, or of a machine with other work."""
+    assert score(DOUBLE, {"inputs": ["2"] * 30, "outputs": ["4"] * 30}, timeout_seconds=1) == (1, 1)
+    slow = "```python\nimport time\nwhile time.process_time() < 0.15: pass\nprint(4)\n```"
+    _, share = score(slow, {"inputs": ["2"] * 20, "outputs": ["4"] * 20}, timeout_seconds=1, partial_credit=True)
+    assert 0.2 <= share <= 0.6, "about ten"
+
+
+def test_a_score_call_that_ends_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "seconds_left", lambda: 0.8)
+    assert score(WRONG, "assert add(1, 2) == 3") == (0, 0), "it ended by itself"
+    with pytest.raises(TimedOut, match="fewer tests"):
+        score(ADD, "import time\ntime.sleep(9)")
+    assert score(ADD, "import time\ntime.sleep(9)", timeout_seconds=0.6) == (0, 0)
+    monkeypatch.setattr(code, "seconds_left", lambda: 0.4)
+    with pytest.raises(TimedOut, match="fewer tests"):
+        score(ADD, "assert add(1, 2) == 3")
 
 
 def test_a_program_that_prints_its_arguments_has_no_proof() -> None:

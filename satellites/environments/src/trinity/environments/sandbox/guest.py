@@ -28,6 +28,7 @@ class Guest:
         self.limits = limits
         self.end = time.monotonic() + limits["ttl_seconds"]
         self.ended = ""
+        self.cpu = 0.0
 
     def serve(self) -> None:
         """Until the input ends or the time is over."""
@@ -48,7 +49,7 @@ class Guest:
                     answer = answer[os.write(1, answer) :]
 
     def run(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """`{argv, cwd, env, seconds, output, stdin, alone}` -> `{code, output, cut, ended}`.
+        """`{argv, cwd, env, seconds, output, stdin, alone}` -> `{code, output, cut, ended, cpu}`.
 
         stdin, output: base64; `output` of the request: bytes kept at most; `alone`: end all other processes first.
         """
@@ -92,6 +93,7 @@ class Guest:
             "output": base64.b64encode(kept).decode(),
             "cut": cut,
             "ended": self.ended,
+            "cpu": self.cpu,
         }
 
     def feed(self, end: int, given: bytes) -> tuple[bytes, int]:
@@ -124,11 +126,11 @@ class Guest:
         found = None
         with contextlib.suppress(ChildProcessError):
             while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, used = os.wait4(-1, os.WNOHANG)
                 if not pid:
                     return found
                 if pid == child:
-                    found = status
+                    found, self.cpu = status, used.ru_utime + used.ru_stime
         return found
 
     def watch(self) -> None:

@@ -37,12 +37,15 @@ find "$@" -mindepth 1 -delete && base64 -d | tar -xzp --no-same-owner -f - -C /
 
 @dataclass(frozen=True)
 class Output:
-    """The end of a command. `code`: negative for a signal; `ended`: the limit it broke: time, memory or processes."""
+    """The end of a command. `code`: negative for a signal; `ended`: the limit it broke: time, memory or processes;
+    `cpu`: seconds of processors that it used, which only bubblewrap's sandboxes tell.
+    """
 
     code: int
     text: str
     cut: bool = False
     ended: str = ""
+    cpu: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ class BubblewrapSandbox(Sandbox):
         except (OSError, ValueError, EOFError) as error:
             raise Unavailable(f"the sandbox ended: {self._reason(error)}") from None
         text = base64.b64decode(answer["output"]).decode(errors="replace")
-        return Output(answer["code"], text, answer["cut"], answer["ended"])
+        return Output(answer["code"], text, answer["cut"], answer["ended"], answer["cpu"])
 
     def close(self) -> None:
         self._process.kill()

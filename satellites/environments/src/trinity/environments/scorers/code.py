@@ -1,10 +1,10 @@
 """`code_tests`: the program in an answer, judged by the row's tests in a sandbox."""
 
 import ast
+import functools
 import json
 import re
 import secrets
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from typing import Any
 
 from trinity.environments.arguments import Arguments
 from trinity.environments.sandbox.limits import Limits
-from trinity.environments.sandbox.sandbox import BubblewrapSandbox, File, Sandbox, put, require
+from trinity.environments.sandbox.sandbox import BubblewrapSandbox, File, Output, Sandbox, put, require
 from trinity.runtime.errors import InvalidInput, TimedOut
 from trinity.runtime.leases import most_mib
 from trinity.sdk.scoring import ScoreItem, ScoreResult, seconds_left
@@ -20,6 +20,7 @@ from trinity.sdk.scoring import ScoreItem, ScoreResult, seconds_left
 _BLOCK = re.compile(r"```[ \t]*(\w*)[^\n`]*\n(.*?)```", re.DOTALL)
 _MAX_CODE = 100_000
 _MAX_CASES = 1000
+_NO_TIME = "code_tests: the Score call has no time left; give fewer tests, or a lower timeout_seconds"
 # Only standard output is judged: programs may log, and Python may warn.
 _PYTHON = ["sh", "-c", 'exec python3 -I "$@" 2>/dev/null', "sh"]
 # The answer as the module `solution`, then the test. A line with the proof tells that the test came to its end.
@@ -47,7 +48,8 @@ def code_tests(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
     such a column the reference answer) has a text or a list of texts of Python (`assert add(1, 2) == 3`), or {"inputs",
     "outputs"} or a list of {"input", "output"}: what a program reads, and what it has to write. Lists and objects may
     be JSON. A test that only defines HumanEval's `check(candidate)` is called with the row's `entry_point`.
-    `timeout_seconds` (10) are for all tests of an answer, `memory_mib` (512) for its processes.
+    `timeout_seconds` (10) are for each test, and on a processor for all tests of an answer, without Python's start;
+    `memory_mib` (512) for its processes.
 
     Raises InvalidInput naming the column for tests that would judge nothing.
     """
@@ -79,31 +81,40 @@ def program(response: str) -> str:
 
 
 def _results(sandbox: Sandbox, cases: list[Case], seconds: float, stop: bool) -> Iterator[bool]:
-    """Runs each case until the time is over, or until a case fails with `stop`. Raises TimedOut where the Score call
-    has no time left: no verdict is better than a wrong one.
+    """Runs each case until the program has used its time, or until a case fails with `stop`. Raises TimedOut where the
+    Score call has no time left: no verdict is better than a wrong one.
     """
-    end = time.monotonic() + seconds
+    used = 0.0
     for case in cases:
-        if (called := seconds_left()) <= 0.5:
-            raise TimedOut("code_tests: the Score call has no time left; give fewer tests, or a lower timeout_seconds")
-        if (left := end - time.monotonic()) <= 0:
+        if used >= seconds:
             return
-        passed = _passes(sandbox, case, min(left, called))
-        if not passed and left > called:
-            raise TimedOut("code_tests: the Score call had too little time for a test")
+        if (called := seconds_left()) <= 0.5:
+            raise TimedOut(_NO_TIME)
+        passed, done = _run(sandbox, case, min(seconds, called))
+        if done.ended == "time" and called < seconds:
+            raise TimedOut(_NO_TIME)
+        used += seconds if done.ended == "time" else max(0.0, done.cpu - _start_seconds())
         yield passed
         if stop and not passed:
             return
 
 
-def _passes(sandbox: Sandbox, case: Case, seconds: float) -> bool:
+@functools.cache
+def _start_seconds() -> float:
+    """What Python's start takes of a processor."""
+    with closing(BubblewrapSandbox(Limits())) as sandbox:
+        return sandbox.run([*_PYTHON, "-c", ""]).cpu
+
+
+def _run(sandbox: Sandbox, case: Case, seconds: float) -> tuple[bool, Output]:
+    """Tells if the program passes, and how it ended."""
     if not case.test:
         done = sandbox.run([*_PYTHON, "/app/solution.py"], seconds=seconds, stdin=case.stdin.encode(), alone=True)
-        return done.code == 0 and not done.cut and _lines(done.text) == _lines(case.stdout)
+        return done.code == 0 and not done.cut and _lines(done.text) == _lines(case.stdout), done
     proof = secrets.token_hex(16)
     test = f"{case.test}\n__import__('os').write(1, b'\\n{proof}\\n')"
     done = sandbox.run([*_PYTHON, "-c", _TEST, test], seconds=seconds, alone=True)
-    return done.code == 0 and proof in done.text.splitlines()
+    return done.code == 0 and proof in done.text.splitlines(), done
 
 
 def _lines(text: str) -> list[str]:
