@@ -5,6 +5,7 @@ import functools
 import json
 import re
 import secrets
+import textwrap
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,9 +18,11 @@ from trinity.runtime.errors import InvalidInput, TimedOut
 from trinity.runtime.leases import most_mib
 from trinity.sdk.scoring import ScoreItem, ScoreResult, seconds_left
 
-_BLOCK = re.compile(r"```[ \t]*(\w*)[^\n`]*\n(.*?)```", re.DOTALL)
+# A fence begins a line. The last one may be missing, or end the last line.
+_BLOCK = re.compile(r"(?ms)^[ \t]*`{3,}[ \t]*(\w*)[^\n`]*\n(.*?)(?:^[ \t]*```|```\s*\Z|\Z)")
 _MAX_CODE = 100_000
 _MAX_CASES = 1000
+_NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
 _NO_TIME = "code_tests: the Score call has no time left; give fewer tests, or a lower timeout_seconds"
 # Only standard output is judged: programs may log, and Python may warn.
 _PYTHON = ["sh", "-c", 'exec python3 -I "$@" 2>/dev/null', "sh"]
@@ -74,10 +77,20 @@ def code_tests(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
 
 
 def program(response: str) -> str:
-    """The last block between triple backticks, one of Python before others; empty without any."""
+    """The last block between triple backticks, one of Python before others, and one that Python can read before
+    examples with `>>>`. Empty without any.
+    """
     blocks = _BLOCK.findall(response[-_MAX_CODE:].rpartition("</think>")[2])
     marked = [code for language, code in blocks if language.lower() in ("python", "py", "python3")]
-    return next(reversed(marked or [code for _, code in blocks]), "").strip()
+    codes = [textwrap.dedent(code).strip() for code in reversed(marked or [code for _, code in blocks])] or [""]
+    return codes[0] if len(codes) == 1 else next(filter(_is_python, codes), codes[0])
+
+
+def _is_python(code: str) -> bool:
+    try:
+        return bool(ast.parse(code).body)
+    except _NO_PYTHON:
+        return False
 
 
 def _results(sandbox: Sandbox, cases: list[Case], seconds: float, stop: bool) -> Iterator[bool]:
@@ -166,7 +179,7 @@ def _checking(test: str, entry_point: Any, where: str) -> str:
     """
     try:
         body = ast.parse(test).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except _NO_PYTHON as error:
         raise InvalidInput(where, f"has the test {test!r:.200}, which is no Python: {error}") from None
     if not all(map(_idle, body)):
         return test
