@@ -134,6 +134,7 @@ def test_a_program_that_ends_or_hangs_before_the_test_does_not_pass(code: str) -
         ("1. Read:\n   ```python\n   if a:\n       b\n\n   c\n   ```", "if a:\n    b\n\nc"),
         ("```python\na\nb\n", "a\nb"),
         ("```python\na```\n", "a"),
+        ("The answer: ```Python\na\n```\nIt adds.", "a"),
         ("````python\na\n````", "a"),
         ("```python\na  # not ``` the end\nb\n```", "a  # not ``` the end\nb"),
         ("```python\na\n```\nExample:\n```python\n>>> 2\n4\n```", "a"),

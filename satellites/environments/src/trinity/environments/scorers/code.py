@@ -18,8 +18,9 @@ from trinity.runtime.errors import InvalidInput, TimedOut
 from trinity.runtime.leases import most_mib
 from trinity.sdk.scoring import ScoreItem, ScoreResult, seconds_left
 
-# A fence begins a line. The last one may be missing, or end the last line.
-_BLOCK = re.compile(r"(?ms)^[ \t]*`{3,}[ \t]*(\w*)[^\n`]*\n(.*?)(?:^[ \t]*```|```\s*\Z|\Z)")
+# A fence begins a line, or says that Python follows. The last one may be missing, or end the last line.
+_OPENING = r"(?:^[ \t]*`{3,}[ \t]*|```(?=py(?:thon)?3?[ \t]*\n))(\w*)[^\n`]*\n"
+_BLOCK = re.compile(rf"(?msi){_OPENING}(.*?)(?:^[ \t]*```|```\s*\Z|\Z)")
 _MAX_CODE = 100_000
 _MAX_CASES = 1000
 _NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
