@@ -286,6 +286,15 @@ def test_a_number_with_a_unit_is_the_number(given: str) -> None:
         ("42 m²", "42 m^{2}", True),
         ("42 m^3", "42 m^2", False),
         ("42 km", "42 cm", False),
+        ("5 hours", "5 minutes", False),
+        ("5 weeks", "5 days", False),
+        ("5 dollars", "5 cents", False),
+        ("5 miles", "5 kilometers", False),
+        ("5 grams", "5 kilograms", False),
+        ("5 km per hour", "5 km/h", True),
+        ("5 kilometers/hour", "5 km/h", True),
+        ("5 apples", "5 pieces", True),
+        ("5元", "5 yuan", True),
         ("42 meters", "42m", True),
         ("3xy", "3", False),
         ("6abc", "6xyz", False),
@@ -321,3 +330,36 @@ def test_units_are_told_from_variables_multiples_and_other_units(given: str, ref
 def test_short_words_are_compared_as_words(given: str, reference: str, same: bool) -> None:
     assert score("accuracy_reward", f"Answer: {given}", reference).reward == same
     assert score("math_boxed_reward", f"\\boxed{{{given}}}", reference).reward == same
+
+
+WRONG = r"""≥~42 ≠~42 >~42 >42 >=~42 <~42~apples \ge~42 \le~42 \neq~42 k\ge42 42? 42+ 42- 42~(43~is~also~possible)
+42~(alternatively~43) 42~(also~forty-three) 42~(may~differ) 42~(41,~43) 42...43 42…43 42~\ldots~43"""
+
+
+@pytest.mark.parametrize("given", WRONG.split())
+def test_a_relation_a_range_or_a_hedge_is_no_number(given: str) -> None:
+    given = given.replace("~", " ")
+    assert score("math_boxed_reward", f"\\boxed{{{given}}}", "42").reward == 0
+    assert not same_answer("42", given)
+    assert same_answer(given, given)
+
+
+@pytest.mark.parametrize(
+    ("given", "reference", "same"),
+    [
+        ("x \\ge 42", "x ≥ 42", True),
+        ("x \\ge 42", "x > 42", False),
+        ("42 (forty-two)", "42", True),
+        ("42 apples (in total)", "42", True),
+        ("42 (21 twice)", "42", True),
+        ("42 (actually 43)", "42", False),
+        ("2024-05-01", "2024-01-05", False),
+        ("2018", "2024-01-05", False),
+        ("2024-01-05", "2018", False),
+        ("4/3/2024", "3/4/2024", False),
+        ("The date is 2024-01-05", "2024-01-05", True),
+        ("10-3", "7", True),
+    ],
+)
+def test_relations_remarks_and_dates_are_compared(given: str, reference: str, same: bool) -> None:
+    assert same_answer(given, reference) is same

@@ -81,6 +81,16 @@ _NO_SENTENCE = re.compile(
     r"|(?:more|less|fewer|greater|other|smaller|larger) than|up to|n['’]t)\b|n['’]t\b|[\\^_+*/<>≤≥√|{}=≠?](?!\d)",
     re.IGNORECASE,
 )  # fmt: skip
+_HEDGE = re.compile(
+    r"\b(?:alternatively|also|instead|rather|actually|possibl[ey]|probably|may|might|could|should)\b", re.IGNORECASE
+)
+# Texts that are no number, though math-verify reads one: with a relation in front, 42?, 42+, 42...43, 42 (41, 43).
+_NO_NUMBER = re.compile(
+    r"^(?:[a-zA-Z] ?)?(?:[<>≤≥≠]|!=|\\(?:[lg]t|[lgn]eq?|[lg]eqslant|not)(?![a-z]))|[-+?]$|\d ?(?:\.\.|…|\\[lc]?dots)"
+    r"|\d \(\d+,",
+    re.ASCII,
+)
+_DATE = re.compile(r"(?<![\w.])\d{1,4}([-/.])\d{1,2}\1\d{1,4}(?!\w)", re.ASCII)
 _STANDING = re.compile(
     r"(?<![\w.^/*+\\{(,-])-?\$?(\d{1,9} \d{1,9}/\d+|\d[\d,]*\.?\d*(?:/\d+)?|\.\d+)%?(?![\w^/*+\\{(-])", re.ASCII
 )
@@ -168,7 +178,7 @@ def quantity(text: str) -> tuple[Fraction, str] | None:
     if not found or re.fullmatch(_NO_UNIT, found[3].lower()):
         return None
     value, unit = number(normalise(found[1])), _unit(found[3])
-    known = len(found[3]) > 1 and all(word in _UNITS for word in re.findall(_UNIT_WORD, unit))
+    known = len(found[3]) > 1 and _is_known(unit)
     return (value, unit) if value is not None and (found[2] or known or not found[3].isascii()) else None
 
 
@@ -176,6 +186,14 @@ def _unit(text: str) -> str:
     """Returns one spelling of a unit: km/h for `kilometers/hour`, cm2 for `cm^{2}`."""
     text = unicodedata.normalize("NFKC", text.lower()).translate(dict.fromkeys(map(ord, "^{}")))
     return _UNITS.get(text) or re.sub(_UNIT_WORD, lambda word: _singular(word[0]), text)
+
+
+def _is_known(unit: str) -> bool:
+    return all(word in _UNITS for word in re.findall(_UNIT_WORD, unit))
+
+
+def _dates(text: str) -> list[str]:
+    return [found[0] for found in _DATE.finditer(text)]
 
 
 def _singular(word: str) -> str:
@@ -191,7 +209,9 @@ def _in_sentence(text: str) -> Fraction | None:
         return found[0] if found else _in_sentence(result)
     if not _PROSE.search(text) or _NO_SENTENCE.search(text):
         return None
-    if remark := re.fullmatch(r"([^()]+) \([^()]*\)", text):
+    if remark := re.fullmatch(r"([^()]+) \(([^()]*)\)", text):
+        if _HEDGE.search(remark[2]):
+            return None
         text = f"{remark[1]} is"
     values = {number(normalise(found[0])) for found in _STANDING.finditer(text)}
     digits = sum(map(len, re.findall(r"\d+", text)))
@@ -245,11 +265,16 @@ def _same(given: str, reference: str, verifier: Verifier | None) -> bool:
         if not _VARIABLES.fullmatch(given) or not _VARIABLES.fullmatch(reference):
             return False
     wanted, found = None if _PRODUCT.search(reference) else quantity(reference), quantity(given)
+    if (wanted and _NO_NUMBER.search(given)) or (found and _NO_NUMBER.search(reference)):
+        return False
+    if _DATE.fullmatch(given) or _DATE.fullmatch(reference):
+        return _dates(given) == _dates(reference)
     if wanted and not found and (value := _in_sentence(given)) is not None:
         found = value, wanted[1]
     if wanted and found:
         units = {unit for unit in (wanted[1], found[1]) if unit}
-        if len(units) > 1 and min(map(len, units)) < 3 and all(unit.lstrip("°").isascii() for unit in units):
+        short = min(map(len, units), default=0) < 3 and all(map(str.isascii, units))
+        if len(units) > 1 and (short or all(map(_is_known, units))):
             return False
         if wanted[0] == found[0]:
             return True
