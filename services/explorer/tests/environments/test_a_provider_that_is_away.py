@@ -13,13 +13,14 @@ from support.fakes.explorers.toolbox import Toolbox, make_episode_task
 from trinity.data.experience import AttemptFailure, Group, Outcome, Task
 from trinity.data.wire import task_to_proto
 from trinity.explorer.environments import providers
-from trinity.explorer.environments.client import EnvironmentClient, EnvironmentFailed
+from trinity.explorer.environments.client import EnvironmentCause, EnvironmentClient, EnvironmentFailed
 from trinity.explorer.rollout import attempt, task_queue
 from trinity.explorer.rollout.task_queue import TaskQueue
 from trinity.runtime.broker import StreamSpec, connect, ensure_consumer, ensure_streams
 from trinity.runtime.errors import FailureCause
 from trinity.runtime.names import TASK_LEASE_SECONDS, TASKS_CONSUMER
 from trinity.runtime.process import free_port
+from trinity.sdk.contract import Response
 
 pytestmark = pytest.mark.core
 
@@ -149,6 +150,29 @@ async def test_a_task_that_loses_its_provider_again_and_again_fails(stack: Async
     assert isinstance(outcome, AttemptFailure)
     assert (outcome.cause, "UNAVAILABLE" in outcome.error) == (FailureCause.ENVIRONMENT_ERROR, True)
     assert tools.waits == 3
+
+
+@pytest.mark.parametrize(("acts_as", "waits"), [("lacks_item", 0), ("loses_item", 0), ("leaves", 3)])
+async def test_an_item_that_a_served_environment_lacks_is_no_absence(
+    stack: AsyncExitStack, acts_as: str, waits: int
+) -> None:
+    """It answers NOT_FOUND to each reset or action. Absences in the middle of an episode are counted."""
+    there = await stack.enter_async_context(serving(ScriptedProvider("seen")))
+    there.acts_as["seen"] = acts_as
+    tools = await tools_for(stack, "", own=there.address)
+    outcome = await explored(tools, game("seen"))
+    assert isinstance(outcome, AttemptFailure)
+    assert (outcome.cause, "no item 17" in outcome.error) == (FailureCause.ENVIRONMENT_ERROR, True)
+    assert tools.waits == waits
+
+
+async def test_an_item_that_a_served_scorer_lacks_is_no_absence(stack: AsyncExitStack) -> None:
+    there = await stack.enter_async_context(serving(ScriptedProvider("good")))
+    there.acts_as["good"] = "lacks_item"
+    client = (await tools_for(stack, there.address))._client
+    with pytest.raises(EnvironmentFailed, match="no item 17") as failed:
+        await client.score("good", [Response("1 + 1", "2", "2")], {}, {})
+    assert failed.value.cause is EnvironmentCause.REFUSED
 
 
 async def test_other_tasks_have_the_slots_of_those_that_wait(stack: AsyncExitStack, nats_url: str) -> None:

@@ -74,10 +74,13 @@ class ScriptedProvider(environment_pb2_grpc.EnvironmentServiceServicer):
         try:
             async for request in requests:
                 if request.HasField("reset"):
-                    name = self.acts_as.get(request.reset.environment, request.reset.environment)
+                    asked = request.reset.environment
+                    name = self.acts_as.get(asked, asked)
                     if self.full or 0 < self.slots < self.open:
                         self.refused += 1
                         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no room")
+                    if name == "lacks_item":
+                        await context.abort(grpc.StatusCode.NOT_FOUND, "no item 17")
                     self.begun.append(name)
                     self.most_open = max(self.most_open, self.open)
                     yield pb.EpisodeResponse(observation=request.reset.task_json)
@@ -89,6 +92,11 @@ class ScriptedProvider(environment_pb2_grpc.EnvironmentServiceServicer):
                     await context.abort(grpc.StatusCode.INTERNAL, "broken inside")
                 elif name == "lost":
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "the machine is gone")
+                elif name in ("loses_item", "leaves"):
+                    if name == "leaves":
+                        self.names = ()
+                        asyncio.get_running_loop().call_later(0.3, setattr, self, "names", (asked,))
+                    await context.abort(grpc.StatusCode.NOT_FOUND, "no item 17")
                 elif name == "told":
                     await context.abort(grpc.StatusCode.DATA_LOSS, "its reward is nan")
                 elif name == "wordy":
@@ -111,6 +119,8 @@ class ScriptedProvider(environment_pb2_grpc.EnvironmentServiceServicer):
             return pb.ScoreResponse()
         if request.scorer in SCORES:
             return pb.ScoreResponse(scores=[pb.Score(**SCORES[request.scorer]) for _ in request.items])  # type: ignore[arg-type]
+        if request.scorer == "good" and "lacks_item" in self.acts_as.values():
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no item 17")
         return pb.ScoreResponse(scores=[pb.Score(reward=0.25) for _ in request.items])
 
 

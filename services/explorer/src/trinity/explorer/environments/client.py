@@ -91,7 +91,7 @@ class EnvironmentClient:
                 try:
                     response = await provider.stub.Score(message, timeout=_SCORE_SECONDS)
                 except grpc.aio.AioRpcError as error:
-                    failure = provider.failure(request.scorer, error)
+                    failure = await provider.failure(request.scorer, error)
                     provider.record_failure(request.scorer, failure)
                     if failure.cause is EnvironmentCause.AWAY and self._providers.is_awaited(request.scorer):
                         raise failure from None

@@ -195,7 +195,7 @@ class Episode:
             failure = EnvironmentFailed(f"{where}: no answer to {what} in {seconds:g} s", EnvironmentCause.TIMEOUT)
             self._fail(failure)
         except grpc.aio.AioRpcError as error:
-            self._fail(self._provider.failure(self._reset.environment, error))
+            self._fail(await self._provider.failure(self._reset.environment, error))
         except asyncio.InvalidStateError:  # the call ended before the message was written
             await self._fail_by_status(where, what)
         if message is grpc.aio.EOF:
@@ -229,7 +229,7 @@ class Episode:
         if code is grpc.StatusCode.OK:
             self._fail(EnvironmentFailed(f"{where}: the stream ended instead of an answer to {what}"))
         error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
-        self._fail(self._provider.failure(self._reset.environment, error))
+        self._fail(await self._provider.failure(self._reset.environment, error))
 
     def _fail(self, failure: EnvironmentFailed) -> NoReturn:
         """End the episode on both sides and raise the failure."""
@@ -241,7 +241,7 @@ class Episode:
             self._call = None
         # Only a reset may be retried: after its first observation an episode cannot move to another provider.
         if self._begun:
-            self._over = True
+            self._over = failure.begun = True
             failure.passing = False
         elif self._reset.state and failure.cause is EnvironmentCause.REFUSED and not failure.passing:
             raise StateRefused(str(failure), failure.cause) from None

@@ -158,9 +158,9 @@ class Provider:
             return False
         return name in self._described or name in self._unsound or name in self._scorers
 
-    def failure(self, name: str, error: grpc.aio.AioRpcError) -> EnvironmentFailed:
-        """The failure of a call's status. An unknown name that was known before is AWAY."""
-        if error.code() is grpc.StatusCode.NOT_FOUND and name in self._known:
+    async def failure(self, name: str, error: grpc.aio.AioRpcError) -> EnvironmentFailed:
+        """The failure of a call's status. A known name that the provider serves no longer is AWAY."""
+        if error.code() is grpc.StatusCode.NOT_FOUND and name in self._known and not await self.serves(name):
             return self._away(name, str(error.details()))
         return failure_of(self.address, name, error)
 
