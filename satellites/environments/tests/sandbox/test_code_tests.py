@@ -177,3 +177,33 @@ def test_a_wrong_row_or_argument_is_named(tests: Any, args: dict[str, Any], fiel
     with pytest.raises(InvalidInput) as raised:
         score(ADD, tests, **args)
     assert raised.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "right"),
+    [
+        ("0.5", "0.500000", 1),
+        ("0.3333333333333333 -2", "0.333333333333 -2.0", 1),
+        ("3e-17", "0.000000", 1),
+        ("\\n  a\\tb\\n\\nc\\n", "a b\nc", 1),
+        ("0.50001", "0.5", 0),
+        ("1000000001", "1000000000", 0),
+        ("5.0", "5", 0),
+        ("0.5 0.5", "0.5", 0),
+        ("a\\nb", "a b", 0),
+        ("x" + "1" * 5000, "1.5", 0),
+    ],
+)
+def test_spaces_and_the_last_digits_of_decimals_do_not_matter(printed: str, expected: str, right: int) -> None:
+    program = f"```python\nprint('{printed}')\n```"
+    assert score(program, {"inputs": [""], "outputs": [expected]}) == (right, right)
+
+
+def test_usual_names_need_no_import_and_pass_no_test() -> None:
+    answer = """```python
+def total(numbers: List[int]) -> int:
+    return math.prod(deque(numbers)) + pow(2, 3, 5)
+```"""
+    assert score(answer, "assert total([2, 3]) == 9") == (1, 1)
+    assert score(answer, "assert gcd(4, 6) == 2") == (0, 0)
+    assert score("```python\ndef gcd(a, b):\n    return 5\n```", "assert gcd(4, 6) == 5") == (1, 1)

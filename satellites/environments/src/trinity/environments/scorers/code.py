@@ -3,12 +3,14 @@
 import ast
 import functools
 import json
+import math
 import re
 import secrets
 import textwrap
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from trinity.environments.arguments import Arguments
@@ -21,17 +23,34 @@ from trinity.sdk.scoring import ScoreItem, ScoreResult, seconds_left
 # A fence begins a line, or says that Python follows. The last one may be missing, or end the last line.
 _OPENING = r"(?:^[ \t]*`{3,}[ \t]*|```(?=py(?:thon)?3?[ \t]*\n))(\w*)[^\n`]*\n"
 _BLOCK = re.compile(rf"(?msi){_OPENING}(.*?)(?:^[ \t]*```|```\s*\Z|\Z)")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _MAX_CODE = 100_000
 _MAX_CASES = 1000
 _NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
 _NO_TIME = "code_tests: the Score call has no time left; give fewer tests, or a lower timeout_seconds"
 # Only standard output is judged: programs may log, and Python may warn.
 _PYTHON = ["sh", "-c", 'exec python3 -I "$@" 2>/dev/null', "sh"]
-# The answer as the module `solution`, then the test. A line with the proof tells that the test came to its end.
-_TEST = """
-import sys, types
+# What answers to such tasks use without an import.
+_USUAL = """
+from typing import *
+from bisect import bisect_left, bisect_right, insort
+from collections import *
+from copy import deepcopy
+from functools import cache, cmp_to_key, lru_cache, partial, reduce
+from heapq import *
+from itertools import *
+from math import ceil, comb, factorial, floor, gcd, inf, isqrt, lcm, log, log2, prod, sqrt
+import bisect, collections, copy, functools, heapq, itertools, math, operator, random, re, string, sys
+"""
+# The answer as the module `solution`, for which the usual names are built in, then the test, for which they are not.
+# A line with the proof tells that the test came to its end.
+_TEST = f"""
+import builtins, sys, types
 module = sys.modules["solution"] = types.ModuleType("solution")
+module.__builtins__ = dict(vars(builtins))
+exec({_USUAL!r}, module.__builtins__)
 exec(compile(open("/app/solution.py").read(), "/app/solution.py", "exec"), module.__dict__)
+module.__builtins__ = builtins
 exec(compile(sys.argv[1], "test", "exec"), module.__dict__)
 """
 
@@ -115,25 +134,32 @@ def _results(sandbox: Sandbox, cases: list[Case], seconds: float, stop: bool) ->
 
 @functools.cache
 def _start_seconds() -> float:
-    """What Python's start takes of a processor."""
+    """What Python's start and the usual imports take of a processor."""
     with closing(BubblewrapSandbox(Limits())) as sandbox:
-        return sandbox.run([*_PYTHON, "-c", ""]).cpu
+        return sandbox.run([*_PYTHON, "-c", _USUAL]).cpu
 
 
 def _run(sandbox: Sandbox, case: Case, seconds: float) -> tuple[bool, Output]:
     """Tells if the program passes, and how it ended."""
     if not case.test:
         done = sandbox.run([*_PYTHON, "/app/solution.py"], seconds=seconds, stdin=case.stdin.encode(), alone=True)
-        return done.code == 0 and not done.cut and _lines(done.text) == _lines(case.stdout), done
+        return done.code == 0 and not done.cut and _same(done.text, case.stdout), done
     proof = secrets.token_hex(16)
     test = f"{case.test}\n__import__('os').write(1, b'\\n{proof}\\n')"
     done = sandbox.run([*_PYTHON, "-c", _TEST, test], seconds=seconds, alone=True)
     return done.code == 0 and proof in done.text.splitlines(), done
 
 
-def _lines(text: str) -> list[str]:
-    """Spaces at the ends of lines, and empty lines at the end, do not matter."""
-    return [line.rstrip() for line in text.rstrip().splitlines()]
+def _same(text: str, expected: str) -> bool:
+    """Tells if lines have the same words. Spaces and empty lines do not matter, nor the last digits of decimals."""
+    lines, right = ([line.split() for line in each.splitlines() if line.strip()] for each in (text, expected))
+    return [*map(len, lines)] == [*map(len, right)] and all(map(_near, chain(*lines), chain(*right)))
+
+
+def _near(word: str, expected: str) -> bool:
+    if word == expected or "." not in expected or not (_NUMBER.fullmatch(word) and _NUMBER.fullmatch(expected)):
+        return word == expected
+    return math.isclose(float(word), float(expected), rel_tol=1e-6, abs_tol=1e-9)
 
 
 def _cases(task: dict[str, Any], key: str) -> list[Case]:
