@@ -365,6 +365,11 @@ class TestMcp:
         assert played.last.metrics["tool_calls"] == 1
         assert not [child for child in psutil.Process().children() if "server.py" in " ".join(child.cmdline())]
 
+    def test_the_answer_of_a_row_may_be_a_number(self) -> None:
+        assert play(McpTools(), ["<answer>42</answer>"], {**SUM, "answer": 42}, {"server": "sums"}).won
+        with pytest.raises(InvalidInput, match=r"task\.answer: is None, must be a text or a number"):
+            play(McpTools(), [], {"question": "What?"}, {"server": "sums"})
+
     def test_what_goes_wrong_is_told_to_the_policy(self) -> None:
         replies = [call("fail"), call("nope"), "<tool_call>{</tool_call>", call("add", a="x"), "hm"]
         played = play(McpTools(), replies, SUM, {"server": "sums"})

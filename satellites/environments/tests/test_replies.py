@@ -40,6 +40,11 @@ def test_everything_else_is_no_strict_reply(text: str) -> None:
     assert not reply.action
 
 
+@pytest.mark.parametrize("text", ["up", "<think>left</think>\n\nup", "left</think>up\n"])
+def test_a_plain_reply_is_its_action_behind_the_thoughts(text: str) -> None:
+    assert parse(text, "plain").action == "up"
+
+
 @pytest.mark.parametrize(
     ("text", "action"),
     [

@@ -25,10 +25,19 @@ def test_the_board_is_filled_over_turns() -> None:
     assert played.observations[1].text.splitlines()[-9] == "1 2 3 4 5 6 7 8 9"
 
 
+@pytest.mark.parametrize("lines", ["{}", "```\n{}\n```", "```text\n{}\n```\n"])
+@pytest.mark.parametrize("thought", ["", "<think>The first row\nlacks 0 0 2.</think>\n\n"])
+def test_thoughts_and_a_fence_are_no_lines(thought: str, lines: str) -> None:
+    said = thought + lines.format(f"0 0 1\n0 1 2\n8 8 {SOLUTION[8][8]}")
+    assert play(Sudoku(), [said], row_with((0, 0), (0, 1), (8, 8))).won
+
+
 @pytest.mark.parametrize(
     "reply",
     [
         "",
+        "```\n```",
+        "```\nI fill\n0 0 1\n```",
         "0 0",
         "I fill 0 0 1",
         "0 0 1 0 1 2",  # two moves need two lines

@@ -15,7 +15,7 @@ class ReplyFormat(StrEnum):
 
     STRICT = "strict"  # exactly one <think>...</think>, then exactly one <action>...</action>
     LENIENT = "lenient"  # the last <action>, else the last ``` block, else "action": "...", else a reply of one line
-    PLAIN = "plain"  # all of the reply is the action
+    PLAIN = "plain"  # all of the reply behind </think> is the action
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def parse(text: str, form: str, tag: str = "action", max_characters: int = MAX_R
         return Reply(problem=f"the reply has {len(text)} characters, at most {max_characters} are read")
     if form == ReplyFormat.STRICT:
         return _strict(text, tag)
-    found = text if form == ReplyFormat.PLAIN else _lenient(text, tag)
+    found = text.rpartition("</think>")[2] if form == ReplyFormat.PLAIN else _lenient(text, tag)
     if found is None:
         return Reply(thought=thought(text), problem=f"there is no <{tag}>...</{tag}> in the reply")
     return _reply(found, thought(text), tag)

@@ -52,7 +52,8 @@ class Sudoku(TextGame):
         found = super().read(reply)
         if found.problem or self.rules.reply_format != ReplyFormat.PLAIN:
             return found
-        lines = [line.split() for line in reply.splitlines() if line.strip()]
+        said = reply.rpartition("</think>")[2].splitlines()
+        lines = [line.split() for line in said if line.strip() and not line.lstrip().startswith("```")]
         if len(lines) > _MOST_MOVES or not all(len(line) == 3 for line in lines):
             return Reply(problem=f"the reply must be 1 to {_MOST_MOVES} lines: row column value")
         return replace(found, action=" ".join(part for line in lines for part in line))

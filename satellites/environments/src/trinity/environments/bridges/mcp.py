@@ -18,6 +18,7 @@ from typing import Any
 from trinity.environments.arguments import Arguments
 from trinity.environments.extras import needs, require
 from trinity.environments.game import ToolGame, Turn, TurnRules
+from trinity.environments.maths import question_and_truth
 from trinity.environments.replies import Reply, between, thought
 from trinity.environments.scorers.answers import reference_answer, same_answer
 from trinity.runtime.errors import Conflict, InvalidInput, TimedOut, Unavailable
@@ -45,7 +46,7 @@ class McpTools(ToolGame):
     defaults = TurnRules(max_steps=10)
 
     def begin(self, task: Arguments, args: Arguments, seed: int) -> str:
-        self.goal, self._truth = task.text("question"), task.text("answer")
+        self.goal, self._truth = question_and_truth(task)
         command = server_command(args.text("server"))
         self._timeout = args.number("timeout_seconds", 30.0, low=0.1, high=100)
         self._session = self.held.enter_context(contextlib.closing(ToolSession(command)))
