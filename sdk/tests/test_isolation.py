@@ -102,7 +102,16 @@ async def test_an_episode_is_played_and_closed_once(arena: Arena, tmp_path: Path
 
 
 @pytest.mark.parametrize("arena", ALL, indirect=True)
-@pytest.mark.parametrize(("action", "said"), [("raise", "odd: ValueError: broken inside"), ("exit", "SystemExit: 3")])
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        ("raise", "odd: ValueError: broken inside"),
+        ("exit", "SystemExit: 3"),
+        ("cancel", "CancelledError: "),
+        ("half", "ValueError: half a pair: [?]"),
+        ("unreadable", "odd: Unreadable: its text cannot be read: RuntimeError"),
+    ],
+)
 async def test_what_the_environment_raises_is_reported_and_it_is_closed(
     arena: Arena, action: str, said: str, tmp_path: Path
 ) -> None:

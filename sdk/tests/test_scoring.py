@@ -56,6 +56,28 @@ async def test_an_item_that_fails_fails_alone(arena: Arena) -> None:
         await arena.score(request(*["1"] * 4097))
 
 
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+ERRORS = {"half": ValueError("half a pair: \ud83d"), "none": Unreadable(), "cancel": asyncio.CancelledError()}
+
+
+def raising(item: ScoreItem, args: dict[str, Any]) -> float:
+    raise ERRORS[item.response]
+
+
+@pytest.mark.parametrize("arena", [raising], indirect=True)
+async def test_any_error_of_a_scorer_is_its_items_own_and_can_be_sent(arena: Arena) -> None:
+    scores = await arena.score(request("half", "none", "cancel"))
+    assert [score.error for score in scores] == [
+        "ValueError: half a pair: ?",
+        "Unreadable: its text cannot be read: RuntimeError",
+        "CancelledError: ",
+    ]
+
+
 @pytest.mark.parametrize("arena", [lambda item, args: args.pop("limit", 0)], indirect=True)
 async def test_an_item_cannot_change_the_arguments_of_the_next(arena: Arena) -> None:
     scores = await arena.score(replace(request("1", "2", "3"), args_json='{"limit": 5}'))

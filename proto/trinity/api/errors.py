@@ -88,8 +88,8 @@ def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
     """Returns gRPC code and message of an error: a TrinityError's `code`, else INTERNAL with type and text."""
     code = getattr(error, "code", None)
     if isinstance(code, grpc.StatusCode) and code is not grpc.StatusCode.OK:
-        return code, str(error)
-    return grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"
+        return code, text_of(error)
+    return grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {text_of(error)}"
 
 
 _KINDS: dict[grpc.StatusCode, type[TrinityError]] = {

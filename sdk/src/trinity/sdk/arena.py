@@ -111,7 +111,7 @@ class Arena:
 async def _close(player: Player, name: str) -> None:
     try:
         await player.close()
-    except (Exception, SystemExit):
+    except (Exception, SystemExit, asyncio.CancelledError):
         log.exception("close of %s failed", name)
 
 
@@ -173,7 +173,10 @@ class Episode:
         except InvalidInput:
             self._done = True
             raise
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # the caller is gone
             self._done = True
             if not isinstance(getattr(error, "code", None), grpc.StatusCode):
                 log.exception("%s failed", name)

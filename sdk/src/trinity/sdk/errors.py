@@ -6,7 +6,17 @@ and text. Raise InvalidInput for a task or an argument that cannot be played.
 
 import grpc
 
-from trinity.api.errors import Conflict, Full, InvalidInput, NotFound, TimedOut, TrinityError, Unavailable, status_of
+from trinity.api.errors import (
+    Conflict,
+    Full,
+    InvalidInput,
+    NotFound,
+    TimedOut,
+    TrinityError,
+    Unavailable,
+    status_of,
+    text_of,
+)
 
 __all__ = [
     "Broken",
@@ -22,6 +32,7 @@ __all__ = [
     "failed",
     "number_of",
     "status_of",
+    "text_of",
 ]
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from trinity.sdk import wire
 from trinity.sdk.contract import Action, Answer, Reset
 from trinity.sdk.environment import EnvironmentClass, Observation
-from trinity.sdk.errors import Broken, InvalidInput, TimedOut
+from trinity.sdk.errors import Broken, InvalidInput, TimedOut, text_of
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class ThreadPlayer:
             future = result = error = None  # type: ignore[assignment]  # no reference outlives its call
         try:
             finished(actor.close())
-        except Exception:
+        except BaseException:
             log.exception("close of %s failed", self._kind.description.name)
         self._call_in_loop(self._finish)
 
@@ -187,4 +187,4 @@ def _resolve(future: "asyncio.Future[Any]", result: Any, error: BaseException | 
     elif isinstance(error, Exception) and not isinstance(error, StopIteration):
         future.set_exception(error)
     else:  # SystemExit of an environment ends its episode, never the service; futures take no StopIteration
-        future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+        future.set_exception(RuntimeError(f"{type(error).__name__}: {text_of(error)}"))

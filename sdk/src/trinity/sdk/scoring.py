@@ -12,7 +12,7 @@ from typing import Any
 
 from trinity.api.numbers import real_number
 from trinity.sdk.contract import Response, Score, ScoreRequest
-from trinity.sdk.errors import InvalidInput
+from trinity.sdk.errors import InvalidInput, text_of
 from trinity.sdk.wire import parsed
 
 MAX_ITEMS = 4096
@@ -135,8 +135,8 @@ class Scoring:
 def _score(scorer: Scorer, items: Sequence[Response], args: dict[str, Any]) -> list[Score]:
     try:
         found = results(scorer, [_item(item) for item in items], args)
-    except (Exception, SystemExit) as error:  # a bad item is that item's own failure, never the service's end
-        return [Score(error=f"{type(error).__name__}: {error}")] * len(items)
+    except BaseException as error:  # in a thread: a bad item fails itself, never the service
+        return [Score(error=f"{type(error).__name__}: {text_of(error)}")] * len(items)
     return [Score(result.reward, result.metrics) for result in found]
 
 

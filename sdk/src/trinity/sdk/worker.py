@@ -22,7 +22,7 @@ import grpc
 from trinity.sdk import wire
 from trinity.sdk.contract import Action, Call, Close, Failure, Reply, Reset
 from trinity.sdk.environment import AsyncEnvironment
-from trinity.sdk.errors import number_of, status_of
+from trinity.sdk.errors import number_of, status_of, text_of
 from trinity.sdk.frames import frame, read_frame
 from trinity.sdk.players import Actor, finished
 
@@ -61,7 +61,7 @@ class Stage:
                 self._open[call.id] = Actor(self._kind)
             assert isinstance(call.message, (Reset, Action))
             return Reply(call.id, self._run(self._open[call.id].play(call.message)))
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # the environment's own
             code, text = status_of(error)
             return Reply(call.id, Failure(number_of(code), text))
 
@@ -84,7 +84,7 @@ def main(descriptor: int) -> None:
         try:
             kind = find_class(json.loads(about))
         except (Exception, SystemExit) as error:
-            failure = Failure(number_of(grpc.StatusCode.INTERNAL), f"{type(error).__name__}: {error}")
+            failure = Failure(number_of(grpc.StatusCode.INTERNAL), f"{type(error).__name__}: {text_of(error)}")
             pipe.sendall(frame(wire.encode_reply(Reply(0, failure))))
             raise
         stage = Stage(kind, runner.run if issubclass(kind, AsyncEnvironment) else finished)

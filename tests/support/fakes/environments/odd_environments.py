@@ -13,6 +13,11 @@ from typing import Any
 from trinity.sdk import AsyncEnvironment, Description, Environment, InvalidInput, Observation
 
 
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
 class Odd(Environment):
     """Returns the answer that the action names."""
 
@@ -30,6 +35,12 @@ class Odd(Environment):
             raise ValueError("broken inside")
         if action == "exit":
             raise SystemExit(3)
+        if action == "cancel":
+            raise asyncio.CancelledError
+        if action == "half":
+            raise ValueError("half a pair: \ud83d")
+        if action == "unreadable":
+            raise Unreadable
         if action == "die":
             os._exit(7)
         if action == "hang":
@@ -46,6 +57,7 @@ class Odd(Environment):
         if self.closed_file:
             with Path(self.closed_file).open("a") as file:
                 file.write("closed\n")
+            raise asyncio.CancelledError
 
 
 class OddInLoop(Odd):
