@@ -62,6 +62,12 @@ TASKSET = "buffer.explorer_input.taskset"
             2,
             "row 0, as countdown_reward reads it: task.",
         ),
+        (
+            {"answer": ["assert add(1, 2) == 3", "assert add("]},
+            {"default_reward_fn_type": "code_tests"},
+            2,
+            "has the test 'assert add(', which is no Python",
+        ),
     ],
 )
 def test_what_a_taskset_gives_is_tried_out(

@@ -16,6 +16,7 @@ from trinity.config.names import reward_named
 from trinity.config.schema.buffer import TasksetConfig
 from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS, GameRules, scored_by
 from trinity.data.datasets import Row
+from trinity.data.prompts import references_for
 from trinity.data.vision import why_no_images
 from trinity.deep_check.provider import try_provider
 from trinity.plugins.environments import built_in_scorers
@@ -170,7 +171,8 @@ def _reward(
         for number, row in rows.items():
             tried.append(number)
             given = row.get(form.response_key, "")
-            truth = str(given[0] if isinstance(given, list) and given else given)
+            texts = [str(one) for one in given] if isinstance(given, list) and given else [str(given)]
+            truth = references_for(function, texts)[0]
             replies = [
                 ScoreItem(
                     str(row.get(form.prompt_key, "")), reply, truth or "0", row, response_tokens=1, token_ids=(0,)
