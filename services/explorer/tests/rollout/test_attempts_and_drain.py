@@ -243,7 +243,7 @@ async def test_a_field_that_no_message_holds_is_named_by_a_final_failure(
     failure = await explore(the_task(), Tools())
     assert isinstance(failure, AttemptFailure)
     assert (failure.cause, failure.final) == (FailureCause.INVALID_EXPERIENCE, True)
-    assert f"group.experiences[1].{field}: " in failure.error
+    assert f"group.experiences[1].{field}: is " in failure.error
     assert decode_outcome(encode_outcome(failure)) == failure
 
 

@@ -124,12 +124,12 @@ def decode_task(data: bytes) -> Task:
 
 
 @contextlib.contextmanager
-def _naming(field: str) -> Iterator[None]:
+def _naming(field: str, value: Any) -> Iterator[None]:
     """Raises InvalidInput naming the field for a value that no message can hold."""
     try:
         yield
     except (AttributeError, TypeError, ValueError) as error:
-        raise InvalidInput(field, f"cannot be stored: {error}") from None
+        raise InvalidInput(field, f"is {value!a:.100}, which cannot be stored: {error}") from None
 
 
 def _fill_experience(message: experience_pb2.Experience, experience: Experience, name: str = "call.experience") -> None:
@@ -137,8 +137,9 @@ def _fill_experience(message: experience_pb2.Experience, experience: Experience,
     naming a field of a wrong type, or a text with half a surrogate pair.
     """
     for field in ("rollout", "step", "prompt_length", "reward", "info_json", "prompt_text", "response_text"):
-        with _naming(f"{name}.{field}"):
-            setattr(message, field, getattr(experience, field))
+        value = getattr(experience, field)
+        with _naming(f"{name}.{field}", value):
+            setattr(message, field, value)
     for field, dtype in _ARRAYS.items():
         array = getattr(experience, field)
         if array is None and field == "teacher_logprobs":
@@ -147,21 +148,21 @@ def _fill_experience(message: experience_pb2.Experience, experience: Experience,
             problem = f"is {getattr(array, 'dtype', type(array).__name__)}, must be a numpy array of {dtype}"
             raise InvalidInput(f"{name}.{field}", problem)
         fill_tensor(getattr(message, field), array)
-    with _naming(f"{name}.version_spans"):
+    with _naming(f"{name}.version_spans", experience.version_spans):
         for span in experience.version_spans:
             message.version_spans.add(**vars(span))
-    with _naming(f"{name}.truncation"):
+    with _naming(f"{name}.truncation", experience.truncation):
         message.truncation = int(experience.truncation)  # type: ignore[assignment]  # the stub knows no plain numbers
-    with _naming(f"{name}.metrics"):
+    with _naming(f"{name}.metrics", experience.metrics):
         message.metrics.update(experience.metrics)
     if experience.routes is not None:
-        with _naming(f"{name}.routes"):
+        with _naming(f"{name}.routes", experience.routes):
             message.routes.CopyFrom(to_message(experience.routes, experience_pb2.Routes))
     if experience.teacher_top is not None:
-        with _naming(f"{name}.teacher_top"):
+        with _naming(f"{name}.teacher_top", experience.teacher_top):
             fill_tensor(message.teacher_top.ids, experience.teacher_top.ids)
             fill_tensor(message.teacher_top.logprobs, experience.teacher_top.logprobs)
-    with _naming(f"{name}.images"):
+    with _naming(f"{name}.images", experience.images):
         for image in experience.images:
             message.images.add(digest=image.digest, start=image.start)
 
