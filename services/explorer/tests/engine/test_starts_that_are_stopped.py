@@ -41,4 +41,5 @@ def test_the_failure_of_a_stopped_start_is_not_logged(monkeypatch: pytest.Monkey
         await asyncio.sleep(0)
 
     asyncio.run(stop_a_start())
-    assert said == []
+    failures = [one.get("exception") for one in said]  # garbage of other tests may be among them
+    assert not any(isinstance(one, EngineFailed) for one in failures), failures
