@@ -81,6 +81,7 @@ def announced(log: Path) -> dict[str, object]:
         ("RuntimeError('a card')", 1, "RuntimeError: a card"),
         ("KeyError('betas')", EXIT_UNEXPECTED, "KeyError: 'betas'"),
         ("ValueError('betas')", EXIT_UNEXPECTED, "betas"),
+        ("SystemExit(2)", EXIT_UNEXPECTED, "SystemExit: 2"),
         ("AssertionError('betas')", EXIT_UNEXPECTED, "AssertionError: betas"),
     ],
 )

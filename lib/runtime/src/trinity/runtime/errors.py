@@ -51,7 +51,7 @@ EXIT_UNEXPECTED = 4
 EXIT_AGAIN = 5
 UNEXPECTED = (
     ValueError, TypeError, LookupError, AttributeError, ImportError, ArithmeticError, NotImplementedError,
-    AssertionError,
+    AssertionError, SystemExit,
 )  # fmt: skip
 
 

@@ -76,7 +76,7 @@ def main(service: Service, settings: ServiceSettings) -> NoReturn:
         trust.configure(identity_of(service.name, settings))
         finished = asyncio.run(_serve(service, settings))
         code = 0 if finished else settings.exit_code_when_stopped
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # plugins and what they import may exit
         reason = _first_cause(error)
         if isinstance(reason, (TrinityError, ValueError)):
             log.error("service.failed", reason=str(reason))
