@@ -149,6 +149,8 @@ HOSTILE = {
     "slashes": "1/" * 500_000,
     "control characters": "\x00\x1b[31m\u202e42" * 1000,
     "unicode digits": "④②٤٢" * 10_000,
+    "stars": "1" + " *" * 100_000 + "x",
+    "emoji": "1" + "✅" * 100_000,
     "fraction by zero": "\\boxed{1/0}",
     "long fraction": "\\boxed{" + "9" * 150 + "/" + "7" * 40 + "}",
 }
@@ -296,6 +298,15 @@ def test_a_number_with_a_unit_is_the_number(given: str) -> None:
         ("5 apples", "5 pieces", True),
         ("5元", "5 yuan", True),
         ("42 meters", "42m", True),
+        ("5 N", "5 newtons", True),
+        ("5 MB", "5 megabytes", True),
+        ("42千克", "42 kg", True),
+        ("42公里/小时", "42 km/h", True),
+        ("42 км/ч", "42", True),
+        ("42平方厘米", "42", True),
+        ("42千元", "42", False),
+        ("100000", "1e5", True),
+        ("0.0015", "1.5e-3", True),
         ("3xy", "3", False),
         ("6abc", "6xyz", False),
         ("3", "3m^2", False),
@@ -306,6 +317,8 @@ def test_a_number_with_a_unit_is_the_number(given: str) -> None:
         ("42π", "42", False),
         ("42 ❌", "42", False),
         ("♥", "♠", False),
+        ("🍎", "🍌", False),
+        ("🍎", "🍎", True),
     ],
 )
 def test_units_are_told_from_variables_multiples_and_other_units(given: str, reference: str, same: bool) -> None:

@@ -39,23 +39,24 @@ _DEGREES = re.compile(
     r"(?:\s?([CF])(?:elsius|entigrade|ahrenheit)?(?![a-zA-Z]))?",
     re.IGNORECASE,
 )
-# Emoji behind an answer, but no crosses.
-_CHEERS = re.compile("(?<=[\\w%.!)}*])[\\s*]*[\u2700-\u2714\u27a0-\u27bf\u2b50\ufe0f\u200d\U0001f300-\U0001faff]+$")
+_CHEERS = "".join(  # emoji behind an answer, but no crosses
+    map(chr, (0x200D, *range(0x2700, 0x2715), *range(0x27A0, 0x27C0), 0x2B50, 0xFE0F, *range(0x1F300, 0x1FB00)))
+)
 _CURRENCIES = dict.fromkeys(c for c in range(0x80, 0xFFFF) if unicodedata.category(chr(c)) == "Sc")
 _SIGNS = FULL_WIDTH | _CURRENCIES | {ord("¢"): " cents", ord("℃"): "°C", ord("℉"): "°F"}
 _PERCENT = re.compile(r"\s?\bper ?cent\b|\\%")
 _BASE = re.compile(r"\d_")
 _NAME = re.compile(r"(?:[a-zA-Z]|\([a-zA-Z](?:, ?[a-zA-Z])*\))\s?(?:=|≈|\\approx|\\in(?![a-z]))\s?")
-# A word of another alphabet, or up to three signs without spaces; but no words for a multiple, "or more" and the like.
+# A word of another alphabet, or up to four signs without spaces; but no words for a multiple, "or more" and the like.
 _FOREIGN_WORD = "(?!(?:тыс|млн|млрд|милли|полов|или|не))[a-zA-Z]*[À-ÖØ-öø-ɏа-яёА-ЯЁ][a-zA-ZÀ-ÖØ-öø-ɏа-яёА-ЯЁ]{0,12}"
 _FOREIGN_SIGNS = (
     "(?!이상|이하|미만|초과)"
-    "(?:(?![一二三四五六七八九十百千万萬亿億兆零半几多余以未超不或非成折만억천백십조])[\u3040-\ud7ff]){1,3}"
+    "(?:(?!千(?![米克瓦])|[一二三四五六七八九十百万萬亿億兆零半几多余以未超不或非成折만억천백십조])[\u3040-\ud7ff]){1,4}"
 )
 _POWER = r"(?:\^?\{?[23²³]\}?)?"
 _UNIT = re.compile(
     rf"(.*[0-9}}$.%])( ?)((?:[a-zA-Z]{{2,}}|[mgshLJNWVKCFAT]|°[CF]|[kM]?(?:\\Omega|[\u03a9\u2126])){_POWER}"
-    rf"(?:/[a-zA-Z]{{1,9}}{_POWER})?|{_FOREIGN_WORD}{_POWER}|{_FOREIGN_SIGNS})\.?"
+    rf"(?:/[a-zA-Z]{{1,9}}{_POWER})?|{_FOREIGN_WORD}{_POWER}(?:/{_FOREIGN_WORD})?|{_FOREIGN_SIGNS}(?:/{_FOREIGN_SIGNS})?)\.?"
 )
 # Units by their names, the first of which stands for all. Only these may stand right behind a number: 3xy is no 3.
 _UNITS = {
@@ -64,11 +65,12 @@ _UNITS = {
     dollar usd|cent|euro eur|pound lb|yuan rmb cny 元|yen jpy 円|won krw 원|ruble rub руб
     mm millimeter millimetre мм|cm centimeter centimetre 厘米 см|m meter metre 米 м|km kilometer kilometre 千米 公里 км
     in inch inche|ft foot feet|yd yard|mile mi|mg milligram|g gram г 克|kg kilogram кг 千克|oz ounce|ton tonne
-    ml milliliter millilitre|l liter litre|gal gallon|kb|mb|gb|tb|kwh|kw|mw|hz|khz|mhz|ghz|pa|kpa|mol|kj|rad
+    ml milliliter millilitre|l liter litre|gal gallon|kb kilobyte|mb megabyte|gb gigabyte|tb terabyte
+    kwh|w watt|kw kilowatt|mw|hz hertz|khz|mhz|ghz|pa|kpa|mol mole|kj|rad radian|n newton|j joule|v volt|a amp ampere
     km/h kmh kph|mile/h mph|°c c celsius|°f f fahrenheit|k kelvin|st nd rd th""".replace("\n", "|").split("|")
     for name in names.split()
 }
-_PRODUCT = re.compile(r"\d(?:[a-zA-Z](?![a-zA-Z])|mg\b)", re.ASCII)  # 3m^2 of a reference may be of a variable m
+_PRODUCT = re.compile(r"\d(?:[a-zA-Z](?![a-zA-Z\d+-])|mg\b)", re.ASCII)  # 3m^2 of a reference may be of a variable m
 _UNIT_WORD = r"°?[^\W\d_]+"
 # Words that change the number beside them, or say that it is not the answer.
 _NO_UNIT = (
@@ -123,7 +125,8 @@ def cleaned(text: str) -> str:
         text = _IN_LATEX.sub(lambda found: f" {found[1]}", text)
     text = re.sub(r"\\[dtc]frac", r"\\frac", _SPACING.sub(" ", text))
     text = _PERCENT.sub("%", _DEGREES.sub(_temperature, re.sub(r"(?<![\w)])\*\*|\*\*(?![\w(])|`|[“”\"]", "", text)))
-    text = _CHEERS.sub("", " ".join(text.split())).lstrip("*_$ ").rstrip("*_$ .,;:")
+    text = " ".join(text.split()).lstrip("*_$ ").rstrip("*_$ .,;:")
+    text = text.rstrip(_CHEERS + "*_$ .,;:") or text
     return re.sub(r"^(?:is|are|=|:|≈|\\approx) ?", "", text)
 
 
