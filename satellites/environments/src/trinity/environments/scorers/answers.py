@@ -58,6 +58,7 @@ _UNIT = re.compile(
     rf"(.*[0-9}}$.%])( ?)((?:[a-zA-Z]{{2,}}|[mgshLJNWVKCFAT]|°[CF]|[kM]?(?:\\Omega|[\u03a9\u2126])){_POWER}"
     rf"(?:/[a-zA-Z]{{1,9}}{_POWER})?|{_FOREIGN_WORD}{_POWER}(?:/{_FOREIGN_WORD})?|{_FOREIGN_SIGNS}(?:/{_FOREIGN_SIGNS})?)\.?"
 )
+_FOREIGN_END = re.compile(rf"(?<=[0-9}})π²³]) ?(?:°[CF]|{_FOREIGN_WORD}|{_FOREIGN_SIGNS}){_POWER}$")
 # Units by their names, the first of which stands for all. Only these may stand right behind a number: 3xy is no 3.
 _UNITS = {
     name: names.split()[0]
@@ -295,8 +296,8 @@ def _same(given: str, reference: str, verifier: Verifier | None) -> bool:
 
 
 def _for_math_verify(text: str) -> str:
-    """Rewrites signs of Unicode as LaTeX, and a mixed number as a sum, which math-verify reads."""
-    text = _ROOT.sub(r"\\sqrt{\1}", text)
+    """Rewrites signs of Unicode as LaTeX, and a mixed number as a sum; leaves out units that are not ASCII."""
+    text = _ROOT.sub(r"\\sqrt{\1}", _FOREIGN_END.sub("", text))
     text = _RAISED.sub(lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}".replace("−", "-"), text)
     text = "".join(_SYMBOLS.get(character, character) for character in text)
     text = _LATEX_MIXED.sub(lambda found: f"{found[1]} {found[2] or found[4]}/{found[3] or found[5]}", text)
