@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from support.servers.nats import NatsServer
 from trinity.runtime.torch_builds import hide_unusable_companions
@@ -24,6 +25,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # A shell without job control starts what is in the background with SIGINT ignored, and processes of tests inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# An example takes long where several workers share the cores. That is no failure.
+settings.register_profile("patient", parent=settings(), deadline=None)
+settings.load_profile("patient")
 ROOT = Path(__file__).parent
 pytest_plugins = [
     "support.plugin.tiers",
