@@ -1,5 +1,9 @@
 """A misspelt command is answered with the nearest one, also of a satellite; defaults are within their ranges."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
@@ -22,12 +26,17 @@ def test_a_mode_as_a_command_names_the_command_that_takes_it() -> None:
     assert (done.exit_code, "it is a mode: trinity run FILE mode=bench" in done.output) == (2, True)
 
 
-def test_serve_names_the_run_that_records() -> None:
-    done = CliRunner().invoke(app, ["serve", "--record"])
-    assert (done.exit_code, len(done.output.splitlines())) == (2, 1)
-    for part in ("explorer.record: true and explorer.traffic", "trinity run --config", "examples/traffic/sums.yaml"):
-        assert part in done.output
-    assert "--record" not in CliRunner().invoke(app, ["serve", "--help"]).output
+def test_serve_records_by_a_run_of_the_yaml(repository: Path) -> None:
+    def serve(*arguments: str) -> str:
+        command = [sys.executable, "-m", "trinity.cli.main", "serve", "--record", *arguments]
+        done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+        return done.stderr
+
+    for given in ([], ["--config", "examples/quickstart/arithmetic.yaml"]):
+        assert "give --config FILE, a YAML with explorer.traffic, such as examples/traffic/sums.yaml" in serve(*given)
+    said = serve("--config", "examples/traffic/sums.yaml", "model.model_path=/nowhere")
+    assert said.startswith("examples/traffic/sums.yaml: model.model_path: '/nowhere' has no config.json"), said
 
 
 def test_help_has_the_commands_in_groups() -> None:

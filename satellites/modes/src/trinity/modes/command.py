@@ -1,5 +1,7 @@
 """`trinity serve`: a job's newest weights behind an OpenAI-compatible endpoint, without its YAML."""
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -21,11 +23,17 @@ app = group()
 def _find(
     config: Path | None = None,
     job: Path | None = None,
-    record: Annotated[bool, typer.Option("--record", hidden=True)] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Run the YAML: serve, record calls, and learn from their rewards")
+    ] = False,
 ) -> Path:
     if record:
-        how = "set explorer.record: true and explorer.traffic in a YAML, and start `trinity run --config` with it"
-        raise RunError(f"--record: `serve` trains nothing; {how}, as with examples/traffic/sums.yaml", 2)
+        given = [one for one in sys.argv[sys.argv.index("serve") + 1 :] if one != "--record"]
+        changes = any(one.startswith("explorer.traffic") for one in given)
+        if config is None or not (changes or load(config, plugins_loaded=False).explorer.traffic):
+            what = "give --config FILE, a YAML with explorer.traffic, such as examples/traffic/sums.yaml"
+            raise RunError(f"--record: serves, records and trains; {what}", 2)
+        os.execv(sys.executable, [sys.executable, "-m", "trinity.cli.main", "run", *given, "explorer.record=true"])
     return find_job(config, job).absolute()
 
 
