@@ -58,6 +58,14 @@ def pytest_runtest_setup() -> None:
     os.environ.pop("COLUMNS", None)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Replaces half surrogates in captured logs: a worker cannot send them, and its whole run would end."""
+    report = yield
+    report.sections = [(name, text.encode(errors="replace").decode()) for name, text in report.sections]
+    return report
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _no_identity_of_another_file() -> Iterator[None]:
     """A command that a fixture calls in this process leaves no identity to the tests of other files."""
