@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from trinity.cli.supervise.processes.devices import Placement
 from trinity.cli.supervise.stage import supervisor
 from trinity.cli.supervise.stage.display import Pages, make_display
-from trinity.config import Config, Plan, dump, expand, load, make_plan
+from trinity.config import Config, ConfigError, Plan, dump, expand, load, make_plan
 from trinity.reading import job as jobs
 from trinity.reading.errors import RunError
 from trinity.reading.nats import NatsAccess
@@ -114,8 +114,8 @@ def test_a_finished_run_names_keys_that_come_too_late(
     )
 
 
-def test_steps_of_a_dataset_keep_their_rows(tmp_path: Path) -> None:
-    """Else the rows between would be skipped, or read again."""
+def test_steps_of_a_dataset_keep_their_rows(tmp_path: Path, started: list[str]) -> None:
+    """Another number would skip rows or repeat them."""
 
     def of(rows: int, path: str) -> Plan:
         rows_of = {"experience_buffer": {"name": "d", "path": path}}
@@ -132,11 +132,13 @@ def test_steps_of_a_dataset_keep_their_rows(tmp_path: Path) -> None:
     other = of(8, "e.jsonl")
     changed = supervisor._changes(other)
     assert changed == {"buffer.trainer_input.experience_buffer.path"}
-    assert list(supervisor._moved_rows(other, changed)) == []
-    (problem,) = supervisor._moved_rows(of(4, "d.jsonl"), supervisor._changes(of(4, "d.jsonl")))
-    assert str(problem) == (
-        f"buffer.train_batch_size: makes steps of 4 rows, and {begun.job_dir} began with steps of 8; keep it, begin "
-        "another run by name=..., or remove the folder"
+    supervisor.run(other.config, "x.yaml")
+    assert started == [""]
+    with pytest.raises(ConfigError) as refused:
+        supervisor.run(of(4, "d.jsonl").config, "x.yaml")
+    assert started == [""] and str(refused.value) == (
+        f"x.yaml: buffer.train_batch_size: makes steps of 4 rows, and {begun.job_dir} began with steps of 8; keep it, "
+        "begin another run by name=..., or remove the folder"
     )
 
 

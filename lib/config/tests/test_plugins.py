@@ -138,7 +138,7 @@ def test_two_plugins_cannot_register_one_name(folder: Path) -> None:
 
 @pytest.mark.parametrize("decorator", ["reward_function", "advantage"])
 def test_one_file_cannot_register_a_name_twice(decorator: str, tmp_path: Path) -> None:
-    """As after a copied block."""
+    """A block that was copied and not renamed does so."""
     head = "def score(item, args)" if decorator == "reward_function" else "def score(groups)"
     text = f"from trinity.plugins import {decorator}\n" + 2 * f"\n@{decorator}('mine')\n{head}: ...\n"
     (tmp_path / "twice.py").write_text(text)

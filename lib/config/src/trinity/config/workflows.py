@@ -124,7 +124,7 @@ class EpisodeRules(Arguments):
     def _given(self, args: dict[str, Any]) -> Iterator[tuple[str, tuple[str, str], Any]]:
         """Yields (entry of workflow_args, what it sets, value). Some entries of Trinity-RFT set two.
 
-        An entry sets a rule, or an argument of one that is a mapping.
+        An entry sets a rule. Where the rule is a mapping, the entry sets one of its arguments.
         """
         environment, mappings = args.get("environment", self.environment), dict(self)
         for name, value in args.items():

@@ -112,7 +112,7 @@ def _unfinished(config: Config, source: str) -> list[str]:
         last = check_inputs(plan, source)
         if jobs.finished_step(plan.job_dir) < last:
             todo.append(stage.name)
-            if problems := [*_missing_packages(plan), *disk_problems(plan)]:
+            if problems := [*_missing_packages(plan), *disk_problems(plan), *_moved_rows(plan)]:
                 raise ConfigError(source, problems)
     return todo
 
@@ -136,9 +136,10 @@ def _changes(plan: Plan) -> set[str]:
     return {key for key in now.keys() | had.keys() if now.get(key) != had.get(key)} - _OF_THE_FOLDER
 
 
-def _moved_rows(plan: Plan, changed: set[str]) -> Iterable[Problem]:
-    """Checks that a dataset is still counted in steps of as many rows: others would be skipped, or read again."""
-    for key in sorted(changed & {"buffer.train_batch_size", "buffer.batch_size"}) if plan.offline else ():
+def _moved_rows(plan: Plan) -> Iterable[Problem]:
+    """Checks that the steps of a dataset keep their number of rows. Another number would skip or repeat rows."""
+    sizes = {"buffer.train_batch_size", "buffer.batch_size"}
+    for key in sorted(_changes(plan) & sizes) if plan.offline else ():
         had = make_plan(load(plan.job_dir / "config.json", plugins_loaded=False)).groups_per_step
         if had != plan.groups_per_step:
             what = f"makes steps of {plan.groups_per_step} rows, and {near(plan.job_dir)} began with steps of {had}"
@@ -246,15 +247,15 @@ async def _run_stages(
             display.say(f"stage {plan.config.name} is finished, skipped")
             parts.append(jobs.finished_summary(plan.job_dir))
             continue
-        changed = _changes(plan)
-        if problems := [*machine_problems(plan), *disk_problems(plan), *_moved_rows(plan, changed)]:
+        if problems := [*machine_problems(plan), *disk_problems(plan), *_moved_rows(plan)]:
             raise ConfigError(source, problems)
         placement = place(plan, visible_gpus(), job.taken_gpus())
+        changed = _changes(plan)
         stage = Stage(job, plan, nats, placement, display, last, is_last=stage_config is stages[-1])
         stage.prepare()
         display.say(_opening(plan, placement, last))
         if changed and (step := max(complete_steps(plan.job_dir), default=0)):
-            display.say(f"goes on after step {step} with other values of {', '.join(sorted(changed))}")
+            display.say(f"the stage continues after step {step} with other values of {', '.join(sorted(changed))}")
         for sentence in disk_advice(plan):
             display.say(f"warning: {sentence}")
         await pages.start()

@@ -97,8 +97,9 @@ def code_tests(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
 
 
 def program(response: str) -> str:
-    """The last block between triple backticks, one of Python before others, and one that Python can read before
-    examples with `>>>`. Empty without any.
+    """Returns the last block between triple backticks; empty without one.
+
+    Prefers blocks that are marked as Python, and among several those that Python can read to examples with `>>>`.
     """
     blocks = _BLOCK.findall(response[-_MAX_CODE:].rpartition("</think>")[2])
     marked = [code for language, code in blocks if language.lower() in ("python", "py", "python3")]
@@ -134,7 +135,7 @@ def _results(sandbox: Sandbox, cases: list[Case], seconds: float, stop: bool) ->
 
 @functools.cache
 def _start_seconds() -> float:
-    """What Python's start and the usual imports take of a processor."""
+    """Measures the processor time of Python's start and the usual imports."""
     with closing(BubblewrapSandbox(Limits())) as sandbox:
         return sandbox.run([*_PYTHON, "-c", _USUAL]).cpu
 
