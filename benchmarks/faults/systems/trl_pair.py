@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,14 @@ class Part:
         """Kills all processes of the part, also those whose parents died."""
         self._popen.kill()
         self._popen.wait(END_SECONDS)
-        for process in self._seen.values():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(self._seen.values(), END_SECONDS)
+        end_all(self._seen.values())
+
+
+def end_all(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, END_SECONDS)
 
 
 def main() -> int:
@@ -58,6 +63,7 @@ def main() -> int:
             if part.name == "trainer" and code is not None and code >= 0:
                 for one in parts:
                     one.end()
+                end_all(psutil.Process().children(recursive=True))  # what a part left within a poll of its end
                 return code
             if code is not None:
                 print(f"the {part.name} ended with {code}, and is started again", flush=True)
