@@ -143,7 +143,7 @@ def _find_announced(url: str, run: str) -> AnnouncedRun:
 
 
 async def announced_now(run: AnnouncedRun) -> "RunRecord | None":
-    """Returns what is announced of a run now, else of another stage of its job; None if neither is live.
+    """Returns the record that a run announces now, else of another stage of its job; None if neither is live.
 
     Raises RunError or Unavailable without an answer of its NATS.
     """

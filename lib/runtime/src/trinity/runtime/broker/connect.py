@@ -71,8 +71,8 @@ async def connect(
     TRINITY_NATS_CA name.
 
     Raises Unauthenticated if NATS refuses the user or has a certificate of another authority than `ca`,
-    PermissionDenied if the user may not use JetStream, InvalidInput for files that cannot be read and for what is no
-    URL of NATS, Unavailable if there is no answer within `wait_seconds`.
+    PermissionDenied if the user may not use JetStream, InvalidInput for files that cannot be read and for a url
+    that is none of NATS, Unavailable if there is no answer within `wait_seconds`.
     """
     for server in url.split(","):
         _check_server(server)

@@ -137,7 +137,7 @@ def _common(one: TrainSequence, other: TrainSequence) -> int:
 def _forest(lengths: Sequence[int], shared: Sequence[int], part: range, start: int) -> list[Segment]:
     """Lays out what a part of the sequences has from `start`. shared: tokens that each shares with the one before.
 
-    Recursion is shallow: each shared segment saves _LEAST_SAVED of what is below it.
+    Recursion is shallow: each shared segment saves _LEAST_SAVED of the sequences below it.
     """
     found, parts = [], [part]
     while parts:
