@@ -141,7 +141,7 @@ class Target:
     async def group(
         self, change: Callable[[experience_pb2.Group], None], broker: Broker | None = None, owner: str = OWNER
     ) -> Counted:
-        """A group of an outstanding task, changed, below the subject of an explorer."""
+        """A group of an outstanding task, changed, below the subject of an explorer, which takes it from the queue."""
         task = await self.task()
         outcome = experience_pb2.Outcome()
         fill_group(outcome.group, make_group(task_from_proto(task), version=task.gate_step))
@@ -150,6 +150,9 @@ class Target:
         await self.send(
             self.names.experience(owner, task.gate_step, task.taskset), outcome.SerializeToString(), header, broker
         )
+        if self._leased is not None:
+            await self._leased.ack()
+            self._leased = None
         return Counted("dead_letters")
 
     async def forged_reward(self) -> None:
