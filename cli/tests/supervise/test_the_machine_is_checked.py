@@ -230,6 +230,12 @@ def test_a_hub_model_that_is_not_to_be_had_ends_check_and_run(
     assert preflight.check_model_folder("model.model_path", "someone/no-such-model") == []
 
 
+def test_adapters_in_place_of_a_model_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    [problem] = preflight.check_model_folder("model.model_path", str(tmp_path))
+    assert "it is a folder of LoRA adapters; give their base model here" in problem.message
+
+
 def test_the_port_of_the_environment_service_is_tried(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         address = f"127.0.0.1:{held.getsockname()[1]}"

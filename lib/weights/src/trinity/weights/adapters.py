@@ -1,6 +1,7 @@
 """Reads a folder of LoRA adapters in peft's format, without peft and torch."""
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -109,6 +110,14 @@ def read_adapters(folder: Path) -> AdapterFolder:
         raise InvalidInput(str(path), f"has target_parameters {parameters!r}; it must be a list of names")
     base = str(config.get("base_model_name_or_path") or "")
     return AdapterFolder(folder, rank, float(alpha), base, shapes, tuple(parameters))
+
+
+def why_no_base(model_path: str) -> str:
+    """Returns the reason why a folder of adapters is no model to begin with; empty for any other path."""
+    if not os.path.isfile(Path(model_path).expanduser() / CONFIG):
+        return ""
+    what = f"{model_path!r} has {CONFIG}, so it is a folder of LoRA adapters; give their base model here and the"
+    return f"{what} folder as model.lora_configs.0.path, or remove that file if its weights have the adapters"
 
 
 def _last_part(model: str) -> str:

@@ -31,6 +31,7 @@ from trinity.runtime.devices import detect_gpus, host_memory, torch_build
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.monitor import why_not
 from trinity.runtime.settings import split_address
+from trinity.weights.adapters import why_no_base
 
 _ENDPOINT_SECONDS = 10.0
 _LISTEN = "TRINITY_ENVIRONMENT_LISTEN"
@@ -334,6 +335,8 @@ def check_model_folder(key: str, path: str) -> list[Problem]:
     """Returns problems of a model's path, a folder on this machine or a name on the hub."""
     place = Path(path).expanduser()
     if os.path.isdir(place):  # Path's own raises where it may not look
+        if problem := why_no_base(path):
+            return [Problem(key, problem)]
         if not os.path.isfile(place / "config.json"):
             return [Problem(key, f"{path!r} has no config.json; it is no Hugging Face model folder")]
         if not isinstance(files.read_json(place / "config.json"), dict):

@@ -25,6 +25,7 @@ from trinity.trainer.model.lora import adapter_weights, add_adapters, without_ad
 from trinity.trainer.model.router_replay import RouterReplay
 from trinity.trainer.model.sequence_parallel import SequenceGroup
 from trinity.trainer.model.vision import has_vision, hidden_states, text_body
+from trinity.weights.adapters import why_no_base
 from trinity.weights.lora import Lora
 
 log = structlog.get_logger(__name__)
@@ -240,18 +241,34 @@ def _loaded(kind: Any, key: str, path: str, config: ModelConfig, dtype: torch.dt
 
     options: dict[str, Any] = {"dtype": dtype}
     options["trust_remote_code"] = config.trust_remote_code
+    if problem := why_no_base(path):
+        raise InvalidInput(key, problem)
     try:
         rope = config_with_rope(config) if key == "model.model_path" else {}
         own = rope.get("config") or AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
         if quantization_of(path):
             return _dequantized(kind, key, path, own, options, weights)
         if weights or Path(path).expanduser().is_dir():
-            return kind.from_pretrained(path, **options, **rope, **({} if weights else {"device_map": {"": "meta"}}))
+            return _read(kind, key, path, **options, **rope, **({} if weights else {"device_map": {"": "meta"}}))
         with torch.device("meta"):
             return kind.from_config(own, **options)
     except (OSError, ValueError) as error:
         reason = _unknown_type(path, config.trust_remote_code) or " ".join(str(error).split())
         raise InvalidInput(key, f"{path!r} cannot be loaded: {reason}") from None
+
+
+def _read(kind: Any, key: str, path: str, **options: Any) -> Any:
+    """Reads a checkpoint. Raises InvalidInput for parameters that it lacks, which transformers makes up."""
+    model, found = kind.from_pretrained(path, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+    if missing := sorted(found["missing_keys"] & {name for name, _ in model.named_parameters()}):
+        others = sorted(found["unexpected_keys"])
+        instead = f"; it has others, such as {others[0]}" if others else ""
+        what = f"lacks {len(missing)} tensors of {type(model).__name__}, such as {missing[0]}{instead}"
+        raise InvalidInput(key, f"{path!r} {what}; save the model again with save_pretrained")
+    for name, there, due in sorted(found["mismatched_keys"]):
+        what = f"has {name} {list(there)}, which by its config.json is {list(due)}; correct config.json"
+        raise InvalidInput(key, f"{path!r} {what}, or save the model again with save_pretrained")
+    return model
 
 
 def _unknown_type(path: str, trusts_code: bool) -> str:
@@ -283,7 +300,7 @@ def _dequantized(kind: Any, key: str, path: str, own: Any, options: dict[str, An
             return kind.from_config(own, **options)
     from transformers.utils.quantization_config import Mxfp4Config
 
-    model = kind.from_pretrained(path, config=own, quantization_config=Mxfp4Config(dequantize=True), **options)
+    model = _read(kind, key, path, config=own, quantization_config=Mxfp4Config(dequantize=True), **options)
     model._weight_conversions = None  # transformers 5.19 would name experts by the pattern of its quantizer
     return model.to(options["dtype"])
 
