@@ -229,6 +229,17 @@ def test_a_conversation_may_end_with_a_call_of_a_tool() -> None:
         sft_messages({"messages": [talk[0], {"role": "assistant"}]}, FormatConfig(messages_key="messages"), 0)
 
 
+def test_text_in_parts_is_read_and_other_parts_are_refused() -> None:
+    parts = [{"type": "text", "text": "1+", "image": None}, {"type": "text", "text": "1"}]
+    talk = [{"role": "user", "content": parts}, {"role": "assistant", "content": [{"type": "text", "text": "2"}]}]
+    form = FormatConfig(messages_key="messages")
+    said = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
+    assert sft_messages({"messages": talk}, form, 0) == said and talk[0]["content"] is parts
+    parts[0] = {"type": "image", "image": "cat.png"}
+    with pytest.raises(DatasetError, match=r"row 3: .* must be text, or parts of the type text"):
+        sft_messages({"messages": talk}, form, 3)
+
+
 def test_conversations_of_sharegpt_are_read_and_unknown_speakers_refused() -> None:
     talk = [{"from": speaker, "value": speaker} for speaker in ("system", "human", "gpt", "user", "assistant")]
     fields = reader("messages", FormatConfig(), row := {"conversations": talk})(row, 0)

@@ -236,20 +236,26 @@ def preference_pair(row: Row, form: FormatConfig, number: int) -> tuple[Messages
 
 
 def _check_messages(messages: list[Any], key: str, number: int) -> None:
-    """Raises DatasetError unless every message has a role and the last one, which is trained, has text or calls tools.
+    """Raises DatasetError unless every message has a role and text, and the last one, which is trained, text or calls.
 
-    Replaces the null content of a last message that only calls tools by an empty text.
+    A content of parts becomes their text, as templates that read parts write it; others would write the list itself.
+    The null content of a last message that only calls tools becomes an empty text.
     """
-    for message in messages:
+    for place, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise DatasetError(f"row {number}: {key!r} has {message!r:.100}, must be a message with a role")
         content = message.get("content")
-        if not isinstance(content, str | list) and not (content is None and message.get("tool_calls")):
+        if isinstance(content, list):
+            texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+                     for part in content]  # fmt: skip
+            if not all(isinstance(text, str) for text in texts):
+                what = f"has a message with the content {content!r:.100}, must be text, or parts of the type text"
+                raise DatasetError(f"row {number}: {key!r} {what}")
+            messages[place] = {**message, "content": "".join(map(str, texts))}
+        elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
             raise DatasetError(f"row {number}: {key!r} has a message with the content {content!r:.100}, must be text")
     if messages[-1].get("content") is None:
         messages[-1] = {**messages[-1], "content": ""}
-    if not isinstance(said := messages[-1]["content"], str):
-        raise DatasetError(f"row {number}: {key!r} ends with the content {said!r:.100}, must be text")
 
 
 def _is_assistants(message: Any) -> bool:
