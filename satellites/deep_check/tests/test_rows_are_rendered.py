@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from support.fakes.models.chat_templates import FAMILIES
@@ -93,6 +94,20 @@ def test_what_a_template_does_is_said(
     found = list(rendered_rows.check_rendering(make_plan(config), [], []))
     assert any(isinstance(one, Problem) for one in found) == (code == 2)
     assert any(said in str(one) for one in found) if said else not found, found
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "dpo"])
+def test_a_token_without_an_embedding_is_named(tmp_path: Path, algorithm: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(make_tokenizer_folder(tmp_path / "own"))
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(tmp_path / "own")
+    (tmp_path / "own/config.json").write_text('{"vocab_size": 256}')
+    rows = rows_of(algorithm, "1+1", "<new>1")
+    code, text = check(tmp_path, algorithm, rows, model_path=str(tmp_path / "own"))
+    assert (code, "its tokenizer has '<new>' as number 256, and its embedding 256 rows" in text) == (2, True), text
+    (tmp_path / "own/config.json").write_text('{"vocab_size": 257}')
+    code, text = check(tmp_path, algorithm, rows, model_path=str(tmp_path / "own"))
+    assert "its embedding" not in text
 
 
 def test_plain_text_needs_no_template(tmp_path: Path) -> None:

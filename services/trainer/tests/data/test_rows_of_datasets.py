@@ -5,6 +5,7 @@ import re
 import sys
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -142,7 +143,7 @@ PAIR = {"prompt": "1+1", "chosen": "2", "rejected": "3"}
     [("sft", "messages", {"messages": TALK}, ["2<|end|>"]), ("dpo", "pairs", PAIR, ["2<|end|>", "3<|end|>"])],
 )
 @pytest.mark.parametrize(("value", "begins"), [(None, "?"), (True, "+"), (False, "-")])
-def test_enable_thinking_reaches_the_rows_of_a_step(
+def test_a_step_renders_rows_with_enable_thinking_and_refuses_tokens_without_embedding(
     tokenizer: Any,
     tmp_path: Path,
     algorithm: str,
@@ -163,6 +164,10 @@ def test_enable_thinking_reaches_the_rows_of_a_step(
         "algorithm": {"algorithm_type": algorithm},
         "buffer": {"train_batch_size": 2, "trainer_input": source},
     }
-    trainer = StepTrainer(make_plan(parse(json.dumps(config))), None, True, tmp_path, int)  # type: ignore[arg-type]
+    engine: Any = SimpleNamespace(vocabulary=len(tokenizer))
+    trainer = StepTrainer(make_plan(parse(json.dumps(config))), engine, True, tmp_path, int)
     found = trainer.decode(RawBatch(ENTRY, examples=[example(kind, row)])).sequences
     assert [texts(tokenizer, sequence) for sequence in found] == [(begins + ASKED, reply) for reply in replies]
+    engine.vocabulary = tokenizer.convert_tokens_to_ids("<|assistant|>")
+    with pytest.raises(InvalidInput, match=r"model_path: its tokenizer has '<\|assistant\|>' as number \d+"):
+        trainer.decode(RawBatch(ENTRY, examples=[example(kind, row)]))

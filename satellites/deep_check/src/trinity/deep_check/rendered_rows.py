@@ -9,10 +9,17 @@ from typing import Any
 
 from trinity.cli.supervise.checks.task_rows import names_for
 from trinity.config import Plan, Problem
+from trinity.config.memory import vocabulary_of
 from trinity.config.schema.buffer import FormatConfig, TasksetConfig
 from trinity.config.workflows import reads_prompt
 from trinity.data.datasets import Messages, Row, reader
-from trinity.data.templates import ChatTemplate, chat_template, refuse_rewritten_history, template_key
+from trinity.data.templates import (
+    ChatTemplate,
+    chat_template,
+    refuse_rewritten_history,
+    refuse_unembedded,
+    template_key,
+)
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.process import memory_limit, time_limit
@@ -128,19 +135,22 @@ def _prompts(
 ) -> Iterator[Problem | str]:
     place = template_key(plan.config.model)
     system = [{"role": "system", "content": taskset.format.system_prompt}] if taskset.format.system_prompt else []
-    lengths: list[int] = []
+    lengths, largest = list[int](), -1
     try:
         for row in _in_time(rows[:: _stride(rows)]):
             if taskset.format.prompt_key in row:
                 given = row[taskset.format.prompt_key]
                 talk = given if isinstance(given, list) else [{"role": "user", "content": str(given)}]
                 messages = talk if talk[0]["role"] == "system" else [*system, *talk]
-                lengths.append(_length(tokenizer, messages))
+                tokens = tokenizer.encode(render(tokenizer, messages, True), add_special_tokens=False)
+                lengths.append(len(tokens))
+                largest = max(largest, *tokens)
     except Exception as error:  # a template that takes no system prompt, say
         what = f"renders no prompt of {key}: {_error_text(error)}"
         needed = reads_prompt(names_for(plan, key, taskset)[0])
         yield Problem(place, what) if needed else f"{place}: {what}"
         return
+    yield from _unembedded(plan, tokenizer, largest)
     cut = sum(length > plan.lengths.prompt for length in lengths)
     if cut and cut == len(lengths):
         what = f"is {plan.lengths.prompt}; every prompt of {key} is longer ({min(lengths)} tokens at least)"
@@ -155,7 +165,7 @@ def _examples(
 ) -> Iterator[Problem | str]:
     """Yields problems of conversations whose last message is trained, as the trainer renders them."""
     limit, stride = plan.lengths.model, _stride(rows)
-    lengths: list[int] = []
+    lengths, largest = list[int](), -1
     example = reader(plan.algorithm.rows if plan.algorithm.offline else "messages", form, rows[0])
     try:
         for row in _in_time(rows[::stride]):
@@ -164,11 +174,14 @@ def _examples(
             conversations: list[Messages] = [json.loads(text) for text in fields.values()]
             for messages in conversations:
                 render(tokenizer, messages, False)
-            lengths.append(max(len(template.example(messages, tools)[0]) for messages in conversations))
+            pairs = [template.example(messages, tools) for messages in conversations]
+            lengths.append(max(len(prompt) for prompt, _ in pairs))
+            largest = max(largest, *(token for prompt, response in pairs for token in (*prompt, *response)))
     except Exception as error:  # Jinja templates raise what they like
         row_number = len(lengths) * stride
         yield Problem(template_key(plan.config.model), f"refuses row {row_number} of {key}: {_error_text(error)}")
         return
+    yield from _unembedded(plan, tokenizer, largest)
     cut = sum(length >= limit for length in lengths)
     if cut and cut == len(lengths):
         what = f"is {limit}; every prompt of {key} has {min(lengths)} tokens or more, so no reply is trained"
@@ -191,8 +204,12 @@ def _in_time(rows: Sequence[Row]) -> Iterator[Row]:
         yield row
 
 
-def _length(tokenizer: Any, messages: Messages) -> int:
-    return len(tokenizer.encode(render(tokenizer, messages, True), add_special_tokens=False))
+def _unembedded(plan: Plan, tokenizer: Any, largest: int) -> Iterator[Problem]:
+    """Yields a problem if the model, on this machine, has no embedding of the largest token of the rows."""
+    try:
+        refuse_unembedded(tokenizer, [largest], vocabulary_of(plan.config.model.model_path) or len(tokenizer))
+    except InvalidInput as error:
+        yield Problem(error.field, str(error).partition(": ")[2])
 
 
 class _Endless(Exception):

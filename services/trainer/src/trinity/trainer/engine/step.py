@@ -12,11 +12,11 @@ from opentelemetry import trace
 from opentelemetry.context import Context, get_current
 
 from trinity.config import Plan
-from trinity.data.templates import chat_template
+from trinity.data.templates import chat_template, refuse_unembedded
 from trinity.runtime import tracing
 from trinity.trainer.data import bad_steps
 from trinity.trainer.data.bad_steps import BadStep, NotFinite
-from trinity.trainer.data.batch import TrainBatch, from_groups
+from trinity.trainer.data.batch import TrainBatch, TrainSequence, from_groups
 from trinity.trainer.data.client import RawBatch
 from trinity.trainer.data.examples import experts_of, from_examples
 from trinity.trainer.engine.engine import TrainEngine
@@ -91,7 +91,10 @@ class StepTrainer:
         return StepDone(raw, batch, metrics, time.monotonic() - begin, span, tokens)
 
     def decode(self, raw: RawBatch) -> TrainBatch:
-        """Decodes a batch. Raises BadStep if a group cannot be decoded, or a reward or advantage is not finite."""
+        """Decodes a batch. Raises BadStep if a group cannot be decoded, or a reward or advantage is not finite.
+
+        Raises InvalidInput if the model has no embedding of a row's token.
+        """
         outcomes, limit = [item.outcome for item in raw.groups], self.plan.lengths.model
         if not raw.examples:
             return from_groups(raw.entry, outcomes, self.plan.algorithm)
@@ -103,9 +106,16 @@ class StepTrainer:
             if self.plan.algorithm.rows != "text":
                 chat_template(model, self._tokenizer)
         if self.plan.algorithm.offline:
-            return from_examples(raw.entry, raw.examples, self._tokenizer, limit)
+            batch = from_examples(raw.entry, raw.examples, self._tokenizer, limit)
+            self._refuse_unembedded(batch.sequences)
+            return batch
         experts = experts_of(raw.entry, raw.examples, self._tokenizer, limit)
+        self._refuse_unembedded(experts)
         return from_groups(raw.entry, outcomes, self.plan.algorithm, experts)
+
+    def _refuse_unembedded(self, sequences: Sequence[TrainSequence]) -> None:
+        for sequence in sequences:
+            refuse_unembedded(self._tokenizer, sequence.token_ids, self.engine.vocabulary)
 
     def _store(self, raw: RawBatch, batch: TrainBatch, error: BadStep, policy: str) -> None:
         """Writes the batch and its groups' statistics, and names in the error the groups that are not finite."""
