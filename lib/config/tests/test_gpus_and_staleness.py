@@ -291,6 +291,7 @@ def test_parameters_are_counted_in_a_folder_of_any_name(tmp_path: Path, config: 
     assert parameters_of(str(folder)) == (72e9, "by its name")
     for part in (1, 2):
         (folder / f"model-{part}.safetensors").write_bytes(b"\0" * 500)
+    (folder / "consolidated.safetensors").write_bytes(b"\0" * 1000)
     (folder / "config.json").write_text(config)
     assert parameters_of(str(folder)) == (count, "by its files")
 

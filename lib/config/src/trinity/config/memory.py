@@ -36,14 +36,16 @@ _SIZE_IN_NAME = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bBmM])(?![a-zA-Z0-9])")
 def parameters_of(model_path: str) -> tuple[float, str] | None:
     """Parameters of a model and where the number is from: its folder, or its name (`Qwen2.5-1.5B`). None: unknown."""
     folder = Path(model_path).expanduser()
-    files = [file for file in folder.glob("*.safetensors") if os.path.isfile(file)] if os.path.isdir(folder) else []
+    found = folder.glob("*.safetensors") if os.path.isdir(folder) else ()
+    # Mistral's repositories have the model a second time, in its own form.
+    files = [file for file in found if os.path.isfile(file) and not file.name.startswith("consolidated")]
     if files:
         width = 4 if _dtype(folder) == "float32" else 2
         return sum(file.stat().st_size for file in files) / width, "by its files"
-    found = _SIZE_IN_NAME.findall(model_path.rpartition("/")[2])
-    if not found:
+    sizes = _SIZE_IN_NAME.findall(model_path.rpartition("/")[2])
+    if not sizes:
         return None
-    number, unit = found[-1]
+    number, unit = sizes[-1]
     return float(number) * (1e9 if unit in "bB" else 1e6), "by its name"
 
 
