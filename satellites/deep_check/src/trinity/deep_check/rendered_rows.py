@@ -144,7 +144,7 @@ def _prompts(
                 messages = talk if talk[0]["role"] == "system" else [*system, *talk]
                 tokens = tokenizer.encode(render(tokenizer, messages, True), add_special_tokens=False)
                 lengths.append(len(tokens))
-                largest = max(largest, *tokens)
+                largest = max([largest, *tokens])
     except Exception as error:  # a template that takes no system prompt, say
         what = f"renders no prompt of {key}: {_error_text(error)}"
         needed = reads_prompt(names_for(plan, key, taskset)[0])
@@ -176,7 +176,7 @@ def _examples(
                 render(tokenizer, messages, False)
             pairs = [template.example(messages, tools) for messages in conversations]
             lengths.append(max(len(prompt) for prompt, _ in pairs))
-            largest = max(largest, *(token for prompt, response in pairs for token in (*prompt, *response)))
+            largest = max([largest, *(token for prompt, response in pairs for token in (*prompt, *response))])
     except Exception as error:  # Jinja templates raise what they like
         row_number = len(lengths) * stride
         yield Problem(template_key(plan.config.model), f"refuses row {row_number} of {key}: {_error_text(error)}")
