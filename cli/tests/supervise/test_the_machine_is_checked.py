@@ -2,11 +2,14 @@
 
 import importlib.util
 import json
+import re
 import socket
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from trinity.cli.main import app
@@ -18,6 +21,7 @@ from trinity.environments.extras import needs
 from trinity.plugins.environments import built_in_environments
 from trinity.runtime import leases
 from trinity.runtime.devices import TorchBuild
+from trinity.weights.checkpoints import encode_header
 
 pytestmark = pytest.mark.core
 
@@ -29,7 +33,10 @@ def config(tmp_path: Path) -> Path:
     """A run whose model has 7 billion parameters by its files, which take no room."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text("{}")
-    (tmp_path / "model/model.safetensors").open("wb").truncate(14 * 10**9)
+    head = encode_header([("a", "BF16", [7 * 10**9], 14 * 10**9)])
+    with (tmp_path / "model/model.safetensors").open("wb") as weights:
+        weights.write(head)
+        weights.truncate(len(head) + 14 * 10**9)
     (tmp_path / "rows.jsonl").write_text('{"question": "1+1", "answer": "2"}\n' * 4)
     columns = {"prompt_key": "question", "response_key": "answer"}
     taskset = {"name": "rows", "path": str(tmp_path / "rows.jsonl"), "format": columns}
@@ -228,6 +235,21 @@ def test_a_hub_model_that_is_not_to_be_had_ends_check_and_run(
     assert preflight.check_model_folder("model.model_path", "someone/no-such-model")
     (place / "snapshots/1/model.safetensors.index.json").write_text("{}")
     assert preflight.check_model_folder("model.model_path", "someone/no-such-model") == []
+
+
+def test_files_of_weights_that_are_not_whole_are_named(tmp_path: Path) -> None:
+    def found() -> str:
+        return "".join(problem.message for problem in preflight.check_model_folder("model.model_path", str(tmp_path)))
+
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "a.safetensors"}}')
+    assert "a.safetensors: is no whole safetensors file: [Errno 2]" in found()
+    (tmp_path / "a.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    assert "a.safetensors: is no whole safetensors file: the header is longer than the file; download it" in found()
+    save_file({"a": torch.zeros(3)}, tmp_path / "a.safetensors")
+    assert found() == ""
+    (tmp_path / "model.safetensors").write_bytes((tmp_path / "a.safetensors").read_bytes()[:-1])
+    assert re.search("model.safetensors: is no whole safetensors file: [0-9]+ bytes instead of", found())
 
 
 def test_adapters_in_place_of_a_model_are_refused(tmp_path: Path) -> None:

@@ -68,6 +68,13 @@ def test_a_vocabulary_that_only_the_config_has_is_refused(folder: Path) -> None:
         load_policy(ModelConfig(model_path=str(folder)), torch.float32, 64)
 
 
+def test_what_transformers_raises_is_said_in_one_sentence(folder: Path) -> None:
+    config = folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "pad_token_id": 97}))
+    with pytest.raises(InvalidInput, match="cannot be loaded: AssertionError: Padding_idx must be within num_embedd"):
+        load_policy(ModelConfig(model_path=str(folder)), torch.float32, 64)
+
+
 def test_adapters_are_no_model(folder: Path) -> None:
     (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     with pytest.raises(InvalidInput, match="it is a folder of LoRA adapters; give their base model here"):

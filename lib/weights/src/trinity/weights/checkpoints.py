@@ -50,6 +50,15 @@ def has_weights(folder: Path) -> bool:
     return all(_is_whole(folder / str(name)) for name in set(names.values()))
 
 
+def check_weights(folder: Path) -> None:
+    """Raises InvalidInput for a safetensors file of a model that is not there, or not whole. Other forms pass."""
+    index = files.read_json(folder / INDEX)
+    listed = index.get("weight_map") if isinstance(index, dict) else None
+    single = (folder / SINGLE).is_file()  # transformers prefers it
+    for name in [SINGLE] if single else sorted({*map(str, listed.values())}) if isinstance(listed, dict) else []:
+        safetensors_header(folder / name)
+
+
 def _is_whole(path: Path) -> bool:
     try:
         return bool(safetensors_header(path))

@@ -32,6 +32,7 @@ from trinity.runtime.errors import InvalidInput
 from trinity.runtime.monitor import why_not
 from trinity.runtime.settings import split_address
 from trinity.weights.adapters import why_no_base
+from trinity.weights.checkpoints import check_weights
 
 _ENDPOINT_SECONDS = 10.0
 _LISTEN = "TRINITY_ENVIRONMENT_LISTEN"
@@ -341,6 +342,10 @@ def check_model_folder(key: str, path: str) -> list[Problem]:
             return [Problem(key, f"{path!r} has no config.json; it is no Hugging Face model folder")]
         if not isinstance(files.read_json(place / "config.json"), dict):
             return [Problem(key, f"{path!r} has a config.json that is no JSON object")]
+        try:
+            check_weights(place)
+        except InvalidInput as error:
+            return [Problem(key, f"{error}; download it again, with `git lfs pull` in a clone")]
         return []
     looks_local = place.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1
     if looks_local or os.path.exists(place):

@@ -252,9 +252,12 @@ def _loaded(kind: Any, key: str, path: str, config: ModelConfig, dtype: torch.dt
             return _read(kind, key, path, **options, **rope, **({} if weights else {"device_map": {"": "meta"}}))
         with torch.device("meta"):
             return kind.from_config(own, **options)
-    except (OSError, ValueError) as error:
+    except (InvalidInput, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # transformers, safetensors and a model's own code raise what they like
         reason = _unknown_type(path, config.trust_remote_code) or " ".join(str(error).split())
-        raise InvalidInput(key, f"{path!r} cannot be loaded: {reason}") from None
+        kind_of_error = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+        raise InvalidInput(key, f"{path!r} cannot be loaded: {kind_of_error}{reason}") from error
 
 
 def _read(kind: Any, key: str, path: str, **options: Any) -> Any:
