@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from vllm.exceptions import VLLMValidationError
 
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.engine import Engine
@@ -23,7 +24,7 @@ class Vllm:
     """Streams what is put into `outputs`."""
 
     def __init__(self) -> None:
-        self.outputs: asyncio.Queue[str] = asyncio.Queue()
+        self.outputs: asyncio.Queue[str | Exception] = asyncio.Queue()
         self.salts: list[str] = []
         self.closed = False
 
@@ -31,7 +32,10 @@ class Vllm:
         self.salts.append(prompt["cache_salt"])
         try:
             while True:
-                yield await self.outputs.get()
+                output = await self.outputs.get()
+                if isinstance(output, Exception):
+                    raise output
+                yield output
         finally:
             self.closed = True
 
@@ -131,3 +135,17 @@ async def test_a_request_waits_while_the_weights_are_known_to_be_wrong() -> None
     await client.until(["good"])
     assert pool.llm.salts == ["load2"]
     client.task.cancel()
+
+
+@pytest.mark.parametrize(("error", "fails"), [(VLLMValidationError("no such token"), False), (OSError("gone"), True)])
+async def test_what_vllm_refuses_leaves_its_session_open(
+    error: Exception, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool: Any = Pool()
+    session = Session("agent", b"", SamplingParams(max_tokens=4))
+    CALL.set(Call(session))
+    monkeypatch.setattr(recording, "Recording", lambda *_: None)
+    pool.llm.outputs.put_nowait(error)
+    with pytest.raises(type(error)):
+        await asyncio.wait_for(anext(RecordingClient(pool).generate({"prompt_token_ids": [1]})), 10)
+    assert (session.failure is not None) == fails

@@ -65,7 +65,7 @@ class Served:
                 if await request.is_disconnected():
                     return JSONResponse(None)  # as vLLM does
             call.sampled[0] = (completion, True)
-            message = {"role": "assistant", "content": "2"}
+            message = {"role": "assistant", "content": "2", **body.get("reply", {})}
             return JSONResponse({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
 
         async def events() -> AsyncIterator[str]:
@@ -192,6 +192,14 @@ async def test_a_tool_that_was_offered_before_may_be_in_the_history(served: Serv
     session, client = served.open()
     await ask(client, tools=[{"type": "function", "function": {"name": "launch"}}])
     await ask(client, [*ASKED, {"role": "assistant", "tool_calls": [CALLED]}])
+    assert session.failure is None
+
+
+async def test_a_tool_that_the_policy_invented_may_be_in_the_history(served: Served) -> None:
+    session, client = served.open()
+    reply = (await ask(client, extra_body={"reply": {"tool_calls": [CALLED]}})).choices[0].message
+    told = {"role": "tool", "tool_call_id": "a", "content": "Error: there is no tool 'launch'"}
+    await ask(client, [*ASKED, reply, told])
     assert session.failure is None
 
 

@@ -24,6 +24,12 @@ class EngineFailed(TrinityError):
     """vLLM raised an error, or its core is gone. The process must be restarted."""
 
 
+def is_refusal(error: Exception) -> bool:
+    """Returns True if vLLM refuses a request. Its own classes of refusals are no ValueError in newer versions."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return not names.isdisjoint({"ValueError", "VLLMClientError", "VLLMValidationError"})
+
+
 @dataclass(frozen=True)
 class Taught:
     """A teacher's log-probabilities of the tokens after a prompt, float32 [R], at temperature 1.

@@ -10,7 +10,7 @@ import numpy as np
 
 from trinity.explorer.engine.engine import Using
 from trinity.explorer.engine.versions import Versions
-from trinity.explorer.types import EngineFailed
+from trinity.explorer.types import EngineFailed, is_refusal
 from trinity.runtime.errors import InvalidInput
 from trinity.tinker.commands.samples import NO_LOGPROB, Sample, Sampled, Samples, Top
 from trinity.tinker.sampler.seconds import Seconds
@@ -94,7 +94,7 @@ def _refusing() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, ValueError) or type(error).__name__ == "VLLMValidationError":
+        if is_refusal(error):
             raise InvalidInput("sampling_params", str(error)) from error
         raise EngineFailed(f"vLLM failed: {type(error).__name__}: {error}") from error
 

@@ -31,7 +31,7 @@ from trinity.explorer.engine.adapters import HeldAdapters, lay_out
 from trinity.explorer.engine.images import DecodedImages
 from trinity.explorer.engine.start import start_vllm
 from trinity.explorer.engine.trial import BEFORE, POLICY
-from trinity.explorer.types import Completion, EngineFailed, EngineOptions, EngineUsage, Taught, spans_of
+from trinity.explorer.types import Completion, EngineFailed, EngineOptions, EngineUsage, Taught, is_refusal, spans_of
 from trinity.runtime.errors import Full, InvalidInput
 from trinity.runtime.metrics import Counter
 
@@ -128,7 +128,7 @@ class Engine:
             except (asyncio.CancelledError, InvalidInput):
                 raise
             except Exception as error:
-                if isinstance(error, ValueError) or type(error).__name__ == "VLLMValidationError":
+                if is_refusal(error):
                     raise InvalidInput("sampling", str(error)) from error
                 raise EngineFailed(f"vLLM failed: {type(error).__name__}: {error}") from error
         parts = [part for output in outputs for part in output.outputs]

@@ -14,7 +14,7 @@ from trinity.explorer.serving.endpoint import PooledClient
 from trinity.explorer.sessions.images import shown
 from trinity.explorer.sessions.samples import Turn
 from trinity.explorer.sessions.session import CALL, Call
-from trinity.explorer.types import UNREAD_LOGPROBS, EngineFailed
+from trinity.explorer.types import UNREAD_LOGPROBS, EngineFailed, is_refusal
 from trinity.explorer.weights.load_history import LoadHistory, WeightsWithdrawn
 from trinity.runtime.errors import InvalidInput
 
@@ -61,7 +61,7 @@ class RecordingClient(PooledClient):
                 call.session.fail(error)
             raise
         except Exception as error:
-            if call is not None and not isinstance(error, ValueError):
+            if call is not None and not is_refusal(error):
                 call.session.fail(EngineFailed(f"vLLM failed: {type(error).__name__}: {error}"))
             raise
 

@@ -44,7 +44,7 @@ class Session:
     digest: bytes
     sampling: SamplingParams
     tree: SampleTree = field(default_factory=SampleTree)
-    tools: set[str] = field(default_factory=set)  # offered so far
+    tools: set[str] = field(default_factory=set)  # offered so far, or called by the policy
     calls: set["asyncio.Task[None]"] = field(default_factory=set)  # in progress
     untrained: set[str] = field(default_factory=set)  # reasons why replies are not trained
     images: dict[str, bytes] = field(default_factory=dict)  # files of its calls, by the hex of their digests
@@ -126,6 +126,7 @@ class Call:
             raise SessionFailed(f"reply {index} was sent, but no tokens of it were recorded")
         completion, trained = self.sampled[index]
         self.session.tree.add(self.place, completion, said, trained)
+        self.session.tools.update(name for name, _ in said.calls)  # an agent may answer that there is no such tool
         self.sent.add(index)
 
 
