@@ -110,6 +110,12 @@ def test_a_token_without_an_embedding_is_named(tmp_path: Path, algorithm: str) -
     assert "its embedding" not in text
 
 
+def test_rows_that_are_trained_in_part_are_said(tmp_path: Path) -> None:
+    said = "1 of 2 measured rows have more than 16 tokens (model.max_model_len); the tokens behind are not trained"
+    assert said in check(tmp_path, "sft", [{"question": "1", "answer": "2" * n} for n in (14, 20)])[1]
+    assert said in check(tmp_path, "cpt", [{"text": "2" * n} for n in (16, 20)])[1]
+
+
 def test_plain_text_needs_no_template(tmp_path: Path) -> None:
     code, text = check(tmp_path, "cpt", [{"question": "a text"}], custom_chat_template="{% if %}")
     assert code == 0, text

@@ -46,7 +46,11 @@ def check_rendering(
     if isinstance(tokenizer, Problem):
         yield tokenizer
         return
-    if tokenizer is None or plain:  # plain text needs no template
+    if tokenizer is None:
+        return
+    if plain:  # plain text needs no template
+        for key, form, rows in examples:
+            yield from _plain_texts(plan, tokenizer, key, form, rows)
         return
     try:
         with _limits():
@@ -165,7 +169,7 @@ def _examples(
 ) -> Iterator[Problem | str]:
     """Yields problems of conversations whose last message is trained, as the trainer renders them."""
     limit, stride = plan.lengths.model, _stride(rows)
-    lengths, largest = list[int](), -1
+    lengths, wholes, largest = list[int](), list[int](), -1
     example = reader(plan.algorithm.rows if plan.algorithm.offline else "messages", form, rows[0])
     try:
         for row in _in_time(rows[::stride]):
@@ -176,6 +180,7 @@ def _examples(
                 render(tokenizer, messages, False)
             pairs = [template.example(messages, tools) for messages in conversations]
             lengths.append(max(len(prompt) for prompt, _ in pairs))
+            wholes.append(max(len(prompt) + len(response) for prompt, response in pairs))
             largest = max([largest, *(token for prompt, response in pairs for token in (*prompt, *response))])
     except Exception as error:  # Jinja templates raise what they like
         row_number = len(lengths) * stride
@@ -189,6 +194,27 @@ def _examples(
     elif cut:
         yield f"{key}: {cut} of {len(lengths)} measured prompts have {limit} tokens or more (model.max_model_len); " \
               "their rows are not trained"  # fmt: skip
+    yield from _cut_ends(key, [whole for whole, length in zip(wholes, lengths, strict=True) if length < limit], limit)
+
+
+def _plain_texts(
+    plan: Plan, tokenizer: Any, key: str, form: FormatConfig, rows: Sequence[Row]
+) -> Iterator[Problem | str]:
+    """Yields remarks on texts of which every token is trained."""
+    read, lengths, largest = reader("text", form, rows[0]), list[int](), -1
+    for row in _in_time(rows[:: _stride(rows)]):
+        tokens = tokenizer.encode(read(row, len(lengths) * _stride(rows))["text"])
+        lengths.append(len(tokens))
+        largest = max([largest, *tokens])
+    yield from _unembedded(plan, tokenizer, largest)
+    yield from _cut_ends(key, lengths, plan.lengths.model)
+
+
+def _cut_ends(key: str, lengths: Sequence[int], limit: int) -> Iterator[str]:
+    """Yields a remark on rows that are trained in part."""
+    if cut := sum(length > limit for length in lengths):
+        yield f"{key}: {cut} of {len(lengths)} measured rows have more than {limit} tokens (model.max_model_len); " \
+              "the tokens behind are not trained"  # fmt: skip
 
 
 def _stride(rows: Sequence[Row]) -> int:
