@@ -107,6 +107,7 @@ def parsed(algorithm: str, repeat_times: int = 4, more: str = "") -> Config:
 @pytest.mark.parametrize(
     ("algorithm", "said"),
     [
+        ("algorithm_type: GRPO", "algorithm_type: is 'GRPO', which is not registered; did you mean 'grpo'"),
         ("algorithm_type: gppo", "algorithm_type: is 'gppo', which is not registered; did you mean 'ppo'"),
         ("advantage_fn: rlo", "algorithm.advantage_fn: is 'rlo', which is not registered; did you mean 'rloo'"),
         (

@@ -196,3 +196,8 @@ def test_a_problem_of_the_command_line_names_the_override_and_no_line() -> None:
     assert said["trainer.save_intervall"].startswith("override trainer.save_intervall: unknown key")
     assert said["synchronizer.sync_interval"].startswith("override synchronizer.sync_interval: ")
     assert said["trainer.save_interval"].startswith("line ")
+
+
+def test_a_yaml_of_verl_is_named_as_such() -> None:
+    with pytest.raises(ConfigError, match=r"actor_rollout_ref: unknown key; a YAML of veRL is not read; `trinity"):
+        parse("actor_rollout_ref: {actor: {optim: {lr: 1e-6}}}")

@@ -40,6 +40,15 @@ def test_greedy_rollouts_of_a_group_are_said(
     assert [note.removesuffix(equal) for note in found if note.endswith(equal)] == ([said] if said else [])
 
 
+@pytest.mark.parametrize(("steps", "said"), [(None, False), (100, False), (99, True)])
+def test_a_warm_up_that_outlasts_the_run_is_said(steps: int | None, said: bool) -> None:
+    algorithm = {"algorithm_type": "grpo", "repeat_times": 4, "optimizer": {"lr_warmup_steps": 100}}
+    found = config(algorithm=algorithm, trainer={"total_steps": steps}).notices
+    assert (
+        f"algorithm.optimizer.lr_warmup_steps: is 100; in a run of {steps} steps the rate never reaches lr" in found
+    ) is said
+
+
 JUDGE = {"auxiliary_models": [{"model_path": "a/judge", "engine_num": 2, "tensor_parallel_size": 2}]}
 
 

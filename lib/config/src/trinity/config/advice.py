@@ -154,7 +154,10 @@ def algorithm_advice(config: Config) -> Iterator[str]:
     """Yields sentences of the form `key: remark`. The config need not have been checked."""
     if not resolvable(config.algorithm) or config.mode not in ("both", "train"):
         return
-    plan = resolve(config.algorithm)
+    plan, warmup = resolve(config.algorithm), config.algorithm.optimizer.lr_warmup_steps
+    steps = config.buffer.total_steps or config.trainer.total_steps
+    if steps is not None and warmup > steps:
+        yield f"algorithm.optimizer.lr_warmup_steps: is {warmup}; in a run of {steps} steps the rate never reaches lr"
     if plan.of_pairs and config.algorithm.loss_agg_mode is not None:
         yield "algorithm.loss_agg_mode: only affects the KL and entropy terms; dpo is a mean over pairs"
     if plan.teacher_top:

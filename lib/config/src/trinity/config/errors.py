@@ -39,10 +39,10 @@ def _short(text: str, longest: int) -> str:
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
     """Suggests known names that are similar to `name`; returns `otherwise` without one, by default all known names."""
-    options = sorted(known)
-    if near := difflib.get_close_matches(name, options, n=3):
-        return f"did you mean {' or '.join(map(repr, near))}?"
-    return f"known: {', '.join(options) or 'none'}" if otherwise is None else otherwise
+    options = {one.lower(): one for one in sorted(known)}
+    if near := difflib.get_close_matches(name.lower(), options, n=3):
+        return f"did you mean {' or '.join(repr(options[one]) for one in near)}?"
+    return f"known: {', '.join(options.values()) or 'none'}" if otherwise is None else otherwise
 
 
 class ConfigError(ValueError):

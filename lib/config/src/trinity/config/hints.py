@@ -53,6 +53,8 @@ def _sentence(path: Location, details: list[ErrorDetails], root: type[BaseModel]
         known = known_at(path[:-1], root)
         near = nearest(str(path[-1]), known, value)
         hint = f"did you mean {near!r}?" if near else f"known here: {', '.join(sorted(known))}"
+        if path == ("actor_rollout_ref",):
+            hint = "a YAML of veRL is not read; `trinity import-verl SCRIPT -o FILE` converts the script that starts it"
         if root is Config and satellites.find("foreign_keys") is None:
             hint += f"; keys of Trinity-RFT need {satellites.missing('foreign_keys')}"
         return f"unknown key; {hint}"

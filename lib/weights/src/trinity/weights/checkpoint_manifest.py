@@ -26,7 +26,10 @@ MANIFEST = "manifest.json"
 _HASHED_TOGETHER = min(16, os.cpu_count() or 1)  # files; both hashes release the interpreter's lock
 _BLOCK = 1024 * 1024
 _KINDS = {"blake3": "BLAKE3", "sha256": "SHA-256"}  # keys of an entry
-_FIX = "; if you trust the files, allow_unverified_checkpoint: true (of trinity convert: --allow-unverified) loads them"
+_FIX = (
+    "; move its global_step folder away to use an older checkpoint, or if you trust the files, "
+    "allow_unverified_checkpoint: true (of trinity convert: --allow-unverified) loads them"
+)
 
 
 class ManifestWriter:
