@@ -127,10 +127,10 @@ def config_of(options: EngineOptions, **memory: float) -> Any:
     known = {field.name for field in fields(AsyncEngineArgs)}
     if unknown := sorted(options.engine_args.keys() - known):
         raise InvalidInput("explorer.rollout_model.engine_args", f"has {unknown[0]}, which this vLLM does not know")
-    config = AsyncEngineArgs(**_arguments_of(options) | memory).create_engine_config(UsageContext.LLM_CLASS)
+    arguments = AsyncEngineArgs(**_arguments_of(options) | memory)
     if options.adapters:
-        _check_takes_adapters(config.model_config)
-    return config
+        _check_takes_adapters(arguments.create_model_config())  # vLLM 0.33 refuses in words of its own
+    return arguments.create_engine_config(UsageContext.LLM_CLASS)
 
 
 def _check_takes_adapters(model: Any) -> None:
