@@ -1,7 +1,7 @@
 """A planted bug in the quickstart's reward, and `trinity regrade` from the step before it.
 
-    python benchmarks/regrade.py [--seeds 1 2] [--steps 60] [--bug 20] [--found 40] [--reuse 8] [--sampled 8]
-        [--test-size 512] [--at-once 1] [--folder FOLDER]
+    python benchmarks/regrade.py [--seeds 1 2] [--steps 60] [--bug 20] [--found 40] [--reuse 20] [--sampled 8]
+        [--test-size 512] [--keys KEY=VALUE ...] [--at-once 1] [--folder FOLDER]
 
 For each seed: a clean run; a fork of it at the step of the bug, whose reward also pays wrong answers that end in 7,
 until the bug is found; and a regrade of that fork, which trains `reuse` of its steps again with the right reward, and
@@ -16,6 +16,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,10 @@ def sampled_tokens(job: Path) -> float:
 
 
 def measure(
-    runs: Runs, seed: int, steps: int, bug: int, found: int, reuse: int, sampled: int
+    runs: Runs, seed: int, steps: int, bug: int, found: int, reuse: int, sampled: int, given_keys: Sequence[str]
 ) -> list[tuple[str, str, str]]:
     keys = [
+        *given_keys,
         f"buffer.total_steps={steps}", f"trainer.save_interval={bug}", "trainer.max_checkpoints_to_keep=100",
         f"explorer.eval_interval={bug}", f"explorer.rollout_model.seed={seed}",
         f"buffer.explorer_input.taskset.data_selector.seed={seed}",
@@ -98,9 +100,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--bug", type=int, default=20, help="last step with the right reward")
     parser.add_argument("--found", type=int, default=40, help="last step of the run with the wrong one")
-    parser.add_argument("--reuse", type=int, default=8, help="steps that are trained again")
+    parser.add_argument("--reuse", type=int, default=20, help="steps that are trained again")
     parser.add_argument("--sampled", type=int, default=8, help="steps that are sampled after them")
     parser.add_argument("--test-size", type=int, default=512, help="sums that an evaluation asks")
+    parser.add_argument("--keys", nargs="*", default=[], help="overrides of the clean run, which its forks keep")
     parser.add_argument("--at-once", type=int, default=1, help="runs at once; they share the GPUs, if there are any")
     parser.add_argument("--folder", type=Path, help="keeps the runs; else a temporary one")
     given = parser.parse_args()
@@ -108,7 +111,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="trinity-") as made:
         runs = Runs((given.folder or Path(made)).absolute(), PLUGIN, given.at_once, data)
         table = Table("a reward bug, and a regrade from the step before it", ("run", "figure", "limit"))
-        lengths = given.steps, given.bug, given.found, given.reuse, given.sampled
+        lengths = given.steps, given.bug, given.found, given.reuse, given.sampled, given.keys
         for rows in runs.each(lambda seed: measure(runs, seed, *lengths), given.seeds):
             table.rows += rows
     table.show()
