@@ -240,6 +240,24 @@ def test_text_in_parts_is_read_and_other_parts_are_refused() -> None:
         sft_messages({"messages": talk}, form, 3)
 
 
+def test_a_conversation_may_be_json_text() -> None:
+    talk = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
+    for form in (FormatConfig(messages_key="talk"), FormatConfig()):
+        row = {"talk" if form.messages_key == "talk" else "messages": json.dumps(talk)}
+        assert json.loads(reader("messages", form, row)(row, 0)["messages_json"]) == talk
+    told = {"messages": "[{ no JSON", "prompt": "1+1", "response": "2"}
+    assert json.loads(reader("messages", FormatConfig(), told)(told, 0)["messages_json"]) == talk
+
+
+def test_prompts_of_pairs_may_be_in_the_column_of_messages() -> None:
+    row = {"messages": [{"role": "user", "content": "1+1"}], "chosen": "2", "rejected": "3"}
+    form = FormatConfig(messages_key="messages")
+    found = reader("pairs", form, row)(row, 0)
+    assert json.loads(found["rejected_json"]) == [*row["messages"], {"role": "assistant", "content": "3"}]
+    row["prompt"] = "2+2"
+    assert "2+2" in reader("pairs", form, row)(row, 0)["messages_json"]
+
+
 def test_conversations_of_sharegpt_are_read_and_unknown_speakers_refused() -> None:
     talk = [{"from": speaker, "value": speaker} for speaker in ("system", "human", "gpt", "user", "assistant")]
     fields = reader("messages", FormatConfig(), row := {"conversations": talk})(row, 0)

@@ -3,8 +3,10 @@
 All rows are checked before a run starts.
 """
 
+import contextlib
 import json
 import math
+import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,7 +103,7 @@ def sft_format(form: FormatConfig, row: Row) -> FormatConfig:
 
     A common format is only tried if the YAML names no columns. Raises DatasetError with the columns if none fits.
     """
-    if form.prompt_type == "messages" and isinstance(row.get(form.messages_key), list):
+    if form.prompt_type == "messages" and conversation_in(row, form.messages_key) is not None:
         return form
     if _has_both(row, form.prompt_key, form.response_key):
         return form
@@ -112,7 +114,7 @@ def sft_format(form: FormatConfig, row: Row) -> FormatConfig:
         plain.response_key,
     ):
         for key in _MESSAGES:
-            if form.prompt_type == "messages" and isinstance(row.get(key), list):
+            if form.prompt_type == "messages" and conversation_in(row, key) is not None:
                 return form.model_copy(update={"messages_key": key})
         for prompt, response in _PAIRS:
             if _has_both(row, prompt, response):
@@ -129,14 +131,24 @@ def sft_format(form: FormatConfig, row: Row) -> FormatConfig:
     )
 
 
+def conversation_in(row: Row, key: str) -> list[Any] | None:
+    """The messages in a column, a list or its JSON text; None for other values."""
+    value = row.get(key)
+    if isinstance(value, str) and re.match(r"\s*\[\s*{", value):
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    return value if isinstance(value, list) else None
+
+
 def _has_both(row: Row, prompt: str, response: str) -> bool:
     return isinstance(row.get(prompt), str | list) and isinstance(row.get(response), str | list)
 
 
 def sft_messages(row: Row, form: FormatConfig, number: int) -> list[dict[str, Any]]:
     """A row as chat messages that end with the assistant's. Raises DatasetError naming row and column."""
-    if form.prompt_type == "messages" and isinstance(row.get(form.messages_key), list):
-        messages = [_message(one, form.messages_key, number) for one in row[form.messages_key]]
+    told = conversation_in(row, form.messages_key) if form.prompt_type == "messages" else None
+    if told is not None:
+        messages = [_message(one, form.messages_key, number) for one in told]
         if not messages or not _is_assistants(messages[-1]):
             raise DatasetError(f"row {number}: {form.messages_key!r} must end with an assistant message")
         messages = _with_system(messages, row, form, number)
@@ -271,6 +283,8 @@ def reader(kind: str, form: FormatConfig, first: Row) -> Callable[[Row, int], di
         key = text_key(form, first)
         return lambda row, number: {"text": plain_text(row, key, number)}
     if kind == "pairs":
+        if form.prompt_key not in first and isinstance(first.get(form.messages_key), list):
+            form = form.model_copy(update={"prompt_key": form.messages_key})  # as Trinity-RFT names it
 
         def pair(row: Row, number: int) -> dict[str, str]:
             chosen, rejected = preference_pair(row, form, number)

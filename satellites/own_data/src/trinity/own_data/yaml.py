@@ -13,7 +13,7 @@ from typing import Any
 
 from trinity.commands.request import OwnYaml
 from trinity.config import parse
-from trinity.data.datasets import SHAREGPT, read
+from trinity.data.datasets import SHAREGPT, conversation_in, read
 from trinity.data.tables import DatasetError, Row, column_value
 from trinity.data.vision import why_no_images
 from trinity.reading.errors import RunError
@@ -362,7 +362,7 @@ def conversation(row: Row) -> str:
         last = value[-1] if isinstance(value, list) and value else None
         return isinstance(last, dict) and "assistant" in (last.get("role"), SHAREGPT.get(str(last.get("from"))))
 
-    talks = (name for name, value in row.items() if name.lower() in CONVERSATIONS and ends_with_assistant(value))
+    talks = (name for name in row if name.lower() in CONVERSATIONS and ends_with_assistant(conversation_in(row, name)))
     return next(talks, "")
 
 
