@@ -206,6 +206,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
             ("actor_rollout_ref.rollout.val_kwargs.do_sample=True", {}),
             ("actor_rollout_ref.rollout.val_kwargs.top_p=0.9", {"top_p": 0.9}),
             ("actor_rollout_ref.rollout.val_kwargs.temperature=0.6", {"temperature": 0.6}),
+            ("actor_rollout_ref.rollout.top_p=0.9", {"top_p": 1.0}),
+            ("actor_rollout_ref.rollout.top_k=20", {"top_k": -1}),
         ]
     ),
     (
@@ -290,9 +292,15 @@ def test_what_cannot_be_read_is_not_mapped(read: Importer, given: str, path: str
 
 
 def test_steps_of_verl_are_larger_and_that_is_said(read: Importer) -> None:
-    result = read.options("trainer.total_training_steps=100")
-    assert result.at("buffer.total_steps") == 100
-    assert "of 256; 400 would learn from as many" in result.line("note: trainer.total_training_steps=100")
+    warmup = f"{ACTOR}.optim.lr_warmup_steps"
+    result = read.options("trainer.total_training_steps=100", "trainer.save_freq=20", f"{warmup}=10")
+    assert (result.at("buffer.total_steps"), result.at("trainer.save_interval")) == (100, 20)
+    for option, as_many in (
+        ("trainer.total_training_steps=100", 400),
+        ("trainer.save_freq=20", 80),
+        (f"{warmup}=10", 40),
+    ):
+        assert f"of 256; {as_many} would mean as many" in result.line(f"note: {option}")
 
 
 def test_datasets_that_are_not_given_are_named_by_their_keys(read: Importer) -> None:

@@ -25,6 +25,12 @@ from trinity.import_verl.values import Leaf, Node, is_true, loaded, node_of, tex
 
 NEVER = 1_000_000_000  # steps
 _PARALLEL = f"{ROLLOUT}.tensor_model_parallel_size"
+_STEPS = {
+    "trainer.total_training_steps": "buffer.total_steps",
+    "trainer.save_freq": "trainer.save_interval",
+    "trainer.test_freq": "explorer.eval_interval",
+    f"{ACTOR}.optim.lr_warmup_steps": "algorithm.optimizer.lr_warmup_steps",
+}
 _TRAIN, _MINI, _N = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size", f"{ROLLOUT}.n"
 
 
@@ -110,6 +116,9 @@ def _eval_tasksets(run: Run) -> Node | None:
     sampling = run.picked(values, {name: name for name in ("temperature", "top_p", "top_k")})
     run.take(f"{values}.do_sample")  # veRL's engines read the temperature, which is 0 with and without do_sample
     sampling.setdefault("temperature", Leaf("0", f"{values}.temperature, veRL's default"))
+    for name, default in (("top_p", "1.0"), ("top_k", "-1")):
+        if run.take(f"{ROLLOUT}.{name}") is not None:  # those of training would hold
+            sampling.setdefault(name, Leaf(default, f"{values}.{name}, veRL's default"))
     repeat = run.picked(values, {"n": "repeat_times"})
     for taskset in found:
         taskset |= {**repeat, "rollout_args": dict(sampling)}
@@ -202,12 +211,13 @@ def _synchronizer(run: Run) -> Node:
             run.notes.append(
                 f"{_TRAIN} = {train} is no multiple of {_MINI} = {mini}; synchronizer.sync_interval is rounded"
             )
-        steps = run.number("trainer.total_training_steps", 0, derived=False)
-        if steps and train // mini > 1:
-            run.notes.append(
-                f"trainer.total_training_steps={steps} counts batches of {train} prompts, buffer.total_steps those "
-                f"of {mini}; {steps * (train // mini)} would learn from as many"
-            )
+        for option, key in _STEPS.items():
+            steps = run.number(option, 0, derived=False) or 0
+            if steps > 0 and train // mini > 1:
+                run.notes.append(
+                    f"{option}={steps} counts batches of {train} prompts, {key} those of {mini}; "
+                    f"{steps * (train // mini)} would mean as many"
+                )
         interval = Leaf(str(max(1, train // mini)), f"{_TRAIN} / {_MINI} = {train} / {mini}")
     offset = Leaf("1", "explorers work one batch ahead; 0 is veRL's order, one after the other")
     return {"sync_style": Leaf("fixed"), "sync_offset": offset, "sync_interval": interval, "sync_timeout": Leaf("1200")}
