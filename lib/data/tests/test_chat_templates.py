@@ -9,7 +9,8 @@ import pytest
 
 from support.fakes.models.chat_templates import FAMILIES, Family
 from trinity.config.schema.model import ModelConfig
-from trinity.data.templates import ChatTemplate, chat_template
+from trinity.data.templates import ChatTemplate, chat_template, load_tokenizer
+from trinity.runtime.errors import InvalidInput
 
 pytestmark = pytest.mark.core
 
@@ -159,3 +160,13 @@ def test_any_tag_that_a_prompt_opens_is_trained_once(tag: str, space: str, drops
     for reply in (f"{tag}{space}A.{shut}4", f"A.{shut}4"):
         assert tokenizer.decode(template.example([ASKED, said(reply)])[1]) == f"A.{shut}4<|im_end|>"
     assert tokenizer.decode(template.example([ASKED, said("4")])[1]).split() == [shut, "4<|im_end|>"]
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3_text"])
+def test_a_folder_without_a_tokenizer_has_none(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(InvalidInput, match=r"model.model_path: .* has no files of a tokenizer, such as tokenizer.json"):
+        load_tokenizer(ModelConfig(model_path=str(tmp_path)))
+    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(InvalidInput, match=r"model.model_path: .* has no usable tokenizer: JSONDecodeError: Expecting"):
+        load_tokenizer(ModelConfig(model_path=str(tmp_path)))

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from support.fakes.data.vision import make_files, picture, pretend_torchvision
+from support.fakes.models.tokenizer_folder import make_tokenizer_folder
 from trinity.cli.main import app
 
 pytestmark = pytest.mark.core
@@ -25,7 +26,7 @@ def check(
 ) -> tuple[int, str]:
     """Exit code and output for a dataset whose third row has this image; `column`: image_key, `urls`: image_urls."""
     if not (folder / "model").exists():
-        make_files(folder / "model")
+        make_files(make_tokenizer_folder(folder / "model"))
     (folder / "good.png").write_bytes(picture())
     images = ["good.png", "good.png", image]
     rows: list[dict[str, Any]] = [{"prompt": "how many?", "response": "1", "image": found} for found in images]
@@ -49,7 +50,7 @@ def check(
 
 def model_of(folder: Path, **others: Any) -> dict[str, Any]:
     """The section `model`."""
-    model = {"model_path": str(folder / "model"), "custom_chat_template": "{{ messages }}", "max_prompt_tokens": 20}
+    model = {"model_path": str(folder / "model"), "custom_chat_template": "?", "max_prompt_tokens": 20}
     return {**model, "max_response_tokens": 4, **others}
 
 
@@ -128,7 +129,7 @@ def test_a_model_that_reads_no_images_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_that_reads_images_when_told_so_names_the_key(tmp_path: Path) -> None:
-    make_files(tmp_path / "model", "qwen3_5")
+    make_files(make_tokenizer_folder(tmp_path / "model"), "qwen3_5")
     code, output = check(tmp_path, "good.png")
     assert code == 2
     assert "image_key: is given, and a model of type 'qwen3_5' reads images if model.images is true; mend" in output
@@ -148,7 +149,7 @@ def test_layers_to_adapt_have_the_models_names_whatever_its_files_say(
     targets: str | list[str], said: str, tmp_path: Path
 ) -> None:
     """Files of Qwen2.5-VL lack a part of the names."""
-    make_files(tmp_path / "model")
+    make_files(make_tokenizer_folder(tmp_path / "model"))
     names = ["model.layers.0.self_attn.q_proj", "visual.blocks.0.attn.qkv"]
     save_file({f"{name}.weight": torch.zeros(2, 2) for name in names}, tmp_path / "model/model.safetensors")
     model = model_of(tmp_path, lora_configs=[{"target_modules": targets}])

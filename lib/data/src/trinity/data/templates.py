@@ -59,6 +59,25 @@ def configured_template(model: ModelConfig) -> str | None:
         raise InvalidInput("model.chat_template_path", what) from None
 
 
+def load_tokenizer(model: ModelConfig) -> Any:
+    """The model's tokenizer. Raises InvalidInput if it cannot be loaded, or has no tokens.
+
+    For a folder without its files transformers makes one of a few special tokens (Qwen, Gemma, GPT-2).
+    """
+    from transformers import AutoTokenizer
+
+    path = model.model_path
+    try:
+        found = AutoTokenizer.from_pretrained(path, trust_remote_code=model.trust_remote_code)
+    except Exception as error:  # files of a tokenizer may hold anything
+        kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+        raise InvalidInput("model.model_path", f"{path!r} has no usable tokenizer: {kind}{error}") from error
+    if len(found) <= len(getattr(found, "added_tokens_decoder", ())):
+        what = "has no files of a tokenizer, such as tokenizer.json; copy those of its base model into it"
+        raise InvalidInput("model.model_path", f"{path!r} {what}")
+    return found
+
+
 def chat_template(model: ModelConfig, tokenizer: Any) -> "ChatTemplate":
     """Sets the model's template in its tokenizer, with model.enable_thinking, and returns its properties.
 

@@ -11,11 +11,13 @@ from trinity.cli.supervise.checks.task_rows import names_for
 from trinity.config import Plan, Problem
 from trinity.config.memory import vocabulary_of
 from trinity.config.schema.buffer import FormatConfig, TasksetConfig
+from trinity.config.schema.model import ModelConfig
 from trinity.config.workflows import reads_prompt
 from trinity.data.datasets import Messages, Row, reader
 from trinity.data.templates import (
     ChatTemplate,
     chat_template,
+    load_tokenizer,
     refuse_rewritten_history,
     refuse_unembedded,
     template_key,
@@ -42,7 +44,7 @@ def check_rendering(
     not included.
     """
     model, plain = plan.config.model, plan.algorithm.offline and plan.algorithm.rows == "text"
-    tokenizer = _tokenizer(model.model_path, model.trust_remote_code)
+    tokenizer = _tokenizer(model)
     if isinstance(tokenizer, Problem):
         yield tokenizer
         return
@@ -118,20 +120,18 @@ def _ends_of_text(model_path: str, tokenizer: Any) -> set[int]:
     return {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
 
 
-def _tokenizer(model_path: str, trust_remote_code: bool) -> Any:
-    """Returns the model's tokenizer, a Problem if its files hold no tokenizer, None without such files."""
-    folder = Path(model_path).expanduser()
+def _tokenizer(model: ModelConfig) -> Any:
+    """Returns the model's tokenizer, a Problem if it is not usable, None without transformers or its files."""
+    folder = Path(model.model_path).expanduser()
     try:
-        from transformers import AutoTokenizer
-
-        here = folder if folder.is_dir() else model_path  # a name on a hub
-        return AutoTokenizer.from_pretrained(here, trust_remote_code=trust_remote_code)
+        return load_tokenizer(model)
     except ImportError:
         return None
-    except Exception as error:  # files of a tokenizer may hold anything; who has none here is told by the explorer
-        if any((folder / name).exists() for name in _TOKENIZER_FILES):
-            return Problem("model.model_path", f"its tokenizer cannot be read: {type(error).__name__}: {error}")
-        return None
+    except InvalidInput as error:
+        fails = error.__cause__ is not None  # otherwise transformers made one without tokens
+        if fails and not any((folder / name).exists() for name in _TOKENIZER_FILES):
+            return None  # the explorer says so
+        return Problem(error.field, str(error).partition(": ")[2])
 
 
 def _prompts(

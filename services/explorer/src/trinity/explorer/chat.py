@@ -14,7 +14,7 @@ import structlog
 
 from trinity.config.schema.model import ModelConfig
 from trinity.data.images import PlacedImage, expanded, placed
-from trinity.data.templates import Message, chat_template, template_key
+from trinity.data.templates import Message, chat_template, load_tokenizer, template_key
 from trinity.data.vision import ImageRules, image_rules
 from trinity.runtime.errors import InvalidInput
 
@@ -27,14 +27,9 @@ class ChatTokenizer:
     """Loaded once from the model folder. Raises InvalidInput if the folder has no usable tokenizer."""
 
     def __init__(self, model: ModelConfig) -> None:
-        from transformers import AutoTokenizer
-
         self.model_path = model.model_path
         self._image_rules = image_rules(model.model_path, model.images)
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(model.model_path, trust_remote_code=model.trust_remote_code)
-        except (OSError, ValueError) as error:
-            raise InvalidInput("model.model_path", f"{model.model_path!r} has no usable tokenizer: {error}") from None
+        self._tokenizer = load_tokenizer(model)
         self._template = chat_template(model, self._tokenizer)
         self.template = self._template.text
         self._check_syntax(template_key(model))

@@ -12,7 +12,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context, get_current
 
 from trinity.config import Plan
-from trinity.data.templates import chat_template, refuse_unembedded
+from trinity.data.templates import chat_template, load_tokenizer, refuse_unembedded
 from trinity.runtime import tracing
 from trinity.trainer.data import bad_steps
 from trinity.trainer.data.bad_steps import BadStep, NotFinite
@@ -93,16 +93,14 @@ class StepTrainer:
     def decode(self, raw: RawBatch) -> TrainBatch:
         """Decodes a batch. Raises BadStep if a group cannot be decoded, or a reward or advantage is not finite.
 
-        Raises InvalidInput if the model has no embedding of a row's token.
+        Raises InvalidInput for a model without a usable tokenizer, or without an embedding of a row's token.
         """
         outcomes, limit = [item.outcome for item in raw.groups], self.plan.lengths.model
         if not raw.examples:
             return from_groups(raw.entry, outcomes, self.plan.algorithm)
         if self._tokenizer is None:
-            from transformers import AutoTokenizer
-
             model = self.plan.config.model
-            self._tokenizer = AutoTokenizer.from_pretrained(model.model_path, trust_remote_code=model.trust_remote_code)
+            self._tokenizer = load_tokenizer(model)
             if self.plan.algorithm.rows != "text":
                 chat_template(model, self._tokenizer)
         if self.plan.algorithm.offline:
