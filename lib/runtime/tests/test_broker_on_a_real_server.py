@@ -312,3 +312,35 @@ async def test_a_server_of_several_is_enough(nats_url: str) -> None:
     async with await connect(f"nats://127.0.0.1:{free_port()},{nats_url}", "test", wait_seconds=20) as broker:
         await ensure_streams(broker, [StreamSpec("S", ("s.>",))])
         assert (await broker.publish("s.a", b"stored", message_id="1")).sequence == 1
+
+
+async def test_a_url_spells_any_password_by_percent_signs(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path, 'authorization {user: "a@b", password: "p@s:w/r,d 1%"}\n')
+    server.start()
+    try:
+        url = server.url.replace("//", "//a%40b:p%40s%3Aw%2Fr%2Cd%201%25@")
+        async with await connect(url, "test", wait_seconds=5):
+            pass
+        with pytest.raises(InvalidInput, match=r"must be nats://host:port .* of a password as %2C %2F"):
+            await connect(server.url.replace("//", "//a:p/w@"), "test")
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    ("config", "user", "problem"),
+    [
+        ("jetstream: disabled\n", "", "nats_url: nats://127.* has no JetStream; start that nats-server with -js"),
+        ("accounts {\n A: {users: [{user: a, password: b}]}\n}\n", "a:b@", "no JetStream for the account of a; enable"),
+    ],
+)
+async def test_a_server_or_an_account_without_jetstream_is_named_at_once(
+    tmp_path: Path, config: str, user: str, problem: str
+) -> None:
+    server = NatsServer(tmp_path, config)
+    server.start()
+    try:
+        with pytest.raises((InvalidInput, PermissionDenied), match=problem):
+            await connect(server.url.replace("//", f"//{user}"), "test", wait_seconds=20)
+    finally:
+        server.stop()

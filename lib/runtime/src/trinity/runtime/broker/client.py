@@ -6,10 +6,12 @@ connection that the server ended, as servers do when credentials expire.
 
 import asyncio
 import contextlib
+import json
 import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
+from urllib.parse import unquote
 
 import nats.aio.client
 import nats.errors
@@ -17,7 +19,7 @@ import structlog
 from nats.aio.msg import Msg
 from nats.js.api import Header
 
-from trinity.runtime.errors import PermissionDenied, Unauthenticated
+from trinity.runtime.errors import InvalidInput, PermissionDenied, Unauthenticated
 from trinity.runtime.logs import without_credentials
 
 log = structlog.get_logger(__name__)
@@ -26,6 +28,7 @@ log = structlog.get_logger(__name__)
 _REFUSED = re.compile(r"authorization violation|authentication (expired|revoked)", re.IGNORECASE)
 _FORBIDDEN = re.compile(r'permissions violation for (?P<verb>\w+)\D* "(?P<subject>[^"]+)"')
 _FIRST_LINE = "NATS/1.0"
+_NO_JETSTREAM_OF_ACCOUNT = 10039
 _OF_THE_SERVER = (Header.STATUS.value, Header.DESCRIPTION.value)
 
 Refuse = Callable[[str], None]
@@ -110,6 +113,21 @@ class Client(nats.aio.client.Client):
             )
         elif not isinstance(error, (ConnectionError, OSError, nats.errors.Error)):
             log.warning("nats.client.error", error=f"{type(error).__name__}: {without_credentials(str(error))}")
+
+    def raise_without_jetstream(self, error: Exception) -> None:
+        """Raises PermissionDenied or InvalidInput if an error of JetStream means that there is none."""
+        if getattr(error, "err_code", None) == _NO_JETSTREAM_OF_ACCOUNT:
+            raise PermissionDenied(f"NATS at {self._url} has no JetStream for the account of {self.user}; enable it")
+        if not {"jetstream", "cluster"} & self._server_info.keys():  # another server of a cluster may have it
+            raise InvalidInput("nats_url", f"{self._url} has no JetStream; start that nats-server with -js")
+
+    def _connect_command(self) -> bytes:
+        """Decodes user, password and token of a URL, which nats-py sends as the URL spells them."""
+        verb, _, options = super()._connect_command().partition(b" ")
+        said = json.loads(options)
+        if self._current_server is not None and self._current_server.uri.username is not None:
+            said |= {key: unquote(said[key]) for key in ("user", "pass", "auth_token") if key in said}
+        return b"%s %s\r\n" % (verb, json.dumps(said).encode())
 
     async def _process_err(self, err_msg: str) -> None:
         found = _FORBIDDEN.search(err_msg)

@@ -42,13 +42,14 @@ def credentials() -> Path | None:
     return _identity.creds or _file_of("TRINITY_NATS_CREDS")
 
 
-async def _answers(broker: Broker) -> None:
+async def _answers(broker: Broker, client: Client) -> None:
     """Until JetStream answers: a cluster that has just started has no leader yet."""
     while True:
         try:
             await broker.js.account_info()
             return
-        except (TimeoutError, nats.errors.TimeoutError, nats.js.errors.ServiceUnavailableError):
+        except (TimeoutError, nats.errors.TimeoutError, nats.js.errors.ServiceUnavailableError) as error:
+            client.raise_without_jetstream(error)
             await asyncio.sleep(0.1)
 
 
@@ -71,8 +72,8 @@ async def connect(
     TRINITY_NATS_CA name.
 
     Raises Unauthenticated if NATS refuses the user or has a certificate of another authority than `ca`,
-    PermissionDenied if the user may not use JetStream, InvalidInput for files that cannot be read and for a url
-    that is none of NATS, Unavailable if there is no answer within `wait_seconds`.
+    PermissionDenied if the user may not use JetStream, InvalidInput for files that cannot be read, for a url that is
+    none of NATS and for a server without JetStream, Unavailable if there is no answer within `wait_seconds`.
     """
     for server in url.split(","):
         _check_server(server)
@@ -124,8 +125,8 @@ async def connect(
             )
             client.was_connected = True
             broker = Broker(client, request_seconds)
-            await asyncio.wait_for(_answers(broker), wait_seconds)
-    except (PermissionDenied, Unauthenticated):
+            await asyncio.wait_for(_answers(broker, client), wait_seconds)
+    except (InvalidInput, PermissionDenied, Unauthenticated):
         await _abandon(client)
         raise
     except (TimeoutError, OSError, nats.errors.Error, nats.js.errors.Error) as error:
@@ -144,7 +145,8 @@ def _check_server(url: str) -> None:
         parts = urlsplit(url if "://" in url else f"nats://{url}")
         if parts.scheme in ("nats", "tls") and parts.hostname and parts.port != 0:
             return
-    raise InvalidInput("nats_url", f"is {without_credentials(url)!r}, must be nats://host:port or tls://host:port")
+    form = "nats://host:port or tls://host:port, with , / @ : % of a password as %2C %2F %40 %3A %25"
+    raise InvalidInput("nats_url", f"is {without_credentials(url)!r}, must be {form}")
 
 
 async def _abandon(client: Client) -> None:
