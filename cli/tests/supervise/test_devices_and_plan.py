@@ -18,9 +18,11 @@ from trinity.cli.supervise.processes.devices import place
 from trinity.config import Plan, load, make_plan
 from trinity.config.load import parse
 from trinity.config.run_record import Addresses
+from trinity.reading import processes
 from trinity.reading.errors import RunError
 from trinity.reading.job import Job, ProcessRecord, SupervisorRecord
 from trinity.reading.nats import NatsAccess
+from trinity.runtime import files
 
 pytestmark = pytest.mark.core
 
@@ -333,3 +335,15 @@ def test_gpus_of_other_commands_are_taken_and_ones_own_are_not(tmp_path: Path) -
     other = ProcessRecord("explorer_new", "explorer", 2, "", gpus=["2"])
     job.write_record("explorer-new", SupervisorRecord(os.getppid(), "explore", "r", "", "", [other]))
     assert job.taken_gpus() == {"2"}
+    path = job.folder / "run" / "explorer-new.json"
+    files.write_json(path, files.read_json(path) | {"begun": 1})  # before the machine started again
+    assert (job.taken_gpus(), set(job.records())) == (set(), {"main"}), "another process has the id of the killed one"
+
+
+@pytest.mark.parametrize("host", ["::1", "192.0.2.1"])
+def test_a_wrong_trinity_host_is_named_before_a_service_starts(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "HOST", host)
+    with pytest.raises(RunError, match=rf"TRINITY_HOST: no service can listen on '{host}' \(.*give an IPv4 address"):
+        processes.service_child("buffer", tmp_path, {})

@@ -51,3 +51,10 @@ def test_a_taken_port_is_named_with_its_setting(tmp_path: Path) -> None:
         )
     assert done.returncode == 1
     assert f"metrics_listen: {taken} cannot be listened on: Address already in use" in done.stderr
+
+
+@pytest.mark.parametrize("host", ["nosuchhost.invalid", "::1", "192.0.2.1"])
+def test_a_host_of_another_machine_is_refused_at_once(host: str) -> None:
+    """Each of a thousand ports was tried, with a question to the name server."""
+    with pytest.raises(OSError, match=r"not known|not supported|resolution|annot assign"):
+        free_port(host)

@@ -13,6 +13,7 @@
 Configurations, identities and pydantic are imported where they are used: `trinity status` of a finished run needs none.
 """
 
+import contextlib
 import math
 import os
 import re
@@ -27,7 +28,7 @@ from trinity.reading.errors import RunError
 from trinity.reading.nats import NatsAccess
 from trinity.runtime import files
 from trinity.runtime.names import run_id
-from trinity.runtime.process import FileLock, is_alive
+from trinity.runtime.process import FileLock, begun_at, is_alive
 from trinity.runtime.trust.roles import Role
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class SupervisorRecord:
     processes: list[ProcessRecord] = field(default_factory=list)
     nats_users: str = ""  # folder of the accounts of an embedded NATS
     host: str = field(default_factory=socket.gethostname)  # where its process ids mean anything
+    begun: int = 0  # of its process, as `begun_at` says; 0 in records of older versions
 
     def nats(self) -> NatsAccess:
         """Returns the access of another command to the run's NATS. TRINITY_NATS_URL adds user and password."""
@@ -87,13 +89,15 @@ class Job:
     def write_record(self, name: str, record: SupervisorRecord) -> None:
         from trinity.runtime.logs import bare_url
 
-        shown = {**asdict(record), "nats_url": bare_url(record.nats_url)}
+        shown = {**asdict(record), "nats_url": bare_url(record.nats_url), "begun": begun_at(record.pid)}
         files.write_json(self.folder / "run" / f"{name}.json", shown, mode=0o600)
         self._write_targets()
 
     def remove_record(self, name: str) -> None:
-        (self.folder / "run" / f"{name}.json").unlink(missing_ok=True)
-        self._write_targets()
+        """Raises no error: a full disk is no reason to leave the command's processes running."""
+        with contextlib.suppress(OSError, RunError):
+            (self.folder / "run" / f"{name}.json").unlink(missing_ok=True)
+            self._write_targets()
 
     def _write_targets(self) -> None:
         targets = [
@@ -186,7 +190,7 @@ def read_records(folder: Path) -> dict[str, SupervisorRecord]:
         if type(pid) is not int or not is_alive(pid):
             continue
         record = _parse(path, value)
-        if record is not None and record.host == socket.gethostname():
+        if record is not None and record.host == socket.gethostname() and record.begun in (0, begun_at(pid)):
             found[path.stem] = record
     return found
 

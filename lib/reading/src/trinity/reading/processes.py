@@ -17,7 +17,7 @@ from trinity.runtime.trust.roles import Role
 
 # Where services listen and are announced: explorers on other machines need an address of this one.
 _LOCAL = "127.0.0.1"
-HOST = os.environ.get("TRINITY_HOST", _LOCAL)
+HOST = os.environ.get("TRINITY_HOST") or _LOCAL
 _NATS_SECONDS = 20.0
 _NATS_STARTS = 5
 _NATS_READY, _PORT_TAKEN = "Server is ready", "address already in use"  # as nats-server prints it
@@ -32,7 +32,7 @@ def nats_child(folder: Path, users: Path, log_dir: Path) -> tuple[Child, NatsAcc
     binary = find_binary()
     given = os.environ.get("TRINITY_NATS_IDENTITY")
     host, certificate = (HOST, Path(given)) if given else (_LOCAL, None)
-    port, monitor = free_port(host), free_port()
+    port, monitor = _port_of(host), free_port()
     open_accounts(folder, users)
     config = write_config(folder, port, monitor, users, host, certificate)
     child = Child(
@@ -48,11 +48,20 @@ def nats_child(folder: Path, users: Path, log_dir: Path) -> tuple[Child, NatsAcc
     return child, NatsAccess(f"nats://{host}:{port}", users)
 
 
+def _port_of(host: str) -> int:
+    """Returns a free port of TRINITY_HOST. Raises RunError if services cannot listen there."""
+    try:
+        return free_port(host)
+    except OSError as error:
+        fix = "give an IPv4 address of this machine, or a name of one; 127.0.0.1 is the default"
+        raise RunError(f"TRINITY_HOST: no service can listen on {host!r} ({error.strerror}); {fix}", 2) from None
+
+
 def service_child(
     name: str, log_dir: Path, settings: dict[str, str], *, instance: str = "", once: bool = False, address: str = ""
 ) -> Child:
     instance = instance or name
-    address, metrics = address or f"{HOST}:{free_port()}", f"{_LOCAL}:{free_port()}"
+    address, metrics = address or f"{HOST}:{_port_of(HOST)}", f"{_LOCAL}:{free_port()}"
     log_file = log_dir / f"{instance}.log"
     prefix = f"TRINITY_{name.upper()}_"
     own = identity.own()

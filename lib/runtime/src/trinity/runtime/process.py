@@ -157,6 +157,8 @@ _given_ports: set[int] = set()
 def free_port(host: str = "127.0.0.1") -> int:
     """A TCP port that no process holds now and this process has not returned before.
 
+    Raises OSError for a host that is no IPv4 address of this machine, nor the name of one.
+
     The port lies outside the kernel's range for outgoing connections, where enough ports are left: such a connection
     could take the port before the caller listens, and keep it for hours.
     """
@@ -168,7 +170,9 @@ def free_port(host: str = "127.0.0.1") -> int:
         with socket.socket() as probe:
             try:
                 probe.bind((host, port))
-            except OSError:
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
                 continue
         _given_ports.add(port)
         return port
@@ -209,6 +213,17 @@ def is_suspended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
     except OSError:
         return False
+
+
+def begun_at(pid: int) -> int:
+    """Returns when the process began, in ticks since the start of the machine; 0 without it, or without /proc.
+
+    A process id is given again, after a restart of the machine to any process; both numbers together are not.
+    """
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return 0
 
 
 def is_alive(pid: int) -> bool:
