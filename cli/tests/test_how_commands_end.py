@@ -93,6 +93,27 @@ def test_a_run_whose_terminal_is_closed_drains() -> None:
     assert run.wait(60) == 128 + signal.SIGHUP
 
 
+DISOWNED = """
+import sys
+from trinity.cli.supervise.stage.display import make_display
+with make_display() as display:
+    display.say("supervising")
+    sys.stdin.read()
+    display.say("step 2")
+    display.say("step 3")
+"""
+
+
+def test_a_disowned_run_goes_on_without_its_terminal() -> None:
+    terminal, shown = pty.openpty()
+    run = subprocess.Popen([sys.executable, "-c", DISOWNED], stdin=subprocess.PIPE, stdout=shown, stderr=shown)
+    os.close(shown)
+    assert b"supervising" in os.read(terminal, 100)
+    os.close(terminal)
+    run.communicate(timeout=60)
+    assert run.returncode == 0
+
+
 def test_the_first_error_of_a_group_is_the_one_said(capsys: pytest.CaptureFixture[str]) -> None:
     def failing() -> int:
         raise ExceptionGroup("tasks", [ExceptionGroup("more", [RunError("the disk is full", 7)]), RunError("second")])

@@ -1,6 +1,7 @@
 """An explorer that joined a run tells a run that finished from one that is away."""
 
 import asyncio
+import errno
 import json
 import os
 import socket
@@ -13,6 +14,7 @@ from trinity.config import Config
 from trinity.modes import join
 from trinity.reading.job import Job, ProcessRecord, SupervisorRecord, read_records
 from trinity.reading.nats import NatsAccess
+from trinity.runtime import files
 from trinity.runtime.errors import Unavailable
 
 pytestmark = pytest.mark.core
@@ -33,17 +35,22 @@ class Child:
     name, service = "extra", "explorer"
     waits, start_seconds, finished = "", 0.0, False
 
-    def record(self) -> Any:
-        return None
+    def record(self) -> ProcessRecord:
+        return ProcessRecord("extra", "explorer", 1, "")
 
 
 class Display:
     def show(self, *_: Any) -> None: ...
 
 
+def refuse(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 async def until_run_ends(job: Job, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """On a disk that is full."""
     monkeypatch.setattr(join, "_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(Job, "write_record", lambda *_: None)
+    monkeypatch.setattr(files, "write_json", refuse)
     running: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     nats = NatsAccess("nats://127.0.0.1:1")
     child, watcher, display = Child(), SilentBuffer(), Display()
@@ -65,6 +72,7 @@ async def test_a_summary_of_this_run_says_that_it_finished(
         at = summary.stat().st_mtime + written
         os.utime(summary, (at, at))
     assert await until_run_ends(job, monkeypatch) is finished
+    job.remove_record("explorer-extra")
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,8 @@ async def until_run_ends(
     silent, begin = 0, time.time()
     while not stop.is_set():
         record = SupervisorRecord(os.getpid(), mode, run, "", nats.url, [child.record()])
-        job.write_record(record_name, record)
+        with contextlib.suppress(OSError):  # a full disk; it is written again
+            job.write_record(record_name, record)
         if child.finished:
             return True
         if keeper.done():

@@ -4,6 +4,7 @@ With a live run it follows the LIVE version; otherwise it serves the newest chec
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import shlex
@@ -84,7 +85,8 @@ async def _serve(config: Config, source: str, job: Job, adapters: Sequence[str])
                 seconds = clock(time.monotonic() - began)
                 display.say(f"serving http://{endpoint}/v1 after {seconds} (model {name}; API key in {keys})")
                 display.say(f"try it, Ctrl-C ends it: {_example(endpoint, keys, name)}")
-            job.write_record(record, SupervisorRecord(os.getpid(), "serve", "", "", nats.url, [child.record()]))
+            with contextlib.suppress(OSError):  # a full disk
+                job.write_record(record, SupervisorRecord(os.getpid(), "serve", "", "", nats.url, [child.record()]))
             while not stop.is_set() and not keeper.done():
                 await asyncio.sleep(_POLL_SECONDS)
             if keeper.done():

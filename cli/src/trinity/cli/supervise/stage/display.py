@@ -17,7 +17,7 @@ from trinity.cli.supervise.stage.progress import TROUBLES, Pace, Starting, bar, 
 from trinity.config import Config
 from trinity.reading.client import Answers
 from trinity.reading.render import clipped, visible
-from trinity.runtime.process import tied
+from trinity.runtime.process import leave_terminal, tied
 
 _STOP_SECONDS = 5.0
 _BEAT, _START_BEAT = 60.0, 30.0  # seconds after which a plain line comes without news
@@ -106,8 +106,11 @@ class LiveDisplay:
 
     def _write(self, text: str) -> None:
         if text:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            try:
+                sys.stdout.write(text)
+                sys.stdout.flush()
+            except OSError:  # the terminal of a run that its shell disowned was closed
+                leave_terminal()
 
 
 def _cut(line: str, cells: int) -> str:
