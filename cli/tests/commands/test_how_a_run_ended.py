@@ -102,6 +102,21 @@ def test_a_killed_run_is_told_from_one_that_was_stopped(config: Config, monkeypa
     assert f"`trinity run` (process {gone.pid}) was killed, or the machine went down" in text
 
 
+def test_a_run_of_another_machine_is_live_while_it_holds_the_folder(config: Config) -> None:
+    """As seen from a login node, or beside the container of the run."""
+    job = jobs.Job(config)
+    run_record.mark_folder(job.folder)
+    trained(job.folder, 3, last=12)
+    lock = job.lock()
+    assert lock.acquire()
+    job.write_record("main", jobs.SupervisorRecord(7, "both", "r", "", "nats://127.0.0.1:1", host="node7"))
+    text, found = status(job.folder)
+    assert found["state"] == "live" and "process 7 on node7) holds this folder" in text and "resumes" not in text
+    lock.release()
+    text, found = status(job.folder)
+    assert found["state"] == "stopped" and "was killed" in text and "resumes" in text
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [

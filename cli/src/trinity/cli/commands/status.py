@@ -25,8 +25,9 @@ def status(place: Path | AnnouncedRun, as_json: AsJson = False) -> str:
 
 
 def render_finished(folder: Path, found: dict[str, Any]) -> str:
-    """Returns the state of a finished run as text."""
-    lines = [f"{folder}: {found['state']}, no process lives"]
+    """Returns the state of a run without a process here as text."""
+    is_live = found["state"] == "live"
+    lines = [f"{folder}: {found['state']}, no process lives{' on this machine' if is_live else ''}"]
     if found["reason"] is not None:
         lines.append(visible(f"  {found['reason']}", layout=True))
     if found["state"] != "finished" and (trained := found["trained"]):
@@ -40,7 +41,7 @@ def render_finished(folder: Path, found: dict[str, Any]) -> str:
         if summary.get(key) is not None:
             value = summary[key]
             lines.append(visible(f"  {key}: {value:.3f}" if isinstance(value, float) else f"  {key}: {value}"))
-    if found["state"] != "finished":
+    if found["state"] in ("failed", "stopped"):
         lines.append("  `trinity run` with the same YAML resumes it")
     return "\n".join(lines)
 

@@ -281,7 +281,8 @@ def _is_seconds(value: Any) -> bool:
 
 
 def describe_finished(folder: Path) -> dict[str, Any]:
-    """Returns the state of a run that is not live (finished, failed, stopped), with its summary or the reason.
+    """Returns the state of a run without a process here (finished, failed, stopped, or live on another machine), with
+    its summary or the reason.
 
     `trained`: the last trained step, the stage's last one and its name; None if no step was trained.
     """
@@ -293,23 +294,28 @@ def describe_finished(folder: Path) -> dict[str, Any]:
     failure = files.read_json(folder / "failed.json")
     reason = str(failure.get("reason")) if isinstance(failure, dict) else None
     state = "finished" if summary is not None else "failed" if reason is not None else "stopped"
+    if state == "stopped":
+        state, reason = _without_result(folder)
     return {
         "job": str(folder),
         "state": state,
-        "reason": _sudden_end(folder) if state == "stopped" else reason,
+        "reason": reason,
         "trained": last_trained(folder),
         "checkpoints": {name: steps for name, steps in stages.items() if steps},
         "summary": summary,
     }
 
 
-def _sudden_end(folder: Path) -> str | None:
-    """Returns why a run stopped if it had no time to remove its record."""
+def _without_result(folder: Path) -> tuple[str, str | None]:
+    """Returns the state, and its reason, of a run that has neither finished nor failed."""
     main = files.read_json(folder / "run" / "main.json")
     if not isinstance(main, dict):
-        return None
+        return "stopped", None
     where = f" on {main['host']}" if main.get("host") not in (None, socket.gethostname()) else ""
-    return f"`trinity run` (process {main.get('pid')}{where}) was killed, or the machine went down"
+    process = f"`trinity run` (process {main.get('pid')}{where})"
+    if where and FileLock(folder / ".lock").is_held():
+        return "live", f"{process} holds this folder; `trinity status` there shows it, or here with --nats and --run"
+    return "stopped", f"{process} was killed, or the machine went down"
 
 
 def last_trained(folder: Path) -> dict[str, Any] | None:

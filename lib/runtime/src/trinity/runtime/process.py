@@ -267,6 +267,20 @@ class FileLock:
         self._handle = handle
         return True
 
+    def is_held(self) -> bool:
+        """Returns True if a process holds the lock, also one of another container or machine."""
+        try:
+            handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.errno in (errno.EAGAIN, errno.EACCES)
+        finally:
+            os.close(handle)
+        return False
+
     def owner(self) -> int | None:
         """Process id written by the last owner."""
         try:
