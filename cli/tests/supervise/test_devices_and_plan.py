@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from trinity.cli.commands.plan_text import describe
 from trinity.cli.main import app
-from trinity.cli.supervise.processes import services
+from trinity.cli.supervise.processes import devices, services
 from trinity.cli.supervise.processes.devices import place
 from trinity.config import Plan, load, make_plan
 from trinity.config.load import parse
@@ -23,6 +23,7 @@ from trinity.reading.errors import RunError
 from trinity.reading.job import Job, ProcessRecord, SupervisorRecord
 from trinity.reading.nats import NatsAccess
 from trinity.runtime import files
+from trinity.runtime.devices import Gpu
 
 pytestmark = pytest.mark.core
 
@@ -338,6 +339,23 @@ def test_gpus_of_other_commands_are_taken_and_ones_own_are_not(tmp_path: Path) -
     path = job.folder / "run" / "explorer-new.json"
     files.write_json(path, files.read_json(path) | {"begun": 1})  # before the machine started again
     assert (job.taken_gpus(), set(job.records())) == (set(), {"main"}), "another process has the id of the killed one"
+
+
+def test_gpus_that_another_run_uses_are_named_once_their_memory_stays_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def detect(environment: dict[str, str]) -> list[Gpu]:
+        asked.append(environment["CUDA_VISIBLE_DEVICES"])
+        used = 70.0 if len(asked) == 1 or environment["CUDA_VISIBLE_DEVICES"] == "3" else 0.5
+        return [Gpu(index, "NVIDIA Some", 80.0, 80.0 - used, "580") for index in asked[-1].split(",")]
+
+    monkeypatch.setattr(devices, "detect_gpus", detect)
+    monkeypatch.setattr(devices, "_FREED_SECONDS", 0.2)
+    assert devices.busy_gpus(devices.Placement("cuda", ["0"], ["0", "1"], 2)) == "", "the memory of ended processes"
+    assert asked == ["0,1", "0,1"]
+    said = devices.busy_gpus(devices.Placement("cuda", [], ["3"], 1))
+    assert "other processes use this run's GPUs: 10.0 GiB are free of GPU 3 (NVIDIA Some, 80.0 GiB)" in said
+    assert devices.busy_gpus(devices.Placement("cpu", [], [], 1)) == ""
 
 
 @pytest.mark.parametrize("host", ["::1", "192.0.2.1"])

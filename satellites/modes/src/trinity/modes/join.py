@@ -13,7 +13,7 @@ from typing import Any
 
 from trinity.cli.supervise.checks.hub_models import fetch_models
 from trinity.cli.supervise.processes import services
-from trinity.cli.supervise.processes.devices import place
+from trinity.cli.supervise.processes.devices import busy_gpus, place
 from trinity.cli.supervise.processes.endpoint import endpoint_problems, endpoint_settings
 from trinity.cli.supervise.stage.disk import DiskWatch
 from trinity.cli.supervise.stage.display import Display, make_display
@@ -152,6 +152,8 @@ async def _explore(
     config_file = plan.job_dir / "run" / f"{name}.config.json"
     files.write_json(config_file, dump(merged), mode=0o600)
     placement = place(plan, visible_gpus(), job.taken_gpus())
+    if busy := await asyncio.to_thread(busy_gpus, placement):
+        display.say(f"warning: {busy}")
     serving = endpoint_settings(config, job)
     child = services.explorer(plan, config_file, nats, addresses, plan.job_dir / "log", placement, serving)
     child.log_mib, child.keeps_spare = config.monitor.log_mib, bool(child.gpus)

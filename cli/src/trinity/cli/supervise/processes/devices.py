@@ -1,5 +1,6 @@
 """The assignment of this machine's GPUs to processes."""
 
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -7,6 +8,9 @@ from trinity.config import Plan, Problem, devices
 from trinity.config.devices import MemorySplit
 from trinity.reading.errors import RunError
 from trinity.runtime.devices import detect_gpus
+
+_BUSY_PART = 0.5  # of a GPU's memory
+_FREED_SECONDS = 5.0  # in which the driver frees the memory of processes that have ended
 
 
 @dataclass(frozen=True)
@@ -71,3 +75,19 @@ def _share(plan: Plan, cards: list[str]) -> Placement:
     if isinstance(split, Problem):
         raise RunError(str(split))
     return Placement("cuda", cards, cards[:ranks], ranks, split)
+
+
+def busy_gpus(placement: Placement) -> str:
+    """Returns a sentence on GPUs of the placement whose memory other processes hold; empty if there is none."""
+    cards = dict.fromkeys([*placement.explorer, *placement.trainer])
+    deadline = time.monotonic() + _FREED_SECONDS
+    while held := [
+        card
+        for card in (detect_gpus({"CUDA_VISIBLE_DEVICES": ",".join(cards)}) if cards else [])
+        if card.free_gib < (1 - _BUSY_PART) * card.total_gib
+    ]:
+        if time.monotonic() > deadline:
+            each = ", ".join(f"{card.free_gib:.1f} GiB are free of {card}" for card in held)
+            return f"other processes use this run's GPUs: {each}; name others by CUDA_VISIBLE_DEVICES, or end them"
+        time.sleep(_FREED_SECONDS / 10)
+    return ""

@@ -14,7 +14,7 @@ from trinity.cli.supervise.checks.disk import disk_advice, disk_problems
 from trinity.cli.supervise.checks.hub_models import fetch_models
 from trinity.cli.supervise.checks.preflight import check_inputs, machine_problems
 from trinity.cli.supervise.checks.task_rows import names_for
-from trinity.cli.supervise.processes.devices import Placement, place
+from trinity.cli.supervise.processes.devices import Placement, busy_gpus, place
 from trinity.cli.supervise.stage.display import Display, Pages, make_display
 from trinity.cli.supervise.stage.outcome import closing, last_lines
 from trinity.cli.supervise.stage.stage import EXIT_SPENT, Stage
@@ -256,7 +256,7 @@ async def _run_stages(
         display.say(_opening(plan, placement, last))
         if changed and (step := max(complete_steps(plan.job_dir), default=0)):
             display.say(f"the stage continues after step {step} with other values of {', '.join(sorted(changed))}")
-        for sentence in disk_advice(plan):
+        for sentence in filter(None, [*disk_advice(plan), await asyncio.to_thread(busy_gpus, placement)]):
             display.say(f"warning: {sentence}")
         await pages.start()
         part = await stage.run(others, stop)
