@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,22 @@ def test_steps_of_a_dataset_keep_their_rows(tmp_path: Path, started: list[str]) 
         f"x.yaml: buffer.train_batch_size: makes steps of 4 rows, and {begun.job_dir} began with steps of 8; keep it, "
         "begin another run by name=..., or remove the folder"
     )
+
+
+def test_a_run_waits_for_commands_and_pages_that_read_its_folder(
+    config: Config, started: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = jobs.Job(config).lock()
+    assert lock.acquire(jobs.READS)
+    monkeypatch.setattr(supervisor, "_READ_SECONDS", 0.0)
+    with pytest.raises(RunError, match=rf"process {os.getpid()} reads .*; end it, or try again"):
+        supervisor.run(config, "x.yaml")
+    monkeypatch.setattr(supervisor, "_READ_SECONDS", 30.0)
+    timer = threading.Timer(0.2, lock.release)
+    timer.start()
+    supervisor.run(config, "x.yaml")
+    timer.join()
+    assert started == [""]
 
 
 def test_it_waits_for_the_lock_of_the_stage_before(config: Config, started: list[str]) -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from trinity.config import Config
 
+READS = "reads"  # in the lock of a job, of commands and pages on a run that is not live
 _CERTIFIED_SERVICE = re.compile("TRINITY_(BUFFER|ENVIRONMENT|EXPLORER|SYNC|TRAINER)_TLS_CERT")
 
 
@@ -313,7 +314,8 @@ def _without_result(folder: Path) -> tuple[str, str | None]:
         return "stopped", None
     where = f" on {main['host']}" if main.get("host") not in (None, socket.gethostname()) else ""
     process = f"`trinity run` (process {main.get('pid')}{where})"
-    if where and FileLock(folder / ".lock").is_held():
+    lock = FileLock(folder / ".lock")
+    if where and lock.doing() != READS and lock.is_held():
         return "live", f"{process} holds this folder; `trinity status` there shows it, or here with --nats and --run"
     return "stopped", f"{process} was killed, or the machine went down"
 

@@ -358,7 +358,7 @@ async def _nats(job_stage: JobStage, lock: FileLock, children: list[Child], wait
         say=lambda text: print(text, file=sys.stderr, flush=True),
     ):
         deadline = asyncio.get_running_loop().time() + wait_seconds
-        while (main := jobs.read_records(job_stage.job).get("main")) is None and embedded and not lock.acquire():
+        while (main := jobs.read_records(job_stage.job).get("main")) is None and embedded and not _locked(lock):
             if asyncio.get_running_loop().time() > deadline:
                 what = f"{job_stage.job} is in use by another command (process {lock.owner()})"
                 raise RunError(f"{what}; try again after it")
@@ -368,6 +368,16 @@ async def _nats(job_stage: JobStage, lock: FileLock, children: list[Child], wait
     if embedded and not (job_stage.job / "nats" / "store").is_dir():
         raise RunError(f"{job_stage.job} has no NATS store; set TRINITY_NATS_URL to the NATS that the run used")
     return await open_nats(job_stage.whole_job(), children, asyncio.Event())
+
+
+def _locked(lock: FileLock) -> bool:
+    """Acquires the lock of a job to read it. Raises RunError where this user may not write."""
+    try:
+        return lock.acquire(jobs.READS)
+    except OSError as error:
+        why = "the ledger is read by a nats-server on the store of the job folder, and this user cannot write there"
+        fix = "copy the folder, and name the copy by --job"
+        raise RunError(f"{lock.path.parent}: {error.strerror}: {why}; {fix}") from None
 
 
 @contextlib.asynccontextmanager

@@ -245,13 +245,14 @@ def is_alive(pid: int) -> bool:
 
 
 class FileLock:
-    """An exclusive lock on a file, held until `release` or the end of the process. The file holds the owner's pid."""
+    """An exclusive lock on a file, held until `release` or the end of the process. The file holds the owner's pid, and
+    what it does if `acquire` was told so."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._handle: int | None = None
 
-    def acquire(self) -> bool:
+    def acquire(self, doing: str = "") -> bool:
         """Take the lock; False if another process holds it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -263,7 +264,7 @@ class FileLock:
                 return False
             raise
         os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(handle, f"{os.getpid()} {doing}".rstrip().encode() + b"\n", 0)
         self._handle = handle
         return True
 
@@ -283,10 +284,18 @@ class FileLock:
 
     def owner(self) -> int | None:
         """Process id written by the last owner."""
+        pid = self._note().partition(" ")[0]
+        return int(pid) or None if pid.isdecimal() else None
+
+    def doing(self) -> str:
+        """What the last owner told `acquire`."""
+        return self._note().partition(" ")[2]
+
+    def _note(self) -> str:
         try:
-            return int(self.path.read_text().strip() or 0) or None
-        except (OSError, ValueError):
-            return None
+            return self.path.read_text(errors="replace").strip()
+        except OSError:
+            return ""
 
     def release(self) -> None:
         if self._handle is not None:

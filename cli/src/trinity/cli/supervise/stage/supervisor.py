@@ -40,6 +40,7 @@ log = structlog.get_logger(__name__)
 _STOP_SECONDS = 2.0
 _POLL_SECONDS = 1.0
 _KILLED_SECONDS = 5.0
+_READ_SECONDS = 15.0  # pages keep the buffer that reads a run for 10 s
 _OF_THE_FOLDER = {"checkpoint_root_dir", "project", "group", "name"}  # keys by which a run is found
 
 
@@ -72,11 +73,15 @@ def run(config: Config, source: str, only: str = "", wait_seconds: float | None 
         return
     if only:
         _wait_for_stages_before(config, source, only, deadline)
-    lock = job.lock()
+    lock, read_until = job.lock(), time.monotonic() + _READ_SECONDS
     while not lock.acquire():
-        if only and time.monotonic() < deadline:  # the stage before has its last checkpoint, and still evaluates
+        reads = lock.doing() == jobs.READS
+        # The stage before has its last checkpoint, and still evaluates; or `trinity ui` and others read.
+        if time.monotonic() < (deadline if only else read_until if reads else 0.0):
             time.sleep(_POLL_SECONDS)
             continue
+        if reads:
+            raise RunError(f"process {lock.owner()} reads {job.folder}; end it, or try again after it")
         raise RunError(f"{job.folder} is in use by a live run (process {lock.owner()}); `trinity status` shows it")
     try:
         if (budget := Budget(config.budget.gpu_hours, job.folder)).is_spent():
