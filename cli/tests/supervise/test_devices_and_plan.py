@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -365,3 +366,15 @@ def test_a_wrong_trinity_host_is_named_before_a_service_starts(
     monkeypatch.setattr(processes, "HOST", host)
     with pytest.raises(RunError, match=rf"TRINITY_HOST: no service can listen on '{host}' \(.*give an IPv4 address"):
         processes.service_child("buffer", tmp_path, {})
+
+
+def test_other_braces_than_those_of_the_host_stay_in_the_name_of_an_explorer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRINITY_EXPLORER_NAME", "gpu/{hostname}/{host}")
+    access = NatsAccess("nats://127.0.0.1:1", tmp_path)
+    asked = []
+    monkeypatch.setattr(NatsAccess, "settings", lambda self, role, run, name="": asked.append(name) or {})
+    placement = devices.Placement("cpu", [], [], 1)
+    services.explorer(plan_of(), tmp_path / "c.json", access, Addresses(), tmp_path, placement)
+    assert asked == [f"gpu/{{hostname}}/{socket.gethostname()}"]

@@ -46,6 +46,12 @@ def test_a_wrong_value_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("TRINITY_EXAMPLE_SIZE", "many")
     with pytest.raises(InvalidInput, match="TRINITY_EXAMPLE_SIZE: is 'many'"):
         load_settings(Example)
+    monkeypatch.delenv("TRINITY_EXAMPLE_SIZE")
+    monkeypatch.setenv("TRINITY_EXAMPLE_LOG_LEVEL", "verbose")
+    with pytest.raises(InvalidInput, match=r"TRINITY_EXAMPLE_LOG_LEVEL: is 'verbose': .*DEBUG\|INFO"):
+        load_settings(Example)
+    monkeypatch.setenv("TRINITY_EXAMPLE_LOG_LEVEL", "debug")
+    assert load_settings(Example).log_level == "debug"
 
 
 @pytest.mark.parametrize("address", ["nowhere", "host:", ":80", "host:99999", "host:port"])

@@ -41,7 +41,9 @@ class ServiceSettings(BaseSettings):
     )
     log_file: Path | None = Field(None, description="JSON log lines go here as well as to standard error")
     log_mib: int = Field(400, ge=1, description="Most that log_file and its three older files may take, in MiB")
-    log_level: str = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
+    log_level: str = Field(
+        "INFO", pattern="^(?i)(DEBUG|INFO|WARNING|ERROR|CRITICAL)$", description="DEBUG, INFO, WARNING or ERROR"
+    )
     drain_seconds: float = Field(5.0, gt=0, description="Time running calls get to end after SIGTERM, in seconds")
     exit_code_when_stopped: int = Field(
         0,

@@ -66,7 +66,7 @@ class ExplorerService:
         self._plan = load_plan(settings.config_file, settings.stage, settings.plugin_dirs)
         config = self._plan.config
         self.run_id = run_id = names.run_id(config.project, config.name, config.group)
-        self.explorer_id = explorer_id = settings.name.format(host=socket.gethostname()) or config.explorer.name
+        self.explorer_id = explorer_id = settings.name.replace("{host}", socket.gethostname()) or config.explorer.name
         self._build = ExplorerBuilder(self._plan, settings, explorer_id, run_id)
         listen, keys = settings.serve_listen, settings.api_keys_file
         self._records = config.explorer.record and bool(listen)

@@ -134,7 +134,7 @@ def explorer(
     serving: dict[str, str] | None = None,
 ) -> Child:
     """Returns an explorer. With `serving` it answers at an OpenAI-compatible endpoint instead of working on tasks."""
-    given = os.environ.get("TRINITY_EXPLORER_NAME", "").format(host=socket.gethostname())
+    given = os.environ.get("TRINITY_EXPLORER_NAME", "").replace("{host}", socket.gethostname())
     settings = {
         "CONFIG_FILE": str(config_file),
         **broker.settings(Role.EXPLORER, run_id_of(plan), given or plan.config.explorer.name),
