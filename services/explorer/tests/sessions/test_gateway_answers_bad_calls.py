@@ -134,6 +134,26 @@ async def test_a_call_is_filled_in_as_the_task_says_and_recorded(served: Served)
     assert len(session.finish(0, 1.0)) == 2
 
 
+async def test_a_call_asks_for_no_more_tokens_than_the_task_gives(served: Served) -> None:
+    _, client = served.open()
+    most = SamplingParams().max_tokens
+    await ask(client, max_tokens=most + 1, max_completion_tokens=5)
+    (body,) = served.requests
+    assert (body["max_tokens"], body["max_completion_tokens"]) == (most, 5)
+
+
+@pytest.mark.parametrize(("choice", "strict"), [(None, []), ("auto", []), ({"type": "auto"}, []), ("required", ["f"])])
+async def test_calls_that_the_policy_chooses_have_no_constraint(served: Served, choice: Any, strict: list[str]) -> None:
+    """`strict` is set by the OpenAI Agents SDK, and vLLM would sample by a grammar."""
+    _, client = served.open()
+    tool = {"name": "f", "strict": True, "parameters": {"type": "object"}}
+    body = {"tools": [{"type": "function", "function": tool}, {"type": "function", **tool}], "tool_choice": choice}
+    await ask(client, extra_body=body)
+    first, second = served.requests[0]["tools"]
+    assert first["function"].items() >= {"name": "f", "parameters": {"type": "object"}}.items()
+    assert [one["name"] for one in (first["function"], second) if "strict" in one] == strict * 2
+
+
 @pytest.mark.parametrize("key", ["none", "session-", "session-x.y", "other", "forged"])
 async def test_a_forged_key_is_a_401(listening: Served, key: str) -> None:
     session, client = listening.open()

@@ -34,7 +34,10 @@ def sampling(**changes: Any) -> Any:
         ({"top_k": 5}, "top_k is 5, the task's -1"),
         ({"min_p": 0.1}, "min_p is set"),
         ({"thinking_token_budget": 8}, "thinking_token_budget is set"),
-        ({"structured_outputs": object()}, "a constraint: response_format, or tool_choice required or of a name"),
+        (
+            {"structured_outputs": object()},
+            "a constraint: response_format, parallel_tool_calls false, or tool_choice required or of a name",
+        ),
     ],
 )
 def test_the_parameter_that_keeps_a_reply_from_training_is_named(changes: dict[str, Any], reason: str) -> None:

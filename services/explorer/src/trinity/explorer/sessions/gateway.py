@@ -32,6 +32,7 @@ _REFUSED = (
     "prompt_embeds", "truncate_prompt_tokens", "use_beam_search",
 )  # fmt: skip
 
+_LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens")
 _NO_TEXT = ("image", "audio", "video", "embeds")  # in types and keys of message parts, in every protocol
 _DEEPEST = 4  # levels: message, answer of a tool, its parts
 
@@ -74,7 +75,8 @@ class Gateway:
             if self._images is not None and isinstance(body.get("messages"), list):
                 body, files = await asyncio.to_thread(without_files, body, self._images, session.images)
                 session.images |= files
-            data = written({**body, "model": self._model, **defaults(body, session.sampling)})
+            given = {**body, "model": self._model, **defaults(body, session.sampling), **_free_tools(body)}
+            data = written(given)
             with self._bounds.request(session.name, body):
                 await self._answer(session, data, scope, receive, send)
         except Refused as refused:
@@ -261,8 +263,26 @@ def _objects(values: Any, kind: str = "") -> list[dict[str, Any]]:
     return [value for value in found if not kind or value.get("type") == kind]
 
 
+def _free_tools(body: dict[str, Any]) -> dict[str, Any]:
+    """The tools without `strict`, by which vLLM would constrain calls that the policy chooses freely. Some clients set
+    it by default, and nothing of their sessions could be trained."""
+    tools, choice = body.get("tools"), body.get("tool_choice")
+    chosen = choice.get("type") if isinstance(choice, dict) else choice
+    if not isinstance(tools, list) or chosen not in (None, "auto"):
+        return {}
+    return {"tools": [_without_strict(tool) for tool in tools]}
+
+
+def _without_strict(tool: Any) -> Any:
+    """Tools are {function: {strict}} or {strict}."""
+    if not isinstance(tool, dict):
+        return tool
+    kept = {name: value for name, value in tool.items() if name != "strict"}
+    return {**kept, "function": _without_strict(kept["function"])} if "function" in kept else kept
+
+
 def defaults(body: dict[str, Any], task: SamplingParams) -> dict[str, Any]:
-    """The task's sampling parameters that the request lacks."""
+    """The task's sampling parameters that the request lacks, and its bound for numbers of tokens beyond it."""
     values: dict[str, Any] = {"temperature": task.temperature, "top_p": task.top_p}
     if task.top_k > 0:
         values["top_k"] = task.top_k
@@ -272,4 +292,6 @@ def defaults(body: dict[str, Any], task: SamplingParams) -> dict[str, Any]:
         values["min_tokens"] = task.min_tokens
     if task.stop:
         values["stop"] = values["stop_sequences"] = list(task.stop)
-    return {name: value for name, value in values.items() if body.get(name) is None}
+    lacking = {name: value for name, value in values.items() if body.get(name) is None}
+    given = {name: body[name] for name in _LENGTHS if isinstance(body.get(name), int)}
+    return lacking | {name: task.max_tokens for name, length in given.items() if length > task.max_tokens}

@@ -101,6 +101,8 @@ class RecordingRenderer:
         call.place = call.session.tree.place(tokens, [turn for _, turn in replies], placed_images)
         prompts = [{"prompt_token_ids": call.place.tokens}]
         made = await self._renderer.render_cmpl_async(prompts, tok_params, **options)
+        if made[0]["prompt_token_ids"] != call.place.tokens:  # `truncation: auto` of /v1/responses has cut it
+            call.place = call.session.tree.place([made[0]["prompt_token_ids"]], [])
         if images:
             made = [{**made[0], **await self._engine.vllm_prompt(call.place.tokens, call.place.images, "")}]
         return [messages], made
@@ -212,5 +214,5 @@ def untrained_reason(sampling: Any, task: SamplingParams) -> str:
         if getattr(sampling, name) != getattr(task, name):
             return f"{name} is {getattr(sampling, name):g}, the task's {getattr(task, name):g}"
     if getattr(sampling, "structured_outputs", None) is not None:
-        return "a constraint: response_format, or tool_choice required or of a name"
+        return "a constraint: response_format, parallel_tool_calls false, or tool_choice required or of a name"
     return next((f"{name} is set" for name, ok in _NEUTRAL.items() if getattr(sampling, name, ok[0]) not in ok), "")
