@@ -179,6 +179,7 @@ def test_old_names_of_values_are_accepted_in_any_case() -> None:
     ("form", "said"),
     [
         ({"tools_key": "tools", "enable_concatenated_multi_turn": False}, ""),
+        ({"image_key": "images"}, "images are for tasksets, datasets are trained as text; remove it"),
         ({"tools_key": "functions"}, "is 'functions': tools of SFT and DPO are read from the column named tools"),
         ({"enable_concatenated_multi_turn": True}, "is True: of a conversation the last message is trained; write a"),
     ],

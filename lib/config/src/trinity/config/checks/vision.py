@@ -19,7 +19,7 @@ def check_images(config: Config, tasksets: list[tuple[str, TasksetConfig]]) -> I
     trained = [config.buffer.trainer_input.experience_buffer, *config.buffer.trainer_input.auxiliary_buffers.values()]
     formats = [buffer.format for buffer in trained if buffer is not None]
     if any(form.image_key or form.image_urls for form in formats):
-        what = "has an image_key or image_urls; images are for tasksets, datasets are trained as text"
+        what = "has an image_key or image_urls; images are for tasksets, datasets are trained as text; remove it"
         yield Problem("buffer.trainer_input", what)
     for key, taskset in tasksets:
         workflow = config.buffer.explorer_input.workflow_of(taskset, key.startswith("eval"))
