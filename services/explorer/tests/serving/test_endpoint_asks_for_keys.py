@@ -54,6 +54,14 @@ def test_an_openai_client_needs_one_of_the_keys(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+def test_anthropics_clients_send_it_in_a_header_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("key-of-ann\n")
+    http = _client(tmp_path / "keys")
+    assert http.get("/v1/models", headers={"x-api-key": "key-of-ann"}).status_code == 200
+    refused = http.post("/v1/messages", headers={"x-api-key": "key-of-eve"})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
+
+
 @pytest.mark.parametrize("authorization", ["", "Bearer", "Bearer ", "bearer keys", "Basic key-of-ann", "key-of-ann"])
 def test_no_path_answers_without_a_key(tmp_path: Path, authorization: str) -> None:
     file = tmp_path / "keys"

@@ -100,7 +100,7 @@ async def test_a_request_makes_no_more_completions_than_it_may(body: dict[str, A
     endpoint = Endpoint(Bounds(most_completions=4))
     answer = await endpoint.post(body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
-    assert "it may make 4" in answer.json()["error"]["message"]
+    assert "it may make 4 (explorer.request_completions)" in answer.json()["error"]["message"]
     for allowed in ({"n": 4}, {"prompt": [1, 2, 3, 4, 5, 6]}, {"n": None}, {"n": "five"}):
         assert (await endpoint.post(allowed)).json() == {"asked": allowed}
 

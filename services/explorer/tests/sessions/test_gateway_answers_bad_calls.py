@@ -248,6 +248,7 @@ async def test_a_message_of_10_mb_is_a_413(served: Served) -> None:
         (b"[" * 100_000, "invalid_json"),
         (b'{"messages": [], "temperature": NaN}', "invalid_json"),
         (b'{"messages": [], "temperature": 1e999}', "invalid_json"),
+        (b'{"messages": [{"role": "user", "content": "\\ud83d"}]}', "invalid_text"),
         (b'{"messages": [], "use_beam_search": true}', "unsupported_parameter"),
         (b'{"messages": [], "kv_transfer_params": {"prompt_token_ids": [1]}}', "unsupported_parameter"),
     ],

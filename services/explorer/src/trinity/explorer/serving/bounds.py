@@ -11,6 +11,7 @@ from trinity.data.experience import LARGEST_NUMBER
 from trinity.explorer.serving.asgi import App, Receive, Refused, Send, key_of, parsed, read_body, send_error
 
 _READ_SECONDS = 60.0
+_MOST = "explorer.request_completions"
 _DEEPEST = 64  # levels of a schema; vLLM's compilers of grammars recurse
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 # Fields of a request that have a schema which sampling follows.
@@ -39,7 +40,7 @@ class Bounds:
         check_schemas(body)
         if self._open[key] + count > self.most_completions:
             problem = f"{self._open[key]} completions of this key are open, at most {self.most_completions} may be"
-            raise Refused(429, "too_many_completions", f"{problem}; wait for answers", "n")
+            raise Refused(429, "too_many_completions", f"{problem} ({_MOST}); wait for answers", "n")
         self._open[key] += count
         try:
             yield
@@ -56,7 +57,9 @@ class Bounds:
         name = max(given, key=lambda name: given[name], default="prompt")
         made = count * max(1, given.get(name, 1))
         if made > self.most_completions:
-            problem = f"the request makes {made} completions, it may make {self.most_completions}; lower {name}"
+            problem = (
+                f"the request makes {made} completions, it may make {self.most_completions} ({_MOST}); lower {name}"
+            )
             raise Refused(400, "too_many_completions", problem, name)
         return made
 

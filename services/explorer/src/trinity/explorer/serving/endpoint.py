@@ -16,7 +16,7 @@ import structlog
 from trinity.explorer.engine.engine import Engine
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.engine.trial import POLICY
-from trinity.explorer.serving.asgi import App, Refused, is_preflight, send_error
+from trinity.explorer.serving.asgi import App, Refused, is_preflight, key_of, send_error
 from trinity.explorer.serving.bounds import Bounds, bounded
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.settings import LOOPBACK, split_address
@@ -96,21 +96,19 @@ def open_keys(listen: str, path: Path | None) -> KeyFile | None:
 
 
 def with_keys(app: App, keys: KeyFile) -> App:
-    """Protect an ASGI application by keys. Requests without a key get 401 in OpenAI's form.
+    """Protect an ASGI application by keys. Requests without a key get 401 in OpenAI's form, or Anthropic's.
 
     Preflight requests pass, since browsers send them without keys and get no content. Any other OPTIONS needs a key,
     because vLLM's /metrics answers every method.
     """
 
     async def keyed(scope: Any, receive: Any, send: Any) -> None:
-        headers = dict(scope.get("headers", ()))
-        sent = headers.get(b"authorization", b"").decode("latin-1")
-        if scope["type"] == "lifespan" or is_preflight(scope) or keys.allows(sent):
+        if scope["type"] == "lifespan" or is_preflight(scope) or keys.allows(f"Bearer {key_of(scope)}"):
             await app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            await send_error(send, Refused(401, "invalid_api_key", _UNAUTHORIZED))
+            await send_error(send, Refused(401, "invalid_api_key", _UNAUTHORIZED), scope["path"])
 
     return keyed
 

@@ -184,9 +184,14 @@ async def _run(app: App, call: Call, scope: Any, receive: Receive, send: Send) -
 
 
 def written(body: dict[str, Any]) -> bytes:
-    """A body as JSON. Raises Refused for NaN and 1e999, which Python reads and vLLM would sample by."""
+    """A body as JSON. Raises Refused for NaN and 1e999, which Python reads and vLLM would sample by, and for half of a
+    surrogate pair, for which vLLM's error names nothing."""
     try:
-        return json.dumps(body, allow_nan=False).encode()
+        return json.dumps(body, allow_nan=False, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):x}"
+        problem = f"the request has {half}, half of a surrogate pair; replace it (text.encode(errors='replace'))"
+        raise Refused(400, "invalid_text", problem) from None
     except (ValueError, RecursionError) as error:
         raise Refused(400, "invalid_json", f"the request is not JSON: {error}; send finite numbers") from None
 
