@@ -97,6 +97,8 @@ def test_dpo_on_a_dataset_takes_rows_as_pairs() -> None:
     assert (plan.offline, plan.algorithm.offline, plan.algorithm.rows) == (True, True, "pairs")
     assert plan.groups_per_step == 8
     assert plan_of(**pairs("file", repeat_times=2)).groups_per_step == 4, "a pair counts as two experiences"
+    with pytest.raises(ConfigError, match=r"train_batch_size: is 8, must be a multiple of algorithm.repeat_times = 3"):
+        plan_of(**pairs("file", repeat_times=3))
 
 
 def test_a_dataset_of_pairs_needs_no_storage_type() -> None:

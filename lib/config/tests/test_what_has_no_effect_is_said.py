@@ -49,6 +49,16 @@ def test_a_warm_up_that_outlasts_the_run_is_said(steps: int | None, said: bool) 
     ) is said
 
 
+def test_tasks_of_evaluations_without_explorers_are_said() -> None:
+    source = {"experience_buffer": {"path": "rows.jsonl"}}
+    tasks = {"eval_tasksets": [{"path": "d.jsonl"}]}
+    buffer = {"train_batch_size": 4, "trainer_input": source, "explorer_input": tasks}
+    found = config(mode="train", algorithm={"algorithm_type": "sft"}, buffer=buffer).notices
+    assert any(
+        note.startswith("buffer.explorer_input.eval_tasksets: has no effect: there are no expl") for note in found
+    )
+
+
 JUDGE = {"auxiliary_models": [{"model_path": "a/judge", "engine_num": 2, "tensor_parallel_size": 2}]}
 
 

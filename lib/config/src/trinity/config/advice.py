@@ -46,6 +46,9 @@ def _advice(config: Config) -> Iterator[str]:
         yield f"model.max_model_len: no length is given; taken are {DEFAULT_TOKENS} prompt and as many response tokens"
     if not learns_from_disk(config):
         yield from weights_advice(config)
+    elif config.buffer.explorer_input.eval_tasksets:
+        what = "has no effect: there are no explorers; mode bench evaluates the checkpoints (docs/modes.md)"
+        yield f"buffer.explorer_input.eval_tasksets: {what}"
     explorer = config.explorer
     if (
         not algorithm.offline

@@ -220,6 +220,8 @@ def _check_offline(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
     if source is None or not source.path:
         yield Problem("buffer.trainer_input.experience_buffer.path", f"is missing; {kind} reads its dataset from it")
     yield from check_images(config, [])
+    if learns_from_pairs(config):
+        yield from _check_batch_size(config)
     if not config.buffer.train_batch_size and not learns_from_pairs(config):
         yield Problem("buffer.train_batch_size", f"is 0; {kind} needs the number of rows per optimizer step")
     if source is not None:
