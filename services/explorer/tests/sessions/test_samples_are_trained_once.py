@@ -1,6 +1,6 @@
 """Whatever an agent does to its history: no token is trained that was not sampled, none masked wrongly, none twice."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,19 +38,21 @@ class Agent:
     def ask(self, history: list[Message], reply: str, tokens: int, ended: bool, version: int, trained: bool) -> None:
         replies = self.tree.recognise(history)
         place = self.tree.place(self.segments(history, [index for index, _ in replies]), [turn for _, turn in replies])
-        assert place.tokens == self.prompt(history, dict(replies)), "the history as it is now, with the sampled ids"
+        found = [index for index, _ in replies]
+        assert place.tokens == self.prompt(history, found, place.tokens), "the history as it is now, with sampled ids"
         said: Message = {"role": "assistant", "content": reply}
         self.tree.add(place, self.sample(place, tokens, ended, version), Said.of(said), trained)
         history.append(said)
 
-    @staticmethod
-    def prompt(history: Sequence[Message], replies: Mapping[int, Turn]) -> list[int]:
+    def prompt(self, history: Sequence[Message], replies: Sequence[int], tokens: Sequence[int]) -> list[int]:
+        """The prompt, with the one of equal replies that `tokens` has in its place."""
         found: list[int] = []
         for index, message in enumerate(history):
             if index not in replies:
                 found += encoded(message)
                 continue
-            ids = replies[index].completion.token_ids.tolist()
+            equal = [turn.completion.token_ids.tolist() for turn in self.tree.turns if turn.reply == Said.of(message)]
+            ids = next(one for one in equal if one[0] == tokens[len(found) + 1])
             found += [ASK, *ids, *([END] if ids[-1] != END else [])]
         return [*found, ASK]
 
@@ -183,6 +185,19 @@ def test_a_changed_history_that_grows_is_one_branch() -> None:
         reply(tree, history, 1002 + len(tree.turns), text=text)
         history.append({"role": "assistant", "content": text})
     assert [branch.turns for branch in tree.branches()] == [1, 3]
+
+
+def test_sub_agents_with_equal_replies_go_on_from_their_own() -> None:
+    tree = SampleTree()
+    asked: list[list[Message]] = [[{"role": "user", "content": text}] for text in ("one", "two")]
+    for number, history in enumerate(asked):
+        reply(tree, history, 1001 + number)
+    for number, history in enumerate(asked):
+        reply(tree, [*history, YES, {"role": "user", "content": "three"}], 1003 + number, text=str(number))
+    assert [[turn.completion.token_ids[0] for turn in one.exchanges] for one in tree.branches()] == [
+        [1001, 1003],
+        [1002, 1004],
+    ]
 
 
 def test_a_rewritten_reply_is_text_and_is_not_trained() -> None:

@@ -123,15 +123,19 @@ class SampleTree:
         """The place after a history. `segments` are the tokens before, between and after these replies; `images` are
         those of each segment.
 
-        A reply that was sampled to its end has the token that ends a turn, with which the next segment begins.
+        A reply that was sampled to its end has the token that ends a turn, with which the next segment begins. An equal
+        reply that was sampled at this very place takes the place of another one, as of a second sub-agent.
         """
         parent: Turn | None = None
         images = images or [()] * len(segments)
         told, shown = list(segments[0]), list(images[0])
         for segment, seen, turn in zip(segments[1:], images[1:], replies, strict=True):
+            here = Place(parent, tuple(told), tuple(shown))
+            fitting = [one for one in self._by_reply[turn.reply] if Place(one.parent, one.told, one.shown) == here]
             sampled = turn.completion.token_ids.tolist()
-            if turn.parent is parent and (turn.told, turn.shown) == (tuple(told), tuple(shown)):
-                parent, told, shown = turn, [], []
+            if fitting:
+                parent, told, shown = turn if turn in fitting else fitting[-1], [], []
+                sampled = parent.completion.token_ids.tolist()
             else:
                 told += sampled
             ended = bool(sampled) and bool(segment) and sampled[-1] == segment[0]
