@@ -182,6 +182,7 @@ def test_the_run_is_called_as_trinity_calls_it(project: str, group: str, name: s
     ("values", "said"),
     [
         ({"nats": {"replicas": 2}}, "nats.replicas must be one of the following: 1, 3, 5"),
+        ({"nats": {"storage": {"size": "20Gi"}}}, "nats.maxStoreGiB: is 100, must be below nats.storage.size, 20Gi"),
         ({"nats": {"replica": 3}}, "Additional property replica is not allowed"),
         ({"explorer": {"gpus": -1}}, "explorer.gpus"),
         ({"explorer": {"resources": {"limits": {"memory": "much"}}}}, "explorer.resources.limits.memory"),

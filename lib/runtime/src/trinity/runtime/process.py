@@ -288,7 +288,7 @@ class FileLock:
         return int(pid) or None if pid.isdecimal() else None
 
     def doing(self) -> str:
-        """What the last owner told `acquire`."""
+        """Returns the text that the last owner gave to `acquire`."""
         return self._note().partition(" ")[2]
 
     def _note(self) -> str:
