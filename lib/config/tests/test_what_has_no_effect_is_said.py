@@ -59,6 +59,24 @@ def test_tasks_of_evaluations_without_explorers_are_said() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "repeat", "said"),
+    [
+        ({"algorithm_type": "grpo"}, 1, True),
+        ({"algorithm_type": "dapo"}, 1, True),
+        ({"algorithm_type": "rloo"}, 1, True),
+        ({"algorithm_type": "grpo", "advantage_fn": "grpo_verl"}, 1, True),
+        ({"algorithm_type": "rloo"}, 2, False),
+        ({"algorithm_type": "ppo"}, 1, False),
+        ({"algorithm_type": "reinforceplusplus"}, 1, False),
+    ],
+)
+def test_groups_of_one_are_said_where_rollouts_are_compared(algorithm: dict[str, Any], repeat: int, said: bool) -> None:
+    found = config(algorithm={**algorithm, "repeat_times": repeat}).notices
+    sentence = "algorithm.repeat_times: is 1; the advantage in a group of one is its reward, without a baseline"
+    assert (sentence in found) is said
+
+
 JUDGE = {"auxiliary_models": [{"model_path": "a/judge", "engine_num": 2, "tensor_parallel_size": 2}]}
 
 

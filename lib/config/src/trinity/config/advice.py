@@ -14,8 +14,12 @@ from trinity.config.schema import Config
 from trinity.config.schema.algorithm import RolloutCorrectionConfig
 from trinity.config.schema.buffer import DEFAULT_REWARD_FUNCTION, DEFAULT_WORKFLOW, TasksetConfig
 from trinity.config.workflows import WORKFLOWS, asked_model, ignored_args, scores_by_name
-from trinity.plugins.declarations import ALGORITHMS
+from trinity.plugins.declarations import ADVANTAGES, ALGORITHMS
 
+# Advantages relative to the other rollouts of a group.
+_COMPARING = {
+    "grpo", "step_wise_grpo", "gigpo", "grpo_reweight_adv", "rloo", "opmd", "opmd_reweight_adv", "rec", "asymre",
+}  # fmt: skip
 _MOST_FEWER = 8  # numbers of fewer machines whose memory is told
 
 
@@ -36,8 +40,6 @@ def _advice(config: Config) -> Iterator[str]:
         return
     if "algorithm_type" not in config.algorithm.model_fields_set and config.mode != "explore":
         yield "algorithm.algorithm_type: is not given; grpo is taken (Trinity-RFT takes ppo)"
-    if config.algorithm.algorithm_type == "grpo" and config.algorithm.repeat_times == 1 and config.mode != "explore":
-        yield "algorithm.repeat_times: is 1; the advantage in a group of one is its reward, without a baseline"
     if (others := config.cluster.nodes - 1) and config.mode in ("both", "train"):
         joins = f"{others} other machine(s) join by mode=train_node"
         yield f"cluster.node_num: training begins once {joins} (docs/modes.md)"
@@ -158,6 +160,9 @@ def algorithm_advice(config: Config) -> Iterator[str]:
     if not resolvable(config.algorithm) or config.mode not in ("both", "train"):
         return
     plan, warmup = resolve(config.algorithm), config.algorithm.optimizer.lr_warmup_steps
+    compares = ADVANTAGES[plan.advantage.name] if plan.advantage is not None else None
+    if config.algorithm.repeat_times == 1 and compares and (compares.alias_of or compares.name) in _COMPARING:
+        yield "algorithm.repeat_times: is 1; the advantage in a group of one is its reward, without a baseline"
     steps = config.buffer.total_steps or config.trainer.total_steps
     if steps is not None and warmup > steps:
         yield f"algorithm.optimizer.lr_warmup_steps: is {warmup}; in a run of {steps} steps the rate never reaches lr"
