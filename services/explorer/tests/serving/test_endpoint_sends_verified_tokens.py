@@ -143,9 +143,10 @@ async def test_what_vllm_refuses_leaves_its_session_open(
 ) -> None:
     pool: Any = Pool()
     session = Session("agent", b"", SamplingParams(max_tokens=4))
-    CALL.set(Call(session))
+    call = Call(session)
+    CALL.set(call)
     monkeypatch.setattr(recording, "Recording", lambda *_: None)
     pool.llm.outputs.put_nowait(error)
     with pytest.raises(type(error)):
         await asyncio.wait_for(anext(RecordingClient(pool).generate({"prompt_token_ids": [1]})), 10)
-    assert (session.failure is not None) == fails
+    assert ((session.failure is not None), call.refused) == (fails, not fails)

@@ -69,6 +69,10 @@ class Served:
             return JSONResponse({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
 
         async def events() -> AsyncIterator[str]:
+            if body.get("refused"):  # by the engine, whose errors come as events
+                call.refused = True
+                yield f"data: {json.dumps({'error': {'message': 'vLLM refuses it', 'code': 400}})}\n\n"
+                return
             said = {"content": "2" * body.get("characters", 1)}
             for delta, finished in (*[(said, None)] * body.get("parts", 1), ({"content": ""}, "stop")):
                 call.sampled[0] = (completion, True)
@@ -323,6 +327,15 @@ async def test_a_stream_comes_part_by_part(served: Served) -> None:
         assert (await anext(parts)).choices[0].delta.content == "2"
         served.go.set()
         assert [part.choices[0].finish_reason async for part in parts] == ["stop"]
+
+
+async def test_a_stream_that_vllm_refuses_leaves_the_session_open(served: Served) -> None:
+    session, client = served.open()
+    with pytest.raises(openai.APIError, match="vLLM refuses it"):
+        async for _ in await ask(client, stream=True, extra_body={"refused": True}):
+            pass
+    await ask(client)
+    assert session.failure is None and len(session.finish(0, 1.0)) == 1
 
 
 async def test_a_stream_that_is_cut_fails_the_session(served: Served) -> None:

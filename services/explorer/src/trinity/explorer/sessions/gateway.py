@@ -116,12 +116,12 @@ class Gateway:
             if not answer.begun:
                 raise Refused(403, "session_closed", "the session was closed before the call was answered")
             return
-        error = task.exception()
+        error, whole = task.exception(), call.complete or call.refused
         if error is not None:
             session.fail(error if isinstance(error, Exception) else SessionFailed(repr(error)))
             if not answer.begun:
                 raise Refused(500, "server_error", str(session.failure))
-        elif answer.status is None or answer.status >= 500 or (answer.status == 200 and not call.complete):
+        elif answer.status is None or answer.status >= 500 or (answer.status == 200 and not whole):
             session.fail(SessionFailed(f"a call was cut before its answer was complete (HTTP {answer.status})"))
 
 

@@ -61,7 +61,9 @@ class RecordingClient(PooledClient):
                 call.session.fail(error)
             raise
         except Exception as error:
-            if call is not None and not is_refusal(error):
+            if call is not None and is_refusal(error):
+                call.refused = not call.sampled
+            elif call is not None:
                 call.session.fail(EngineFailed(f"vLLM failed: {type(error).__name__}: {error}"))
             raise
 

@@ -113,6 +113,7 @@ class Call:
     place: Place | None = None
     sampled: dict[int, tuple[Completion, bool]] = field(default_factory=dict)
     sent: set[int] = field(default_factory=set)
+    refused: bool = False  # by vLLM, before it sampled; a streamed answer then has status 200 and an error
 
     @property
     def complete(self) -> bool:
