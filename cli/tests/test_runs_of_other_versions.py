@@ -21,7 +21,7 @@ from trinity.reading.errors import RunError
 from trinity.reading.job import read_records
 from trinity.reading.run_record import check_folder, mark_folder, parse
 from trinity.runtime import names
-from trinity.runtime.broker import Bucket, connect
+from trinity.runtime.broker import Bucket, StreamSpec, connect, ensure_streams
 
 pytestmark = pytest.mark.core
 
@@ -167,6 +167,18 @@ async def test_a_run_does_not_continue_what_an_older_version_began_on_its_nats(r
     code, text = trinity("run", str(run_yaml), TRINITY_NATS_URL=nats_url)
     assert code == 2
     assert "0.2.0 or older" in text
+
+
+async def test_a_run_does_not_train_on_the_steps_of_another_folder(run_yaml: Path, nats_url: str) -> None:
+    """Of a folder that was removed, or of a colleague's run of the same name on the same NATS."""
+    run = names.RunNames(names.run_id("quickstart", "arithmetic/rft"))
+    async with await connect(nats_url, "test") as broker:
+        await ensure_streams(broker, [StreamSpec(run.batches_stream, (run.batch(1),))])
+        await broker.publish(run.batch(1), b"", message_id="1")
+    for _ in range(2):
+        code, text = trinity("run", str(run_yaml), TRINITY_NATS_URL=nats_url)
+        assert code == 2
+        assert "NATS has steps of quickstart/arithmetic/rft, and" in text and "another name by name=..." in text
 
 
 def test_a_live_process_of_another_version_is_one_sentence(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`trinity run`: check, lock, start, watch, sum up. Ctrl-C and SIGTERM end every child."""
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
@@ -19,6 +20,7 @@ from trinity.cli.supervise.stage.display import Display, Pages, make_display
 from trinity.cli.supervise.stage.outcome import closing, last_lines
 from trinity.cli.supervise.stage.stage import EXIT_SPENT, Stage
 from trinity.config import Config, ConfigError, Plan, Problem, expand, flat, load, make_plan
+from trinity.config.checks.weights import FOLDER
 from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS
 from trinity.plugins import satellites
 from trinity.reading import job as jobs
@@ -31,7 +33,10 @@ from trinity.reading.nats import NatsAccess
 from trinity.reading.processes import open_nats
 from trinity.reading.render import near
 from trinity.runtime import files
+from trinity.runtime.broker import Broker
 from trinity.runtime.devices import visible_gpus
+from trinity.runtime.errors import NotFound, PermissionDenied
+from trinity.runtime.names import RunNames, run_id
 from trinity.weights.checkpoint_manifest import verify_model
 from trinity.weights.checkpoints import complete_steps, newest_model
 
@@ -201,7 +206,8 @@ async def _supervise(config: Config, source: str, job: jobs.Job, only: str) -> N
                 if not stop.is_set():
                     async with await nats.connect("trinity-run", job.token) as broker:
                         await run_record.check(broker, job.token)
-                    await _refuse_second(job)
+                        await _refuse_second(job)
+                        await _refuse_steps_of_another_folder(config, job, broker)
                     pages = Pages(config, job.folder, display.say)
                     try:
                         await _run_stages(config, source, job, nats, others, display, stop, only, pages)
@@ -210,6 +216,21 @@ async def _supervise(config: Config, source: str, job: jobs.Job, only: str) -> N
         finally:
             job.remove_record("main")
             await stop_all(others, _STOP_SECONDS, stop.at_once)
+
+
+async def _refuse_steps_of_another_folder(config: Config, job: jobs.Job, broker: Broker) -> None:
+    """Raises RunError if NATS has steps of the run and the folder none: a new model would learn those, of an older
+    one. Checkpoints in a store and forks continue in a new folder.
+    """
+    stages = expand(config)
+    stored = any({*stage.trainer.checkpoint_storage} - {FOLDER} for stage in stages)
+    continues = stored or jobs.is_job(job.folder) or (job.folder / "fork.yaml").exists()
+    for stage in stages if os.environ.get("TRINITY_NATS_URL") and not continues else []:
+        run = run_id(stage.project, stage.name, stage.group)
+        with contextlib.suppress(NotFound, PermissionDenied):
+            if (await broker.state(RunNames(run).batches_stream)).last_sequence:
+                what = f"NATS has steps of {stage.project}/{stage.name}, and {near(job.folder)} has no run"
+                raise RunError(f"{what}; give its job folder by checkpoint_root_dir, or another name by name=...", 2)
 
 
 async def _refuse_second(job: jobs.Job) -> None:
