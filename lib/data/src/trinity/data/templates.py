@@ -5,7 +5,7 @@ ends a reply, whether former turns stay as they were, and whether it reads a sys
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -285,10 +285,10 @@ def end_of_text(tokenizer: Any) -> int:
     return int(tokenizer.eos_token_id)
 
 
-def refuse_unembedded(tokenizer: Any, token_ids: Iterable[int], rows: int) -> None:
-    """Raises InvalidInput for a token beyond the rows of the model's embedding: added to the tokenizer alone."""
-    if (largest := max(token_ids, default=-1)) >= rows:
-        token = tokenizer.convert_ids_to_tokens(int(largest))
+def refuse_unembedded(tokenizer: Any, largest: int, rows: int) -> None:
+    """Raises InvalidInput if the largest token lies beyond the rows of the model's embedding."""
+    if largest >= rows:
+        token = tokenizer.convert_ids_to_tokens(largest)
         what = f"its tokenizer has {token!r} as number {largest}, and its embedding {rows} rows, from 0 on"
         raise InvalidInput("model.model_path", f"{what}; call resize_token_embeddings and save it again")
 

@@ -233,7 +233,7 @@ def _in_time(rows: Sequence[Row]) -> Iterator[Row]:
 def _unembedded(plan: Plan, tokenizer: Any, largest: int) -> Iterator[Problem]:
     """Yields a problem if the model, on this machine, has no embedding of the largest token of the rows."""
     try:
-        refuse_unembedded(tokenizer, [largest], vocabulary_of(plan.config.model.model_path) or len(tokenizer))
+        refuse_unembedded(tokenizer, largest, vocabulary_of(plan.config.model.model_path) or len(tokenizer))
     except InvalidInput as error:
         yield Problem(error.field, str(error).partition(": ")[2])
 

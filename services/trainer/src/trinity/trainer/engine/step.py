@@ -112,8 +112,8 @@ class StepTrainer:
         return from_groups(raw.entry, outcomes, self.plan.algorithm, experts)
 
     def _refuse_unembedded(self, sequences: Sequence[TrainSequence]) -> None:
-        for sequence in sequences:
-            refuse_unembedded(self._tokenizer, sequence.token_ids, self.engine.vocabulary)
+        largest = max((int(one.token_ids.max(initial=-1)) for one in sequences), default=-1)
+        refuse_unembedded(self._tokenizer, largest, self.engine.vocabulary)
 
     def _store(self, raw: RawBatch, batch: TrainBatch, error: BadStep, policy: str) -> None:
         """Writes the batch and its groups' statistics, and names in the error the groups that are not finite."""
