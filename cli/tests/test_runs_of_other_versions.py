@@ -170,7 +170,7 @@ async def test_a_run_does_not_continue_what_an_older_version_began_on_its_nats(r
 
 
 async def test_a_run_does_not_train_on_the_steps_of_another_folder(run_yaml: Path, nats_url: str) -> None:
-    """Of a folder that was removed, or of a colleague's run of the same name on the same NATS."""
+    """The folder was removed, or a colleague's run has the same name on the same NATS."""
     run = names.RunNames(names.run_id("quickstart", "arithmetic/rft"))
     async with await connect(nats_url, "test") as broker:
         await ensure_streams(broker, [StreamSpec(run.batches_stream, (run.batch(1),))])

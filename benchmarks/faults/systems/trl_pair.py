@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class Part:
         end_all(self._seen.values())
 
 
-def end_all(processes: Iterable[psutil.Process]) -> None:
+def end_all(processes: Collection[psutil.Process]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

@@ -103,7 +103,7 @@ def test_a_killed_run_is_told_from_one_that_was_stopped(config: Config, monkeypa
 
 
 def test_a_run_of_another_machine_is_live_while_it_holds_the_folder(config: Config) -> None:
-    """As seen from a login node, or beside the container of the run."""
+    """The command runs on a login node, or beside the container of the run."""
     job = jobs.Job(config)
     run_record.mark_folder(job.folder)
     trained(job.folder, 3, last=12)

@@ -99,7 +99,7 @@ def code_tests(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
 def program(response: str) -> str:
     """Returns the last block between triple backticks; empty without one.
 
-    Prefers blocks that are marked as Python, and among several those that Python can read to examples with `>>>`.
+    Prefers blocks that are marked as Python. Among several it prefers those that Python can parse.
     """
     blocks = _BLOCK.findall(response[-_MAX_CODE:].rpartition("</think>")[2])
     marked = [code for language, code in blocks if language.lower() in ("python", "py", "python3")]

@@ -129,7 +129,7 @@ def config_of(options: EngineOptions, **memory: float) -> Any:
         raise InvalidInput("explorer.rollout_model.engine_args", f"has {unknown[0]}, which this vLLM does not know")
     arguments = AsyncEngineArgs(**_arguments_of(options) | memory)
     if options.adapters:
-        _check_takes_adapters(arguments.create_model_config())  # vLLM 0.33 refuses in words of its own
+        _check_takes_adapters(arguments.create_model_config())  # before vLLM 0.33 refuses without the key
     return arguments.create_engine_config(UsageContext.LLM_CLASS)
 
 
